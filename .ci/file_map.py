@@ -46,8 +46,9 @@ def folders():
 
 def main():
     out = ["# The headers of tarn", "",
-           "Written by `.ci/file_map.py` from the headers themselves. Lowest folder first: a header includes only its own folder and",
-           "those above it in this list.", ""]
+           "Written by `.ci/file_map.py` from the headers themselves. Lowest folder first: a header includes only headers of its own",
+           "top folder and of those above it in this list. The folders of the pool are one layer; `pool/pool.hpp` lists its files in the order of",
+           "an allocation's steps.", ""]
     for folder, headers in folders():
         name = folder.relative_to(TARN).as_posix()
         out += [f"## {'tarn/' if name == '.' else name + '/'}", "", "| header | what it is for | includes |", "|---|---|---|"]

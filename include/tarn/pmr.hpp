@@ -15,6 +15,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/no_driver.hpp"
 
@@ -39,7 +40,8 @@ class pmr_resource final : public std::pmr::memory_resource {
   static constexpr std::size_t at_least_one(std::size_t bytes) noexcept { return bytes == 0 ? 1 : bytes; }
 
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    return memory_.allocate_sync(at_least_one(bytes), alignment);
+    return detail::called_from<Resource>(
+        detail::unknown_place(), [&] { return memory_.allocate_sync(at_least_one(bytes), alignment); });
   }
   void do_deallocate(void* p, std::size_t bytes, std::size_t alignment) override {
     memory_.deallocate_sync(p, at_least_one(bytes), alignment);

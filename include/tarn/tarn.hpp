@@ -29,6 +29,7 @@
 #include "tarn/source/managed.hpp"
 #include "tarn/source/pinned_host.hpp"
 
+#include "tarn/policy/check_all.hpp"
 #include "tarn/policy/checked.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/policy/fallback_to.hpp"

@@ -144,14 +144,17 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>
 
 #if CCCL_VERSION >= 3001000
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
-    return memory_.allocate_sync(bytes, alignment);
+    return detail::called_from<Resource>(detail::unknown_place(),
+                                         [&] { return memory_.allocate_sync(bytes, alignment); });
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     memory_.deallocate_sync(p, bytes, alignment);
   }
   [[nodiscard]] void* allocate(::cuda::stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment) {
-    return memory_.allocate(stream_ref(stream.get()), bytes, alignment);
+    return detail::called_from<Resource>(detail::unknown_place(), [&] {
+      return memory_.allocate(stream_ref(stream.get()), bytes, alignment);
+    });
   }
   void deallocate(::cuda::stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
@@ -159,13 +162,16 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>
   }
 #else
   [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = default_alignment) {
-    return memory_.allocate_sync(bytes, alignment);
+    return detail::called_from<Resource>(detail::unknown_place(),
+                                         [&] { return memory_.allocate_sync(bytes, alignment); });
   }
   void deallocate(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     memory_.deallocate_sync(p, bytes, alignment);
   }
   [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream) {
-    return memory_.allocate(stream_ref(stream.get()), bytes, alignment);
+    return detail::called_from<Resource>(detail::unknown_place(), [&] {
+      return memory_.allocate(stream_ref(stream.get()), bytes, alignment);
+    });
   }
   void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
                         ::cuda::stream_ref stream) noexcept {

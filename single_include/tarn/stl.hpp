@@ -47,7 +47,9 @@ class allocator {
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory
   [[nodiscard]] T* allocate(std::size_t count) {
-    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignof(T)));
+    return static_cast<T*>(detail::called_from<Resource>(detail::unknown_place(), [&] {
+      return memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignof(T));
+    }));
   }
   void deallocate(T* p, std::size_t count) noexcept {
     memory_.deallocate_sync(p, count * sizeof(T), alignof(T));

@@ -112,6 +112,363 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 #define TARN_VERSION_MINOR 1
 #define TARN_VERSION_PATCH 0
 
+// ---- tarn/core/at_fork.hpp
+// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held by other threads
+// would stay locked forever in the child, and the data they guard would be half changed. The forking thread therefore takes
+// every lock first, as glibc does for malloc, and releases them in the parent and in the child:
+//
+//   forking thread                              another thread
+//   fork()                                      holds a lock, releases it
+//     take the locks one by one
+//     one is held? release all, try again       arrives: finds a lock held and waits, or backs off briefly
+//     -- the process is copied: no other thread holds a lock --
+//   parent: release all                         continues
+//   child: release all                          does not exist
+//
+// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the forking thread itself
+// holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken within `patience` (its owner waits for
+// this thread) is given up: it is constructed anew in the child, which must not use the data it guards.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#include <unistd.h>
+
+#include <ctime>
+#endif
+
+// ---- tarn/core/spin_lock.hpp
+// A minimal lock for critical sections of a few nanoseconds.
+
+#include <atomic>
+
+// ---- tarn/core/wait.hpp
+// Waits briefly for another thread.
+
+#if defined(__linux__)
+#include <sched.h>  // <thread> costs as much to include as all of core/
+#else
+#include <thread>
+#endif
+
+namespace tarn::detail {
+
+/// Spins for a while, then yields: the thread that is waited for may not be running.
+inline void spin_wait(unsigned tries) noexcept {
+  if (tries >= 64) {
+#if defined(__linux__)
+    (void)sched_yield();
+#else
+    std::this_thread::yield();
+#endif
+    return;
+  }
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+class spin_lock {
+ public:
+  spin_lock() noexcept = default;
+  spin_lock(spin_lock const&) = delete;
+  spin_lock& operator=(spin_lock const&) = delete;
+
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
+    return !taken_.exchange(true, std::memory_order_acquire);
+  }
+  void lock() noexcept {
+    for (unsigned tries = 0; !try_lock(); ++tries) spin_wait(tries);
+  }
+  TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+  /// A snapshot; may already be out of date.
+  [[nodiscard]] bool is_taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
+
+}  // namespace tarn::detail
+// ---- tarn/core/thread_tag.hpp
+// Identifiers for threads: an address among running threads, and a number that is never reused.
+
+#include <atomic>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Storage of a thread's number; 0 until the thread needs one.
+[[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
+  static thread_local constinit std::uint64_t number = 0;
+  return number;
+}
+
+/// Returns an address unique among running threads; a later thread may get the same one.
+inline void const* this_thread_tag() noexcept {
+  return &thread_number_place();
+}
+
+/// Returns a number unique to this thread and never reused; never 0. Assigned at the first call.
+[[nodiscard]] inline std::uint64_t this_thread_number() noexcept {
+  static constinit std::atomic<std::uint64_t> last{0};
+  std::uint64_t& number = thread_number_place();
+  if (number == 0) number = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  return number;
+}
+
+/// Returns the number of the thread with this tag, 0 if it has none. The thread must be running and not obtain a number
+/// concurrently.
+[[nodiscard]] inline std::uint64_t thread_number_of(void const* tag) noexcept {
+  return *static_cast<std::uint64_t const*>(tag);
+}
+
+/// Number of values that thread_place() returns.
+inline constexpr unsigned thread_places = 32;
+
+/// Maps a thread's tag to a place below thread_places; several threads may share one. Threads' own memory lies at equal
+/// distances of whole pages: after multiplication by the golden ratio (Knuth, TAOCP 3, 6.4) the high bits of the page numbers
+/// differ.
+[[nodiscard]] TARN_ALWAYS_INLINE unsigned thread_place(void const* tag) noexcept {
+  auto const page = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(tag) >> 12);
+  return static_cast<unsigned>((page * 0x9E3779B97F4A7C15U) >> 59);
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+enum class fork_side : std::uint8_t {
+  parent,
+  child,
+  child_without  ///< in the child, and the lock could not be taken
+};
+
+/// A lock to take before a fork and to release after it, on both sides. The first one installs the process's fork hook.
+class at_fork {
+ public:
+  using take_function = bool (*)(void* self) noexcept;  ///< false: could not take it; must not wait for long
+  using release_function = void (*)(void* self, fork_side side) noexcept;
+
+  at_fork(void* self, take_function take, release_function release) noexcept
+      : self_(self), take_(take), release_(release) {
+    mine_->add(*this);
+  }
+  at_fork(at_fork const&) = delete;
+  at_fork& operator=(at_fork const&) = delete;
+  ~at_fork() { mine_->remove(*this); }
+
+  /// Returns true while a thread is about to fork; other threads should back off.
+  [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
+
+ private:
+  /// The list of this module's members: plain data, constant-initialised, never destroyed.
+  struct members {
+    spin_lock lock;
+    at_fork* first = nullptr;
+    at_fork* last = nullptr;
+    bool hooked = false;
+    std::atomic<bool> forking{false};
+
+    void add(at_fork& m) noexcept {
+      lock.lock();
+#if defined(__unix__) || defined(__APPLE__)
+      if (!hooked) hooked = ::pthread_atfork(&before, &in_parent, &in_child) == 0;
+#endif
+      m.previous_ = last;
+      (last != nullptr ? last->next_ : first) = &m;
+      last = &m;
+      lock.unlock();
+    }
+    void remove(at_fork& m) noexcept {
+      lock.lock();
+      (m.previous_ != nullptr ? m.previous_->next_ : first) = m.next_;
+      (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
+      lock.unlock();
+    }
+    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing taken, if one of
+    /// them could not be taken. With `last_try` it skips those members instead.
+    [[nodiscard]] bool take_all(bool const last_try) noexcept {
+      lock.lock();
+      for (at_fork* m = first; m != nullptr; m = m->next_) {
+        m->taken_ = m->take_(m->self_);
+        if (m->taken_ || last_try) continue;
+        for (at_fork* back = m->previous_; back != nullptr; back = back->previous_)
+          back->release_(back->self_, fork_side::parent);
+        lock.unlock();
+        return false;
+      }
+      return true;
+    }
+    /// Releases in reverse order: a later member may depend on an earlier one.
+    void release_all(fork_side const side) noexcept {
+      for (at_fork* m = last; m != nullptr; m = m->previous_) {
+        if (m->taken_) {
+          m->release_(m->self_, side);
+        } else if (side == fork_side::child) {
+          m->release_(m->self_, fork_side::child_without);
+        }
+      }
+      lock.unlock();
+    }
+  };
+
+  static constexpr long patience = 2;  ///< seconds
+
+#if defined(__unix__) || defined(__APPLE__)
+  static void before() noexcept {
+    registry.forking.store(true, std::memory_order_relaxed);
+    timespec begin{};
+    (void)::clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (bool last_try = false; !registry.take_all(last_try);) {
+      timespec const pause{0, 50'000};
+      (void)::nanosleep(&pause, nullptr);
+      timespec now{};
+      (void)::clock_gettime(CLOCK_MONOTONIC, &now);
+      last_try = now.tv_sec - begin.tv_sec > patience;
+    }
+  }
+  static void in_parent() noexcept {
+    registry.forking.store(false, std::memory_order_relaxed);
+    registry.release_all(fork_side::parent);
+  }
+  static void in_child() noexcept {
+    registry.forking.store(false, std::memory_order_relaxed);
+    registry.release_all(fork_side::child);
+  }
+#endif
+
+  static members registry;
+
+  members* mine_ = &registry;  ///< of the constructing module; another one may destroy this
+  void* self_;
+  take_function take_;
+  release_function release_;
+  at_fork* previous_ = nullptr;
+  at_fork* next_ = nullptr;
+  bool taken_ = false;
+};
+inline constinit at_fork::members at_fork::registry{};
+
+/// A number of this process, which a forked child does not have.
+[[nodiscard]] inline std::int64_t this_process() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+  return ::getpid();
+#else
+  return 0;
+#endif
+}
+
+/// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
+class fork_mutex {
+ public:
+  fork_mutex() noexcept = default;
+  fork_mutex(fork_mutex const&) = delete;
+  fork_mutex& operator=(fork_mutex const&) = delete;
+
+  void lock() {
+    if (at_fork::is_near()) [[unlikely]]
+      make_way();
+    mutex_.lock();
+    owner_.store(this_thread_tag(), std::memory_order_relaxed);
+  }
+  [[nodiscard]] bool try_lock() {
+    if (!mutex_.try_lock()) return false;
+    owner_.store(this_thread_tag(), std::memory_order_relaxed);
+    return true;
+  }
+  void unlock() {
+    owner_.store(nullptr, std::memory_order_relaxed);
+    mutex_.unlock();
+  }
+
+  /// Returns true if the calling thread holds the mutex.
+  [[nodiscard]] bool is_mine() const noexcept {
+    return owner_.load(std::memory_order_relaxed) == this_thread_tag();
+  }
+
+ private:
+  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait is bounded: this
+  /// thread may hold a lock that the forking thread needs.
+  TARN_NOINLINE static void make_way() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+    for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
+      timespec const pause{0, 50'000};
+      (void)::nanosleep(&pause, nullptr);
+    }
+#endif
+  }
+  static bool take(void* self) noexcept {
+    auto& m = *static_cast<fork_mutex*>(self);
+    m.forker_has_it_ = m.is_mine();
+    if (m.forker_has_it_) return true;
+    return m.try_lock();
+  }
+  static void release(void* self, fork_side side) noexcept {
+    auto& m = *static_cast<fork_mutex*>(self);
+    if (side == fork_side::child_without) {
+      m.owner_.store(nullptr, std::memory_order_relaxed);
+      (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // the owner does not exist in the child
+    } else if (!m.forker_has_it_) {
+      m.unlock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
+  bool forker_has_it_ = false;               ///< the forking thread held it before the fork
+  at_fork member_{this, &take, &release};
+};
+
+/// A fork_mutex that its owner thread may lock again.
+class recursive_fork_mutex {
+ public:
+  void lock() {
+    if (!is_mine()) mutex_.lock();
+    ++depth_;
+  }
+  [[nodiscard]] bool try_lock() {
+    if (!is_mine() && !mutex_.try_lock()) return false;
+    ++depth_;
+    return true;
+  }
+  void unlock() {
+    if (--depth_ == 0) mutex_.unlock();
+  }
+
+  /// Returns true if the calling thread holds the mutex.
+  [[nodiscard]] bool is_mine() const noexcept { return mutex_.is_mine(); }
+
+ private:
+  fork_mutex mutex_;
+  std::size_t depth_ = 0;  ///< lock count of the owner thread
+};
+
+/// Takes a lock at fork that is only ever held for nanoseconds and never while its owner waits.
+template <class Lock>
+class held_at_fork {
+ public:
+  explicit held_at_fork(Lock& lock) noexcept : member_(&lock, &take, &release) {}
+
+ private:
+  static bool take(void* lock) noexcept {
+    static_cast<Lock*>(lock)->lock();
+    return true;
+  }
+  static void release(void* lock, fork_side) noexcept { static_cast<Lock*>(lock)->unlock(); }
+
+  at_fork member_;
+};
+
+}  // namespace tarn::detail
 // ---- tarn/core/bytes.hpp
 // Sizes and alignments: literals, rounding, and arithmetic that cannot wrap.
 
@@ -301,11 +658,19 @@ class bad_alignment : public std::exception {
 };
 
 namespace detail {
-/// Appends " [solver.cpp:42]" after the first `size` characters; nothing for an unknown place.
+/// Appends " [solver.cpp:42]" after the first `size` characters; nothing for an unknown place. Of a long path, the end.
 template <std::size_t Capacity>
 void end_with_place(message<Capacity>& text, std::size_t size, source_location const& where) noexcept {
   text.truncate(size);
-  if (where.line != 0) text.add(" [").add(where.file).add(":").add_number(where.line).add("]");
+  if (where.line == 0) return;
+  constexpr std::size_t longest = 100;
+  std::string_view file = where.file;
+  text.add(" [");
+  if (file.size() > longest) {
+    file.remove_prefix(file.size() - longest);
+    text.add("...");
+  }
+  text.add(file).add(":").add_number(where.line).add("]");
 }
 }  // namespace detail
 
@@ -329,15 +694,20 @@ class cuda_error : public std::exception {
   [[nodiscard]] char const* call() const noexcept { return status_.call; }
   [[nodiscard]] int device() const noexcept { return device_; }
   [[nodiscard]] source_location where() const noexcept { return where_; }
-  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
+  /// Replaces the place, in what() too: for functions that know which line of the user's program called them. Line 0: unknown.
   void set_where(source_location where) noexcept {
+    if (is_placed_) return;
     where_ = where;
     detail::end_with_place(text_, size_, where);
   }
+  /// Keeps the place from now on: for errors that pass through another call of the library.
+  void keep_where() noexcept { is_placed_ = true; }
 
  private:
   [[nodiscard]] static constexpr std::string_view advice(status const& s) noexcept {
-    constexpr int invalid_handle = 400;  // cudaErrorInvalidResourceHandle, CUDA_ERROR_INVALID_HANDLE
+    constexpr int invalid_handle = 400;    // cudaErrorInvalidResourceHandle, CUDA_ERROR_INVALID_HANDLE
+    constexpr int first_of_capture = 900;  // cudaErrorStreamCaptureUnsupported
+    constexpr int last_of_capture = 908;   // cudaErrorStreamCaptureWrongThread
     switch (s.kind) {
       case failure::out_of_memory:
         return "; the driver is out of memory, free some";
@@ -352,8 +722,10 @@ class cuda_error : public std::exception {
       case failure::unloading:
         return "; the driver is shutting down, release owners earlier";
       case failure::other:
-        return s.code == invalid_handle ? "; the stream may not exist any more, use one that is not destroyed"
-                                        : "; an earlier kernel or copy may have failed";
+        return s.code == invalid_handle ? "; the stream may not exist any more, or is of another device"
+               : s.code >= first_of_capture && s.code <= last_of_capture
+                   ? "; a stream is being captured into a graph, do this before or after"
+                   : "; an earlier kernel or copy may have failed";
       case failure::none:
         break;
     }
@@ -363,8 +735,9 @@ class cuda_error : public std::exception {
   status status_;
   int device_;
   source_location where_;
+  bool is_placed_ = false;
   std::size_t size_;  ///< of the text before the place
-  message<384> text_;
+  message<448> text_;
 };
 
 /// The live bytes of one tag, see core/tag.
@@ -376,10 +749,11 @@ struct bytes_of_tag {
 /// The memory state at the time of the failure; bytes. Fields that a resource cannot know stay `unknown`.
 struct memory_report {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
+  static constexpr std::uint64_t no_stream = ~std::uint64_t{0};
   std::size_t asked = 0;                     ///< bytes of the request
   std::size_t alignment = 0;                 ///< alignment of the request
   int device = -1;                           ///< device ordinal, -1 for the host
-  std::uint64_t stream = 0;                  ///< stream identity as the driver numbers it
+  std::uint64_t stream = 0;                  ///< stream identity as the driver numbers it, or no_stream
   std::size_t live = unknown;                ///< allocated to callers
   std::size_t cached = unknown;              ///< reserved from the driver, not allocated to callers
   std::size_t reserved = unknown;            ///< reserved from the driver
@@ -401,7 +775,8 @@ class out_of_memory : public std::bad_alloc {
     constexpr std::size_t unknown = memory_report::unknown;
     text_.add("tarn: ").add_bytes(report.asked).add(" asked");
     if (report.device >= 0) text_.add(" on device ").add_number(report.device);
-    text_.add(", stream ").add_number(report.stream).add(": refused by ").add(report.refused_by);
+    if (report.stream != memory_report::no_stream) text_.add(", stream ").add_number(report.stream);
+    text_.add(": refused by ").add(report.refused_by);
     if (report.call != nullptr) text_.add(" (").add(report.call).add(")");
     if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
     if (report.limit_used != unknown) text_.add(", of which ").add_bytes(report.limit_used).add(" are used");
@@ -417,7 +792,8 @@ class out_of_memory : public std::bad_alloc {
     if (report.biggest_tags[0].name != nullptr) {
       char const* before = " By tag: ";
       for (bytes_of_tag const& t : report.biggest_tags) {
-        if (t.name != nullptr) text_.add(before).add(t.name).add(" ").add_bytes(t.bytes);
+        if (t.name != nullptr)
+          text_.add(before).add(std::string_view(t.name).substr(0, longest_tag)).add(" ").add_bytes(t.bytes);
         before = ", ";
       }
       text_.add(".");
@@ -431,11 +807,15 @@ class out_of_memory : public std::bad_alloc {
   [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
   /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
   void set_where(source_location where) noexcept {
+    if (is_placed_) return;
     report_.where = where;
     detail::end_with_place(text_, size_, where);
   }
+  /// Keeps the place from now on: for errors that pass through another call of the library.
+  void keep_where() noexcept { is_placed_ = true; }
 
  private:
+  static constexpr std::size_t longest_tag = 40;  ///< longer names are cut, so that the advice has room
   static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
 
   /// What to try, from what is known.
@@ -445,21 +825,30 @@ class out_of_memory : public std::bad_alloc {
     if (r.asked > max_sensible) {
       text_.add(" No device has that much: check the size for overflow.");
     } else if (r.device_total != unknown && r.asked > r.device_total) {
-      text_.add(" The device has ")
-          .add_bytes(r.device_total)
-          .add(" in all: ask for less, or split the work.");
+      text_.add(r.device >= 0 ? " The device has " : " The host has ").add_bytes(r.device_total);
+      text_.add(" in all: ask for less, or split the work.");
     } else if (r.limit != unknown && r.asked > r.limit) {
       text_.add(" The limit is below this request alone: raise it or ask for less.");
-    } else if (r.limit_used != unknown && r.reserved != unknown && r.limit_used > r.reserved) {
-      text_.add(" Others under this limit hold ").add_bytes(r.limit_used - r.reserved);
-      text_.add(": call empty_cache() on their pools, free memory or raise the limit.");
+    } else if (others() != 0 && r.asked > r.limit - (others() < r.limit ? others() : r.limit)) {
+      text_.add(" Others under this limit hold ").add_bytes(others());
+      text_.add(": free their memory, call empty_cache() on their pools, or raise the limit.");
     } else if (r.limit != unknown) {
       text_.add(" Free memory or raise the limit.");
     } else if (r.cached != unknown && r.cached >= r.asked && r.cached != 0) {
       text_.add(" The cache is fragmented: call empty_cache(), or pool over a page source.");
+    } else if (r.device >= 0 && std::string_view(r.refused_by) != "the host") {
+      text_.add(
+          " Free buffers, call empty_cache() on other pools, ask for less, or close other programs on the "
+          "device.");
     } else {
-      text_.add(" Free buffers, ask for less, or close other programs on the device.");
+      text_.add(" Free memory or ask for less.");
     }
+  }
+  /// Bytes under the limit that are not this pool's.
+  [[nodiscard]] std::size_t others() const noexcept {
+    memory_report const& r = report_;
+    if (r.limit_used == memory_report::unknown || r.reserved == memory_report::unknown) return 0;
+    return r.limit_used > r.reserved ? r.limit_used - r.reserved : 0;
   }
   /// Appends one field if it is known; the first one, at text size `before`, starts the sentence.
   void field(std::size_t before, char const* label, std::size_t value) noexcept {
@@ -472,6 +861,7 @@ class out_of_memory : public std::bad_alloc {
     }
   }
   memory_report report_;
+  bool is_placed_ = false;
   std::size_t size_;  ///< of the text before the place
   message<960> text_;
 };
@@ -525,6 +915,20 @@ namespace detail {
     throw;
   }
 }
+/// Calls a function of the user's; its errors keep their places.
+template <class Call>
+decltype(auto) call_user(Call const& call) {
+  try {
+    return call();
+  } catch (cuda_error& error) {
+    error.keep_where();
+    throw;
+  } catch (out_of_memory& error) {
+    error.keep_where();
+    throw;
+  }
+}
+
 /// Runs `call`; the errors that it throws name the place of the user's call. Costs nothing unless it throws.
 template <class Call>
 TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call const& call) {
@@ -743,8 +1147,8 @@ class stream_ref {
   /// The identity, or `unknown_id`.
   [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
 
-  /// Compares the handles, as cuda::stream_ref does. A handle may have named another stream before: compare id() as well where a
-  /// stream may have been destroyed.
+  /// Compares the handles, as cuda::stream_ref does. One handle may name several streams: those of different devices or threads,
+  /// if it is a default stream's, or one that was destroyed and the next one. Compare id() to distinguish them.
   friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept { return a.handle_ == b.handle_; }
 
  private:
@@ -1214,17 +1618,333 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 // ---- tarn/source/refusal.hpp
 // Turns a failed driver call of a source into the error that a caller can act on.
 
+#include <concepts>
 #include <cstddef>
+
+// ---- tarn/driver/no_driver.hpp
+// The driver for plain host memory: no device, no streams; all work completes before the call returns.
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+// ---- tarn/driver/driver_call.hpp
+// An enumeration of the driver contract's calls, for counting and fault injection.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// A call of the driver contract (driver/driver.hpp); device() is not included, it only reads a member.
+enum class driver_call : std::uint8_t {
+  identify,
+  is_capturing,
+  create_event,
+  destroy_event,
+  record_event,
+  query_event,
+  wait_event,
+  synchronize_event,
+  synchronize_stream,
+  synchronize_device,
+  create_stream,
+  destroy_stream,
+  copy,
+  fill,
+  convert,
+  memory_info,
+  memory_account,
+  can_share,
+  page_granularity,
+  reserve_range,
+  release_range,
+  create_pages,
+  destroy_pages,
+  map_pages,
+  unmap_pages,
+  share_pages,
+  malloc_device,
+  free_device,
+  malloc_async,
+  free_async,
+  malloc_pinned,
+  free_pinned,
+  malloc_managed,
+  free_managed,
+  register_host,
+  unregister_host
+};
+
+/// Number of calls.
+inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::unregister_host) + 1;
+
+/// Returns the call at an index below driver_call_count, for loops over all of them.
+[[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
+  return static_cast<driver_call>(index);
+}
+
+/// Returns the call's name in the contract; static storage.
+[[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
+  constexpr char const* names[] = {"identify",
+                                   "is_capturing",
+                                   "create_event",
+                                   "destroy_event",
+                                   "record_event",
+                                   "query_event",
+                                   "wait_event",
+                                   "synchronize_event",
+                                   "synchronize_stream",
+                                   "synchronize_device",
+                                   "create_stream",
+                                   "destroy_stream",
+                                   "copy",
+                                   "fill",
+                                   "convert",
+                                   "memory_info",
+                                   "memory_account",
+                                   "can_share",
+                                   "page_granularity",
+                                   "reserve_range",
+                                   "release_range",
+                                   "create_pages",
+                                   "destroy_pages",
+                                   "map_pages",
+                                   "unmap_pages",
+                                   "share_pages",
+                                   "malloc_device",
+                                   "free_device",
+                                   "malloc_async",
+                                   "free_async",
+                                   "malloc_pinned",
+                                   "free_pinned",
+                                   "malloc_managed",
+                                   "free_managed",
+                                   "register_host",
+                                   "unregister_host"};
+  static_assert(sizeof(names) / sizeof(names[0]) == driver_call_count);
+  return names[static_cast<std::size_t>(call)];
+}
+
+/// Returns true for the two calls that only inspect a stream (about 18 ns); they neither order nor change anything.
+[[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
+  return call == driver_call::identify || call == driver_call::is_capturing;
+}
+
+/// Returns true for calls that allocate, map or free memory or address space.
+[[nodiscard]] constexpr bool changes_memory(driver_call call) noexcept {
+  return call >= driver_call::reserve_range;
+}
+
+/// Returns true for calls that can fail because memory ran out.
+[[nodiscard]] constexpr bool can_exhaust(driver_call call) noexcept {
+  switch (call) {
+    case driver_call::reserve_range:
+    case driver_call::create_pages:
+    case driver_call::malloc_device:
+    case driver_call::malloc_async:
+    case driver_call::malloc_pinned:
+    case driver_call::malloc_managed:
+    case driver_call::register_host:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace tarn
+
+namespace tarn {
+
+namespace detail {
+/// Source of handles for streams and events, which are only names here; constant-initialised.
+inline std::atomic<std::uintptr_t> next_host_handle{16};
+}  // namespace detail
+
+/// Plain host memory behind the driver contract. Streams and events are only names: all work has already completed, so waits
+/// return at once and queries return ok. Pages are unsupported; blocks of every kind are aligned host memory. Thread-safe; the
+/// only state is the process's heap.
+class no_driver {
+ public:
+  constexpr no_driver() noexcept = default;
+  /// Takes a device for symmetry with the other drivers; the host is the only one.
+  constexpr explicit no_driver(device_id) noexcept {}
+
+  /// The host: ordinal -1.
+  [[nodiscard]] device_id device() const noexcept { return device_id{-1}; }
+
+  /// fork() copies host memory with the process.
+  [[nodiscard]] static constexpr bool survives_fork() noexcept { return true; }
+
+  status identify(stream_ref stream, stream_id& id) const noexcept {
+    auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
+    if (handle <= 1) {
+      id = 1;
+    } else if (handle == 2) {
+      id = per_thread_bit | detail::thread_number();
+    } else {
+      id = handle;
+    }
+    return {};
+  }
+  status is_capturing(stream_ref, bool& capturing) const noexcept {
+    capturing = false;
+    return {};
+  }
+
+  status create_event(event_handle& event) const noexcept {
+    event = new_handle();
+    return {};
+  }
+  status destroy_event(event_handle) const noexcept { return {}; }
+  status record_event(event_handle, stream_ref) const noexcept { return {}; }
+  status query_event(event_handle) const noexcept { return {}; }
+  status wait_event(stream_ref, event_handle) const noexcept { return {}; }
+  status synchronize_event(event_handle) const noexcept { return {}; }
+  status synchronize_stream(stream_ref) const noexcept { return {}; }
+  status synchronize_device() const noexcept { return {}; }
+  status create_stream(stream_ref& stream) const noexcept {
+    void* const handle = new_handle();
+    stream = stream_ref::from(handle, reinterpret_cast<std::uintptr_t>(handle));
+    return {};
+  }
+  status destroy_stream(stream_ref) const noexcept { return {}; }
+
+  status copy(stream_ref, void* to, void const* from, std::size_t bytes) const noexcept {
+    if (bytes == 0) return {};
+    if (to == nullptr || from == nullptr) return invalid(driver_call::copy);
+    std::memmove(to, from, bytes);
+    return {};
+  }
+  status fill(stream_ref, void* to, int byte, std::size_t bytes) const noexcept {
+    if (bytes == 0) return {};
+    if (to == nullptr) return invalid(driver_call::fill);
+    std::memset(to, byte, bytes);
+    return {};
+  }
+  /// Defined in driver/host_convert.hpp, so that only users of convert() compile it.
+  template <class To, class From>
+  status convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept;
+
+  /// Reports the host's memory; unsupported if the system does not provide it.
+  status memory_info([[maybe_unused]] std::size_t& free, [[maybe_unused]] std::size_t& total) const noexcept {
+#if defined(__linux__)
+    long const page = ::sysconf(_SC_PAGESIZE);
+    long const available = ::sysconf(_SC_AVPHYS_PAGES);
+    long const all = ::sysconf(_SC_PHYS_PAGES);
+    if (page > 0 && available >= 0 && all > 0) {
+      free = static_cast<std::size_t>(available) * static_cast<std::size_t>(page);
+      total = static_cast<std::size_t>(all) * static_cast<std::size_t>(page);
+      return {};
+    }
+#endif
+    return unsupported(driver_call::memory_info);
+  }
+
+  status page_granularity(std::size_t&) const noexcept { return unsupported(driver_call::page_granularity); }
+  status reserve_range(std::size_t, std::size_t, void*&) const noexcept {
+    return unsupported(driver_call::reserve_range);
+  }
+  status release_range(void*, std::size_t) const noexcept { return unsupported(driver_call::release_range); }
+  status create_pages(std::size_t, page_handle&) const noexcept {
+    return unsupported(driver_call::create_pages);
+  }
+  status destroy_pages(page_handle) const noexcept { return unsupported(driver_call::destroy_pages); }
+  status map_pages(void*, std::size_t, page_handle) const noexcept {
+    return unsupported(driver_call::map_pages);
+  }
+  status unmap_pages(void*, std::size_t) const noexcept { return unsupported(driver_call::unmap_pages); }
+
+  status malloc_device(std::size_t bytes, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_device);
+  }
+  status free_device(void* p) const noexcept { return drop(p); }
+  status malloc_async(std::size_t bytes, stream_ref, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_async);
+  }
+  status free_async(void* p, stream_ref) const noexcept { return drop(p); }
+  status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_pinned);
+  }
+  status free_pinned(void* p) const noexcept { return drop(p); }
+  status malloc_managed(std::size_t bytes, void*& p) const noexcept {
+    return make(bytes, p, driver_call::malloc_managed);
+  }
+  status free_managed(void* p) const noexcept { return drop(p); }
+
+  /// Does not pin: there is no device to pin for.
+  status register_host(void* p, std::size_t) const noexcept {
+    return p != nullptr ? status{} : invalid(driver_call::register_host);
+  }
+  status unregister_host(void*) const noexcept { return {}; }
+
+  friend constexpr bool operator==(no_driver, no_driver) noexcept { return true; }
+
+ private:
+  /// Distinguishes a thread's default stream from every handle: no user address has this bit.
+  static constexpr stream_id per_thread_bit = stream_id{1} << 63;
+
+  /// More than any process can address, bytes. Larger requests fail here, so that no allocator (such as a sanitizer's) reports
+  /// them as a program error.
+  static constexpr std::size_t most_host_bytes = 128_TiB;
+
+  static void* new_handle() noexcept {
+    return reinterpret_cast<void*>(detail::next_host_handle.fetch_add(16, std::memory_order_relaxed));
+  }
+  static status invalid(driver_call call) noexcept {
+    return {failure::other, 1, "cudaErrorInvalidValue", name_of(call)};
+  }
+  static status unsupported(driver_call call) noexcept {
+    return {failure::unsupported, 801, "cudaErrorNotSupported", name_of(call)};
+  }
+  static status make(std::size_t bytes, void*& p, driver_call call) noexcept {
+    p = nullptr;
+    if (bytes == 0) return {};
+    void* block = nullptr;
+    if (bytes <= most_host_bytes) {
+      block = ::operator new(bytes, std::align_val_t{default_alignment}, std::nothrow);
+    }
+    if (block == nullptr) return {failure::out_of_memory, 2, "cudaErrorMemoryAllocation", name_of(call)};
+    p = block;
+    return {};
+  }
+  static status drop(void* p) noexcept {
+    ::operator delete(p, std::align_val_t{default_alignment});
+    return {};
+  }
+};
+
+static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver> &&
+              registering_driver<no_driver>);
+
+}  // namespace tarn
 
 namespace tarn::detail {
 
+/// Host memory of a device's driver, pinned or managed: what the device has does not bound it.
+template <class Memory>
+inline constexpr bool is_host_memory =
+    has_property<Memory, host_accessible> && !std::same_as<typename Memory::driver_type, no_driver>;
+
+/// What a memory of this driver belongs to, in errors.
+template <class D>
+[[nodiscard]] char const* name_of_memory(D const& driver) noexcept {
+  return driver.device().value < 0 ? "the host" : "the device";
+}
+
 /// Throws for a driver call that failed.
+/// @param of_host  whether the memory is pinned or managed
 /// @throws out_of_memory  the driver had no memory left; reports which call refused and what the device has
 /// @throws cuda_error     anything else
 template <class D>
 [[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
                                        std::size_t bytes, std::size_t alignment,
-                                       source_location where = source_location::current()) {
+                                       source_location where = source_location::current(),
+                                       bool of_host = false) {
   if (failed.kind != failure::out_of_memory) throw cuda_error(failed, driver.device().value, where);
   memory_report report;
   report.asked = bytes;
@@ -1233,14 +1953,14 @@ template <class D>
   (void)driver.identify(stream, report.stream);
   std::size_t free = 0;
   std::size_t total = 0;
-  if (driver.memory_info(free, total).ok()) {
+  if (!of_host && driver.memory_info(free, total).ok()) {
     report.device_free = free;
     report.device_total = total;
   }
   if (failed.code == 0) {
     report.refused_by = failed.call;
   } else {
-    if (report.device < 0) report.refused_by = "the host";
+    report.refused_by = of_host ? "the host" : name_of_memory(driver);
     report.call = failed.call;
   }
   report.where = where;
@@ -1445,7 +2165,8 @@ class block_source {
         throw bad_alignment(alignment, default_alignment);
       }
     }
-    if (!taken.ok()) detail::refuse(driver_, taken, stream, bytes, alignment, where);
+    if (!taken.ok())
+      detail::refuse(driver_, taken, stream, bytes, alignment, where, detail::is_host_memory<block_source>);
     return p;
   }
 
@@ -1925,7 +2646,6 @@ class cuda_memory_tool {
 
 #if defined(__linux__)
 #include <dlfcn.h>
-#include <unistd.h>
 #endif
 
 #include <cstddef>
@@ -2199,15 +2919,6 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   return {};
 }
 
-/// This process's id, in its own pid namespace.
-[[nodiscard]] inline unsigned this_process() noexcept {
-#if defined(__linux__)
-  return static_cast<unsigned>(::getpid());
-#else
-  return 0;
-#endif
-}
-
 }  // namespace tarn::detail
 
 namespace tarn {
@@ -2430,7 +3141,7 @@ class basic_cuda_driver {
   /// before 2.34). unsupported: NVML is missing or does not know the device.
   status memory_account(device_account& account) const noexcept {
     detail::nvml_question asked;
-    asked.pid = detail::this_process();
+    asked.pid = static_cast<unsigned>(detail::this_process());
     auto const get_uuid = detail::cuda_driver_calls().device_get_uuid;
     CUuuid uuid{};
     if (get_uuid != nullptr && get_uuid(&uuid, static_cast<CUdevice>(device_)) == CUDA_SUCCESS) {
@@ -2863,13 +3574,13 @@ class basic_pages {
   /// On the driver's default device; for CUDA the calling thread's current one.
   /// @throws cuda_error  of kind `unsupported` if the device has no virtual memory management: use `cuda_malloc{} | pooled{}`;
   ///                     of kind `no_device` if there is no device
-  basic_pages()
+  basic_pages(source_location where = source_location::current())
     requires std::default_initializable<D>
-      : basic_pages(D{}) {}
+      : basic_pages(D{}, where) {}
   /// On one device. @throws as above
-  explicit basic_pages(device_id device)
+  explicit basic_pages(device_id device, source_location where = source_location::current())
     requires std::constructible_from<D, device_id>
-      : basic_pages(D(device)) {}
+      : basic_pages(D(device), where) {}
   /// On a given driver. @throws as above
   explicit basic_pages(D driver, source_location where = source_location::current())
       : driver_(std::move(driver)) {
@@ -2955,308 +3666,6 @@ static_assert(page_source<cuda_pages>);
 
 #include <cstddef>
 #include <new>
-
-// ---- tarn/driver/no_driver.hpp
-// The driver for plain host memory: no device, no streams; all work completes before the call returns.
-
-#include <atomic>
-#include <cstdint>
-#include <cstring>
-#include <new>
-#if defined(__linux__)
-#include <unistd.h>
-#endif
-
-// ---- tarn/driver/driver_call.hpp
-// An enumeration of the driver contract's calls, for counting and fault injection.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-/// A call of the driver contract (driver/driver.hpp); device() is not included, it only reads a member.
-enum class driver_call : std::uint8_t {
-  identify,
-  is_capturing,
-  create_event,
-  destroy_event,
-  record_event,
-  query_event,
-  wait_event,
-  synchronize_event,
-  synchronize_stream,
-  synchronize_device,
-  create_stream,
-  destroy_stream,
-  copy,
-  fill,
-  convert,
-  memory_info,
-  memory_account,
-  can_share,
-  page_granularity,
-  reserve_range,
-  release_range,
-  create_pages,
-  destroy_pages,
-  map_pages,
-  unmap_pages,
-  share_pages,
-  malloc_device,
-  free_device,
-  malloc_async,
-  free_async,
-  malloc_pinned,
-  free_pinned,
-  malloc_managed,
-  free_managed,
-  register_host,
-  unregister_host
-};
-
-/// Number of calls.
-inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::unregister_host) + 1;
-
-/// Returns the call at an index below driver_call_count, for loops over all of them.
-[[nodiscard]] constexpr driver_call driver_call_at(std::size_t index) noexcept {
-  return static_cast<driver_call>(index);
-}
-
-/// Returns the call's name in the contract; static storage.
-[[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
-  constexpr char const* names[] = {"identify",
-                                   "is_capturing",
-                                   "create_event",
-                                   "destroy_event",
-                                   "record_event",
-                                   "query_event",
-                                   "wait_event",
-                                   "synchronize_event",
-                                   "synchronize_stream",
-                                   "synchronize_device",
-                                   "create_stream",
-                                   "destroy_stream",
-                                   "copy",
-                                   "fill",
-                                   "convert",
-                                   "memory_info",
-                                   "memory_account",
-                                   "can_share",
-                                   "page_granularity",
-                                   "reserve_range",
-                                   "release_range",
-                                   "create_pages",
-                                   "destroy_pages",
-                                   "map_pages",
-                                   "unmap_pages",
-                                   "share_pages",
-                                   "malloc_device",
-                                   "free_device",
-                                   "malloc_async",
-                                   "free_async",
-                                   "malloc_pinned",
-                                   "free_pinned",
-                                   "malloc_managed",
-                                   "free_managed",
-                                   "register_host",
-                                   "unregister_host"};
-  static_assert(sizeof(names) / sizeof(names[0]) == driver_call_count);
-  return names[static_cast<std::size_t>(call)];
-}
-
-/// Returns true for the two calls that only inspect a stream (about 18 ns); they neither order nor change anything.
-[[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
-  return call == driver_call::identify || call == driver_call::is_capturing;
-}
-
-/// Returns true for calls that allocate, map or free memory or address space.
-[[nodiscard]] constexpr bool changes_memory(driver_call call) noexcept {
-  return call >= driver_call::reserve_range;
-}
-
-/// Returns true for calls that can fail because memory ran out.
-[[nodiscard]] constexpr bool can_exhaust(driver_call call) noexcept {
-  switch (call) {
-    case driver_call::reserve_range:
-    case driver_call::create_pages:
-    case driver_call::malloc_device:
-    case driver_call::malloc_async:
-    case driver_call::malloc_pinned:
-    case driver_call::malloc_managed:
-    case driver_call::register_host:
-      return true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace tarn
-
-namespace tarn {
-
-namespace detail {
-/// Source of handles for streams and events, which are only names here; constant-initialised.
-inline std::atomic<std::uintptr_t> next_host_handle{16};
-}  // namespace detail
-
-/// Plain host memory behind the driver contract. Streams and events are only names: all work has already completed, so waits
-/// return at once and queries return ok. Pages are unsupported; blocks of every kind are aligned host memory. Thread-safe; the
-/// only state is the process's heap.
-class no_driver {
- public:
-  constexpr no_driver() noexcept = default;
-  /// Takes a device for symmetry with the other drivers; the host is the only one.
-  constexpr explicit no_driver(device_id) noexcept {}
-
-  /// The host: ordinal -1.
-  [[nodiscard]] device_id device() const noexcept { return device_id{-1}; }
-
-  /// fork() copies host memory with the process.
-  [[nodiscard]] static constexpr bool survives_fork() noexcept { return true; }
-
-  status identify(stream_ref stream, stream_id& id) const noexcept {
-    auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
-    if (handle <= 1) {
-      id = 1;
-    } else if (handle == 2) {
-      id = per_thread_bit | detail::thread_number();
-    } else {
-      id = handle;
-    }
-    return {};
-  }
-  status is_capturing(stream_ref, bool& capturing) const noexcept {
-    capturing = false;
-    return {};
-  }
-
-  status create_event(event_handle& event) const noexcept {
-    event = new_handle();
-    return {};
-  }
-  status destroy_event(event_handle) const noexcept { return {}; }
-  status record_event(event_handle, stream_ref) const noexcept { return {}; }
-  status query_event(event_handle) const noexcept { return {}; }
-  status wait_event(stream_ref, event_handle) const noexcept { return {}; }
-  status synchronize_event(event_handle) const noexcept { return {}; }
-  status synchronize_stream(stream_ref) const noexcept { return {}; }
-  status synchronize_device() const noexcept { return {}; }
-  status create_stream(stream_ref& stream) const noexcept {
-    void* const handle = new_handle();
-    stream = stream_ref::from(handle, reinterpret_cast<std::uintptr_t>(handle));
-    return {};
-  }
-  status destroy_stream(stream_ref) const noexcept { return {}; }
-
-  status copy(stream_ref, void* to, void const* from, std::size_t bytes) const noexcept {
-    if (bytes == 0) return {};
-    if (to == nullptr || from == nullptr) return invalid(driver_call::copy);
-    std::memmove(to, from, bytes);
-    return {};
-  }
-  status fill(stream_ref, void* to, int byte, std::size_t bytes) const noexcept {
-    if (bytes == 0) return {};
-    if (to == nullptr) return invalid(driver_call::fill);
-    std::memset(to, byte, bytes);
-    return {};
-  }
-  /// Defined in driver/host_convert.hpp, so that only users of convert() compile it.
-  template <class To, class From>
-  status convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept;
-
-  /// Reports the host's memory; unsupported if the system does not provide it.
-  status memory_info([[maybe_unused]] std::size_t& free, [[maybe_unused]] std::size_t& total) const noexcept {
-#if defined(__linux__)
-    long const page = ::sysconf(_SC_PAGESIZE);
-    long const available = ::sysconf(_SC_AVPHYS_PAGES);
-    long const all = ::sysconf(_SC_PHYS_PAGES);
-    if (page > 0 && available >= 0 && all > 0) {
-      free = static_cast<std::size_t>(available) * static_cast<std::size_t>(page);
-      total = static_cast<std::size_t>(all) * static_cast<std::size_t>(page);
-      return {};
-    }
-#endif
-    return unsupported(driver_call::memory_info);
-  }
-
-  status page_granularity(std::size_t&) const noexcept { return unsupported(driver_call::page_granularity); }
-  status reserve_range(std::size_t, std::size_t, void*&) const noexcept {
-    return unsupported(driver_call::reserve_range);
-  }
-  status release_range(void*, std::size_t) const noexcept { return unsupported(driver_call::release_range); }
-  status create_pages(std::size_t, page_handle&) const noexcept {
-    return unsupported(driver_call::create_pages);
-  }
-  status destroy_pages(page_handle) const noexcept { return unsupported(driver_call::destroy_pages); }
-  status map_pages(void*, std::size_t, page_handle) const noexcept {
-    return unsupported(driver_call::map_pages);
-  }
-  status unmap_pages(void*, std::size_t) const noexcept { return unsupported(driver_call::unmap_pages); }
-
-  status malloc_device(std::size_t bytes, void*& p) const noexcept {
-    return make(bytes, p, driver_call::malloc_device);
-  }
-  status free_device(void* p) const noexcept { return drop(p); }
-  status malloc_async(std::size_t bytes, stream_ref, void*& p) const noexcept {
-    return make(bytes, p, driver_call::malloc_async);
-  }
-  status free_async(void* p, stream_ref) const noexcept { return drop(p); }
-  status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
-    return make(bytes, p, driver_call::malloc_pinned);
-  }
-  status free_pinned(void* p) const noexcept { return drop(p); }
-  status malloc_managed(std::size_t bytes, void*& p) const noexcept {
-    return make(bytes, p, driver_call::malloc_managed);
-  }
-  status free_managed(void* p) const noexcept { return drop(p); }
-
-  /// Does not pin: there is no device to pin for.
-  status register_host(void* p, std::size_t) const noexcept {
-    return p != nullptr ? status{} : invalid(driver_call::register_host);
-  }
-  status unregister_host(void*) const noexcept { return {}; }
-
-  friend constexpr bool operator==(no_driver, no_driver) noexcept { return true; }
-
- private:
-  /// Distinguishes a thread's default stream from every handle: no user address has this bit.
-  static constexpr stream_id per_thread_bit = stream_id{1} << 63;
-
-  /// More than any process can address, bytes. Larger requests fail here, so that no allocator (such as a sanitizer's) reports
-  /// them as a program error.
-  static constexpr std::size_t most_host_bytes = 128_TiB;
-
-  static void* new_handle() noexcept {
-    return reinterpret_cast<void*>(detail::next_host_handle.fetch_add(16, std::memory_order_relaxed));
-  }
-  static status invalid(driver_call call) noexcept {
-    return {failure::other, 1, "cudaErrorInvalidValue", name_of(call)};
-  }
-  static status unsupported(driver_call call) noexcept {
-    return {failure::unsupported, 801, "cudaErrorNotSupported", name_of(call)};
-  }
-  static status make(std::size_t bytes, void*& p, driver_call call) noexcept {
-    p = nullptr;
-    if (bytes == 0) return {};
-    void* block = nullptr;
-    if (bytes <= most_host_bytes) {
-      block = ::operator new(bytes, std::align_val_t{default_alignment}, std::nothrow);
-    }
-    if (block == nullptr) return {failure::out_of_memory, 2, "cudaErrorMemoryAllocation", name_of(call)};
-    p = block;
-    return {};
-  }
-  static status drop(void* p) noexcept {
-    ::operator delete(p, std::align_val_t{default_alignment});
-    return {};
-  }
-};
-
-static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver> &&
-              registering_driver<no_driver>);
-
-}  // namespace tarn
 
 namespace tarn {
 
@@ -3355,369 +3764,17 @@ static_assert(resource<pinned_host>);
 
 }  // namespace tarn
 
-// ---- tarn/policy/checked.hpp
-// checked: reports every misuse of a block, with the block's history.
+// ---- tarn/policy/check_all.hpp
+// check_all() and report_leaks() of the checked layer of a stack, whatever policies are above it.
 
-#include <atomic>
+#include <cstddef>
+
+// ---- tarn/core/layers.hpp
+// Finds the first layer of a stack, from the top down, that accepts a call.
+
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-// ---- tarn/core/at_fork.hpp
-// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held by other threads
-// would stay locked forever in the child, and the data they guard would be half changed. The forking thread therefore takes
-// every lock first, as glibc does for malloc, and releases them in the parent and in the child:
-//
-//   forking thread                              another thread
-//   fork()                                      holds a lock, releases it
-//     take the locks one by one
-//     one is held? release all, try again       arrives: finds a lock held and waits, or backs off briefly
-//     -- the process is copied: no other thread holds a lock --
-//   parent: release all                         continues
-//   child: release all                          does not exist
-//
-// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the forking thread itself
-// holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken within `patience` (its owner waits for
-// this thread) is given up: it is constructed anew in the child, which must not use the data it guards.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <new>
-
-#if defined(__unix__) || defined(__APPLE__)
-#include <pthread.h>
-
-#include <ctime>
-#endif
-
-// ---- tarn/core/spin_lock.hpp
-// A minimal lock for critical sections of a few nanoseconds.
-
-#include <atomic>
-
-// ---- tarn/core/wait.hpp
-// Waits briefly for another thread.
-
-#if defined(__linux__)
-#include <sched.h>  // <thread> costs as much to include as all of core/
-#else
-#include <thread>
-#endif
-
-namespace tarn::detail {
-
-/// Spins for a while, then yields: the thread that is waited for may not be running.
-inline void spin_wait(unsigned tries) noexcept {
-  if (tries >= 64) {
-#if defined(__linux__)
-    (void)sched_yield();
-#else
-    std::this_thread::yield();
-#endif
-    return;
-  }
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#endif
-}
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-class spin_lock {
- public:
-  spin_lock() noexcept = default;
-  spin_lock(spin_lock const&) = delete;
-  spin_lock& operator=(spin_lock const&) = delete;
-
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
-    return !taken_.exchange(true, std::memory_order_acquire);
-  }
-  void lock() noexcept {
-    for (unsigned tries = 0; !try_lock(); ++tries) spin_wait(tries);
-  }
-  TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
-  /// A snapshot; may already be out of date.
-  [[nodiscard]] bool is_taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<bool> taken_{false};
-};
-
-}  // namespace tarn::detail
-// ---- tarn/core/thread_tag.hpp
-// Identifiers for threads: an address among running threads, and a number that is never reused.
-
-#include <atomic>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Storage of a thread's number; 0 until the thread needs one.
-[[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
-  static thread_local constinit std::uint64_t number = 0;
-  return number;
-}
-
-/// Returns an address unique among running threads; a later thread may get the same one.
-inline void const* this_thread_tag() noexcept {
-  return &thread_number_place();
-}
-
-/// Returns a number unique to this thread and never reused; never 0. Assigned at the first call.
-[[nodiscard]] inline std::uint64_t this_thread_number() noexcept {
-  static constinit std::atomic<std::uint64_t> last{0};
-  std::uint64_t& number = thread_number_place();
-  if (number == 0) number = last.fetch_add(1, std::memory_order_relaxed) + 1;
-  return number;
-}
-
-/// Returns the number of the thread with this tag, 0 if it has none. The thread must be running and not obtain a number
-/// concurrently.
-[[nodiscard]] inline std::uint64_t thread_number_of(void const* tag) noexcept {
-  return *static_cast<std::uint64_t const*>(tag);
-}
-
-/// Number of values that thread_place() returns.
-inline constexpr unsigned thread_places = 32;
-
-/// Maps a thread's tag to a place below thread_places; several threads may share one. Threads' own memory lies at equal
-/// distances of whole pages: after multiplication by the golden ratio (Knuth, TAOCP 3, 6.4) the high bits of the page numbers
-/// differ.
-[[nodiscard]] TARN_ALWAYS_INLINE unsigned thread_place(void const* tag) noexcept {
-  auto const page = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(tag) >> 12);
-  return static_cast<unsigned>((page * 0x9E3779B97F4A7C15U) >> 59);
-}
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-enum class fork_side : std::uint8_t {
-  parent,
-  child,
-  child_without  ///< in the child, and the lock could not be taken
-};
-
-/// A lock to take before a fork and to release after it, on both sides. The first one installs the process's fork hook.
-class at_fork {
- public:
-  using take_function = bool (*)(void* self) noexcept;  ///< false: could not take it; must not wait for long
-  using release_function = void (*)(void* self, fork_side side) noexcept;
-
-  at_fork(void* self, take_function take, release_function release) noexcept
-      : self_(self), take_(take), release_(release) {
-    mine_->add(*this);
-  }
-  at_fork(at_fork const&) = delete;
-  at_fork& operator=(at_fork const&) = delete;
-  ~at_fork() { mine_->remove(*this); }
-
-  /// Returns true while a thread is about to fork; other threads should back off.
-  [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
-
- private:
-  /// The list of this module's members: plain data, constant-initialised, never destroyed.
-  struct members {
-    spin_lock lock;
-    at_fork* first = nullptr;
-    at_fork* last = nullptr;
-    bool hooked = false;
-    std::atomic<bool> forking{false};
-
-    void add(at_fork& m) noexcept {
-      lock.lock();
-#if defined(__unix__) || defined(__APPLE__)
-      if (!hooked) hooked = ::pthread_atfork(&before, &in_parent, &in_child) == 0;
-#endif
-      m.previous_ = last;
-      (last != nullptr ? last->next_ : first) = &m;
-      last = &m;
-      lock.unlock();
-    }
-    void remove(at_fork& m) noexcept {
-      lock.lock();
-      (m.previous_ != nullptr ? m.previous_->next_ : first) = m.next_;
-      (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
-      lock.unlock();
-    }
-    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing taken, if one of
-    /// them could not be taken. With `last_try` it skips those members instead.
-    [[nodiscard]] bool take_all(bool const last_try) noexcept {
-      lock.lock();
-      for (at_fork* m = first; m != nullptr; m = m->next_) {
-        m->taken_ = m->take_(m->self_);
-        if (m->taken_ || last_try) continue;
-        for (at_fork* back = m->previous_; back != nullptr; back = back->previous_)
-          back->release_(back->self_, fork_side::parent);
-        lock.unlock();
-        return false;
-      }
-      return true;
-    }
-    /// Releases in reverse order: a later member may depend on an earlier one.
-    void release_all(fork_side const side) noexcept {
-      for (at_fork* m = last; m != nullptr; m = m->previous_) {
-        if (m->taken_) {
-          m->release_(m->self_, side);
-        } else if (side == fork_side::child) {
-          m->release_(m->self_, fork_side::child_without);
-        }
-      }
-      lock.unlock();
-    }
-  };
-
-  static constexpr long patience = 2;  ///< seconds
-
-#if defined(__unix__) || defined(__APPLE__)
-  static void before() noexcept {
-    registry.forking.store(true, std::memory_order_relaxed);
-    timespec begin{};
-    (void)::clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (bool last_try = false; !registry.take_all(last_try);) {
-      timespec const pause{0, 50'000};
-      (void)::nanosleep(&pause, nullptr);
-      timespec now{};
-      (void)::clock_gettime(CLOCK_MONOTONIC, &now);
-      last_try = now.tv_sec - begin.tv_sec > patience;
-    }
-  }
-  static void in_parent() noexcept {
-    registry.forking.store(false, std::memory_order_relaxed);
-    registry.release_all(fork_side::parent);
-  }
-  static void in_child() noexcept {
-    registry.forking.store(false, std::memory_order_relaxed);
-    registry.release_all(fork_side::child);
-  }
-#endif
-
-  static members registry;
-
-  members* mine_ = &registry;  ///< of the constructing module; another one may destroy this
-  void* self_;
-  take_function take_;
-  release_function release_;
-  at_fork* previous_ = nullptr;
-  at_fork* next_ = nullptr;
-  bool taken_ = false;
-};
-inline constinit at_fork::members at_fork::registry{};
-
-/// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
-class fork_mutex {
- public:
-  fork_mutex() noexcept = default;
-  fork_mutex(fork_mutex const&) = delete;
-  fork_mutex& operator=(fork_mutex const&) = delete;
-
-  void lock() {
-    if (at_fork::is_near()) [[unlikely]]
-      make_way();
-    mutex_.lock();
-    owner_.store(this_thread_tag(), std::memory_order_relaxed);
-  }
-  [[nodiscard]] bool try_lock() {
-    if (!mutex_.try_lock()) return false;
-    owner_.store(this_thread_tag(), std::memory_order_relaxed);
-    return true;
-  }
-  void unlock() {
-    owner_.store(nullptr, std::memory_order_relaxed);
-    mutex_.unlock();
-  }
-
-  /// Returns true if the calling thread holds the mutex.
-  [[nodiscard]] bool is_mine() const noexcept {
-    return owner_.load(std::memory_order_relaxed) == this_thread_tag();
-  }
-
- private:
-  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait is bounded: this
-  /// thread may hold a lock that the forking thread needs.
-  TARN_NOINLINE static void make_way() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-    for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
-      timespec const pause{0, 50'000};
-      (void)::nanosleep(&pause, nullptr);
-    }
-#endif
-  }
-  static bool take(void* self) noexcept {
-    auto& m = *static_cast<fork_mutex*>(self);
-    m.forker_has_it_ = m.is_mine();
-    if (m.forker_has_it_) return true;
-    return m.try_lock();
-  }
-  static void release(void* self, fork_side side) noexcept {
-    auto& m = *static_cast<fork_mutex*>(self);
-    if (side == fork_side::child_without) {
-      m.owner_.store(nullptr, std::memory_order_relaxed);
-      (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // the owner does not exist in the child
-    } else if (!m.forker_has_it_) {
-      m.unlock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
-  bool forker_has_it_ = false;               ///< the forking thread held it before the fork
-  at_fork member_{this, &take, &release};
-};
-
-/// A fork_mutex that its owner thread may lock again.
-class recursive_fork_mutex {
- public:
-  void lock() {
-    if (!is_mine()) mutex_.lock();
-    ++depth_;
-  }
-  [[nodiscard]] bool try_lock() {
-    if (!is_mine() && !mutex_.try_lock()) return false;
-    ++depth_;
-    return true;
-  }
-  void unlock() {
-    if (--depth_ == 0) mutex_.unlock();
-  }
-
-  /// Returns true if the calling thread holds the mutex.
-  [[nodiscard]] bool is_mine() const noexcept { return mutex_.is_mine(); }
-
- private:
-  fork_mutex mutex_;
-  std::size_t depth_ = 0;  ///< lock count of the owner thread
-};
-
-/// Takes a lock at fork that is only ever held for nanoseconds and never while its owner waits.
-template <class Lock>
-class held_at_fork {
- public:
-  explicit held_at_fork(Lock& lock) noexcept : member_(&lock, &take, &release) {}
-
- private:
-  static bool take(void* lock) noexcept {
-    static_cast<Lock*>(lock)->lock();
-    return true;
-  }
-  static void release(void* lock, fork_side) noexcept { static_cast<Lock*>(lock)->unlock(); }
-
-  at_fork member_;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/core/location_scope.hpp
-// The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
-// with a layer that records places (policy/checked, watched) use it; for all others it is an empty type.
-
-#include <cstdint>
 #include <type_traits>
+#include <utility>
 
 // ---- tarn/core/attribution.hpp
 // What an allocation is attributed to in reports: the line of the user's call, and a tag if one was given.
@@ -3749,6 +3806,13 @@ struct attribution {
 };
 
 }  // namespace tarn
+// ---- tarn/core/location_scope.hpp
+// The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
+// with a layer that records places (policy/checked, logged, with_history) use it; for all others it is an empty type.
+
+#include <cstdint>
+#include <type_traits>
+
 // ---- tarn/core/scope_chain.hpp
 // scope_chain: the live scopes of one kind on a thread, for scopes that set a per-thread value. Restoring the previous value
 // would be wrong when scopes do not end in reverse order; removing a scope from a chain is correct in any order.
@@ -3892,12 +3956,169 @@ class location_scope {
   location_scope* outer_ = nullptr;
 };
 
+namespace detail {
+/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a location_scope around it does.
+[[nodiscard]] inline attribution unknown_place() noexcept {
+  return location_scope::current();
+}
+}  // namespace detail
+
 /// Replaces location_scope where no layer records places; does nothing.
 struct no_location_scope {
   explicit constexpr no_location_scope(attribution const&) noexcept {}
 };
 
 }  // namespace tarn
+
+namespace tarn {
+
+template <class Layer>
+class shared_resource;
+
+/// Declared by a layer that routes calls to several resources below it, with all of them:
+/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not forwarded, since one of
+/// the resources would answer for all. The layer must define each call of detail::routed_calls that a resource below it
+/// offers; otherwise it does not compile.
+template <class... Resources>
+struct routes_to {};
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_shared = false;
+template <class Layer>
+inline constexpr bool is_shared<shared_resource<Layer>> = true;
+
+template <class Layer>
+concept stands_on_another = requires(Layer& layer) { layer.upstream(); };
+
+/// A layer with several resources below it.
+template <class Layer>
+concept routes_calls = requires { typename Layer::routes; };
+
+/// Returns the layer behind a handle; a source is a plain value and is its own layer.
+template <class Resource>
+constexpr auto& layer_of(Resource& resource) noexcept {
+  if constexpr (is_shared<std::remove_const_t<Resource>>) {
+    return resource.layer();
+  } else {
+    return resource;
+  }
+}
+
+/// Tries `call` with each layer from the top down; returns true if one accepts it.
+template <class Layer, class Call>
+constexpr bool can_reach() noexcept {
+  if constexpr (std::invocable<Call, Layer&>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
+    return can_reach<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>, Call>();
+  } else {
+    return false;
+  }
+}
+template <class Layer, class Call>
+constexpr decltype(auto) reach(Layer& layer, Call const& call) {
+  if constexpr (std::invocable<Call const&, Layer&>) {
+    return call(layer);
+  } else {
+    return reach(layer_of(layer.upstream()), call);
+  }
+}
+
+template <class Layer>
+constexpr bool records_places() noexcept;
+template <class... Resources>
+constexpr bool any_records_places(routes_to<Resources...>) noexcept {
+  return (records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resources&>()))>>() || ...);
+}
+/// Returns true if this layer or one below it records the places of calls.
+template <class Layer>
+constexpr bool records_places() noexcept {
+  if constexpr (requires { requires Layer::records_places; }) {
+    return true;
+  } else if constexpr (routes_calls<Layer>) {
+    return any_records_places(typename Layer::routes{});
+  } else if constexpr (stands_on_another<Layer>) {
+    return records_places<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+  } else {
+    return false;
+  }
+}
+/// Sets the place of the user's call, if a layer records it.
+template <class Resource>
+using location_of_call = std::conditional_t<
+    records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), location_scope,
+    no_location_scope>;
+
+/// Runs an owner's part of the user's call: layers that record the places of calls record that one, and errors name it.
+template <class Resource, class Call>
+TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call const& call) {
+  [[maybe_unused]] location_of_call<Resource> const here(from);
+  return called_from(from.where, call);
+}
+
+/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a member of
+/// shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
+template <class Layer>
+constexpr bool allocates() noexcept {
+  if constexpr (has_allocate<Layer>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer>) {
+    return resource<typename Layer::upstream_type>;
+  } else {
+    return false;
+  }
+}
+
+}  // namespace detail
+
+/// True if `call` accepts the resource's layer or one below it.
+template <class Resource, class Call>
+inline constexpr bool reachable =
+    detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
+
+/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give the
+/// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
+/// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
+template <class Resource, class Call>
+  requires reachable<Resource, Call>
+decltype(auto) nearest(Resource& resource, Call const& call) {
+  return detail::reach(detail::layer_of(resource), call);
+}
+
+}  // namespace tarn
+
+namespace tarn {
+
+/// Verifies all blocks: checked_layer::check_all() (policy/checked.hpp). Returns the number of findings. @throws std::bad_alloc
+template <class Resource>
+std::size_t check_all(Resource const& memory) {
+  auto const call = [](auto& layer) -> decltype(layer.check_all()) { return layer.check_all(); };
+  static_assert(reachable<Resource, decltype(call)>,
+                "tarn: this needs checked memory; add: | tarn::checked{}");
+  return nearest(memory, call);
+}
+/// Reports live blocks: checked_layer::report_leaks() (policy/checked.hpp). Returns their number. @throws std::bad_alloc
+template <class Resource>
+std::size_t report_leaks(Resource const& memory) {
+  auto const call = [](auto& layer) -> decltype(layer.report_leaks()) { return layer.report_leaks(); };
+  static_assert(reachable<Resource, decltype(call)>,
+                "tarn: this needs checked memory; add: | tarn::checked{}");
+  return nearest(memory, call);
+}
+
+}  // namespace tarn
+// ---- tarn/policy/checked.hpp
+// checked: reports every misuse of a block, with the block's history.
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
 // ---- tarn/policy/block_history.hpp
 // The history of each block: where it was allocated and freed, and its present state.
 //
@@ -4297,13 +4518,23 @@ inline void add_event(history_text& text, block_event const& e) noexcept {
   return text;
 }
 
+/// Reports blocks as leaks; with the default handler all are printed before the program ends.
+inline void report_leaked(sequence<block_record> const& leaks) noexcept {
+  for (block_record const& b : leaks) {
+    misuse const leak(misuse_kind::leak, b.p,
+                      history_of(b, "was not freed; number of leaks: ", leaks.size()).view());
+    report_misuse_of_several(leak, &b == leaks.end() - 1);
+  }
+}
+
 /// The checked resources of the process, to find the owner of a foreign pointer.
 class checked_resources {
  public:
   struct member {
     void* layer = nullptr;
     bool (*find)(void* layer, void const* p, block_record& out) noexcept = nullptr;
-    void (*report_leaks)(void* layer) noexcept = nullptr;  ///< at the end of the process; null: not asked for
+    /// Adds the live blocks at the end of the process; null: not asked for. @throws std::bad_alloc
+    void (*add_leaks)(void* layer, sequence<block_record>& leaks) = nullptr;
     int device = 0;
     member* next = nullptr;
   };
@@ -4313,30 +4544,13 @@ class checked_resources {
       m.next = first();
       first() = &m;
     }
-    if (m.report_leaks != nullptr) [[maybe_unused]]
-      static bool const registered = std::atexit(&report_leaks) == 0;
+    if (m.add_leaks != nullptr) report_at_exit();
   }
   static void remove(member& m) noexcept {
     std::lock_guard const guard(mutex());
     member** at = &first();
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
-  }
-  /// Called at the end of the process. The lock is released for each report: its handler may use a resource.
-  static void report_leaks() noexcept {
-    (void)std::fflush(stdout);  // the default handler aborts, which would lose it
-    for (std::size_t reported = 0;; ++reported) {
-      member const* m = nullptr;
-      {
-        std::lock_guard const guard(mutex());
-        std::size_t before = reported;
-        for (m = first(); m != nullptr; m = m->next) {
-          if (m->report_leaks != nullptr && before-- == 0) break;
-        }
-      }
-      if (m == nullptr) return;
-      m->report_leaks(m->layer);
-    }
   }
   /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {
@@ -4348,6 +4562,25 @@ class checked_resources {
   }
 
  private:
+  /// A forked child ends with its parent's live blocks, which it does not report.
+  static void report_at_exit() {
+    static std::int64_t const process = this_process();
+    [[maybe_unused]] static bool const registered = std::atexit([] {
+                                                      if (this_process() == process) report_leaks();
+                                                    }) == 0;
+  }
+  static void report_leaks() noexcept {
+    (void)std::fflush(stdout);  // the default handler aborts, which would lose it
+    sequence<block_record> leaks;
+    try {
+      std::lock_guard const guard(mutex());
+      for (member* m = first(); m != nullptr; m = m->next) {
+        if (m->add_leaks != nullptr) m->add_leaks(m->layer, leaks);
+      }
+    } catch (...) {  // the host has no memory for the list
+    }
+    report_leaked(leaks);  // without the lock: the handler may use a resource
+  }
   /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex does nothing.
   static fork_mutex& mutex() noexcept {
     static fork_mutex m;
@@ -4382,131 +4615,6 @@ class checked_resources {
 #include <type_traits>
 #include <utility>
 
-// ---- tarn/core/layers.hpp
-// Finds the first layer of a stack, from the top down, that accepts a call.
-
-#include <concepts>
-#include <type_traits>
-#include <utility>
-
-namespace tarn {
-
-template <class Layer>
-class shared_resource;
-
-/// Declared by a layer that routes calls to several resources below it, with all of them:
-/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not forwarded, since one of
-/// the resources would answer for all. The layer must define each call of detail::routed_calls that a resource below it
-/// offers; otherwise it does not compile.
-template <class... Resources>
-struct routes_to {};
-
-namespace detail {
-
-template <class T>
-inline constexpr bool is_shared = false;
-template <class Layer>
-inline constexpr bool is_shared<shared_resource<Layer>> = true;
-
-template <class Layer>
-concept stands_on_another = requires(Layer& layer) { layer.upstream(); };
-
-/// A layer with several resources below it.
-template <class Layer>
-concept routes_calls = requires { typename Layer::routes; };
-
-/// Returns the layer behind a handle; a source is a plain value and is its own layer.
-template <class Resource>
-constexpr auto& layer_of(Resource& resource) noexcept {
-  if constexpr (is_shared<std::remove_const_t<Resource>>) {
-    return resource.layer();
-  } else {
-    return resource;
-  }
-}
-
-/// Tries `call` with each layer from the top down; returns true if one accepts it.
-template <class Layer, class Call>
-constexpr bool can_reach() noexcept {
-  if constexpr (std::invocable<Call, Layer&>) {
-    return true;
-  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
-    return can_reach<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>, Call>();
-  } else {
-    return false;
-  }
-}
-template <class Layer, class Call>
-constexpr decltype(auto) reach(Layer& layer, Call const& call) {
-  if constexpr (std::invocable<Call const&, Layer&>) {
-    return call(layer);
-  } else {
-    return reach(layer_of(layer.upstream()), call);
-  }
-}
-
-template <class Layer>
-constexpr bool records_places() noexcept;
-template <class... Resources>
-constexpr bool any_records_places(routes_to<Resources...>) noexcept {
-  return (records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resources&>()))>>() || ...);
-}
-/// Returns true if this layer or one below it records the places of calls.
-template <class Layer>
-constexpr bool records_places() noexcept {
-  if constexpr (requires { requires Layer::records_places; }) {
-    return true;
-  } else if constexpr (routes_calls<Layer>) {
-    return any_records_places(typename Layer::routes{});
-  } else if constexpr (stands_on_another<Layer>) {
-    return records_places<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
-  } else {
-    return false;
-  }
-}
-/// Sets the place of the user's call, if a layer records it.
-template <class Resource>
-using location_of_call = std::conditional_t<
-    records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), location_scope,
-    no_location_scope>;
-
-/// Runs an owner's part of the user's call: layers that record the places of calls record that one, and errors name it.
-template <class Resource, class Call>
-TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call const& call) {
-  [[maybe_unused]] location_of_call<Resource> const here(from);
-  return called_from(from.where, call);
-}
-
-/// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a member of
-/// shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
-template <class Layer>
-constexpr bool allocates() noexcept {
-  if constexpr (has_allocate<Layer>) {
-    return true;
-  } else if constexpr (stands_on_another<Layer>) {
-    return resource<typename Layer::upstream_type>;
-  } else {
-    return false;
-  }
-}
-
-}  // namespace detail
-
-/// True if `call` accepts the resource's layer or one below it.
-template <class Resource, class Call>
-inline constexpr bool reachable =
-    detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
-
-/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give the
-/// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
-/// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
-template <class Resource, class Call>
-  requires reachable<Resource, Call>
-decltype(auto) nearest(Resource& resource, Call const& call) {
-  return detail::reach(detail::layer_of(resource), call);
-}
-
-}  // namespace tarn
 // ---- tarn/core/routed_calls.hpp
 // The calls that reach a pool through the layers above it. A layer that routes to several resources defines each of them, or does
 // not compile.
@@ -4671,9 +4779,9 @@ class shared_resource {
   static_assert(detail::check_routes<Layer>());
 
   /// Default-constructs the layer and those below it.
-  shared_resource()
+  shared_resource(source_location where = source_location::current())
     requires std::default_initializable<Layer>
-      : block_(new block()) {}
+      : block_(detail::called_from(where, [] { return new block(); })) {}
 
   /// Constructs the layer from its own constructor arguments.
   template <class... Arguments>
@@ -5164,9 +5272,19 @@ class around_layer : public resource_adaptor<around_layer<Policy, Upstream>, Ups
 namespace tarn {
 
 namespace detail {
-/// Any resource, to test whether a type is a policy at all.
 template <class P, class Upstream>
 concept makes_layer = requires { typename P::template layer<Upstream>; };
+
+template <class P>
+constexpr bool is_only_around() noexcept {
+  if constexpr (std::is_class_v<P> && !std::is_final_v<P> && !makes_layer<P, int>) {
+    return names_around_allocate<P> || names_around_deallocate<P>;
+  } else {
+    return false;
+  }
+}
+template <class P>
+concept says_only_around = is_only_around<P>();
 }  // namespace detail
 
 /// A policy over a given upstream: options that make a layer.
@@ -5223,7 +5341,13 @@ template <class Upstream, class Policy>
 /// Explains a composition that does not begin with memory.
 template <class Left, class Policy>
   requires(detail::makes_layer<std::remove_cvref_t<Policy>, int> && !memory_source<std::remove_cvref_t<Left>>)
-void operator|(Left&&, Policy&&) = delete;  // begin with a source: tarn::cuda_pages{} | tarn::pooled{}
+void operator|(Left&&,
+               Policy&&) = delete;  // begin with a source; if it is one: tarn::check_memory_source<S>()
+/// Explains a policy that only says what it does around a request.
+template <class Upstream, class Policy>
+  requires(memory_source<std::remove_cvref_t<Upstream>> &&
+           detail::says_only_around<std::remove_cvref_t<Policy>>)
+void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tarn::around<policy>{}
 
 }  // namespace tarn
 // ---- tarn/policy/fences.hpp
@@ -5449,7 +5573,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       : base(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
     history_.remember(options.remembered_blocks);
     member_.device = driver().device().value;
-    if (options_.leaks_at_exit) member_.report_leaks = &checked_layer::report_leaks_of;
+    if (options_.leaks_at_exit) member_.add_leaks = &checked_layer::add_leaks_of;
     detail::checked_resources::add(member_);
   }
   /// Verifies the quarantine, then reports each block that is still live.
@@ -5561,17 +5685,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
   std::size_t report_leaks() {  // NOLINT(modernize-use-nodiscard): may be ignored
     detail::sequence<detail::block_record> leaks;
-    {
-      std::lock_guard const guard(mutex_);
-      history_.for_each([&](detail::block_record const& b) {
-        if (b.state == detail::block_state::live) leaks.push_back(b);
-      });
-    }
-    for (detail::block_record const& b : leaks) {
-      misuse const leak(misuse_kind::leak, b.p,
-                        detail::history_of(b, "was never freed; number of leaks: ", leaks.size()).view());
-      detail::report_misuse_of_several(leak, &b == &leaks.back());
-    }
+    add_leaks(leaks);
+    detail::report_leaked(leaks);
     return leaks.size();
   }
   /// Number of blocks that are handed out.
@@ -5756,11 +5871,14 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return true;
   }
 
-  static void report_leaks_of(void* self) noexcept {
-    try {
-      (void)static_cast<checked_layer*>(self)->report_leaks();
-    } catch (...) {  // the host has no memory for the list
-    }
+  void add_leaks(detail::sequence<detail::block_record>& leaks) const {
+    std::lock_guard const guard(mutex_);
+    history_.for_each([&](detail::block_record const& b) {
+      if (b.state == detail::block_state::live) leaks.push_back(b);
+    });
+  }
+  static void add_leaks_of(void* self, detail::sequence<detail::block_record>& leaks) {
+    static_cast<checked_layer*>(self)->add_leaks(leaks);
   }
 
   checked const options_;
@@ -5777,7 +5895,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
 // ---- tarn/policy/pooled.hpp
 // pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited | pooled` bounds
-// reserved bytes.
+// reserved bytes. Its options are in pool/options.hpp.
 
 #include <concepts>
 #include <utility>
@@ -5815,13 +5933,22 @@ struct pooled {
 
 }  // namespace tarn
 // ---- tarn/pool/pool.hpp
-// The pool: stream-ordered allocation from cached memory. allocate() takes a block from the calling thread's cache
-// (front.hpp), then from the heap (heap.hpp), then climbs the ladder (ladder.hpp), whose last rungs call the driver.
-// deallocate() puts the block into the thread's cache or returns it to the heap; a block with recorded uses waits for them
-// first (waiting_blocks.hpp).
+// The pool: stream-ordered allocation from cached memory. The files of an allocation, in the order of its steps:
 //
-// Bounds: the magazines of one stream on one thread hold at most 104 MiB and are emptied before a pool that is no longer small
-// grows. Reserved memory stays within the live peak plus pooled::slack_per_mille while whole free handles suffice. Host
+//   1 arena/size_class.hpp   the request is rounded to a size class, or to a range
+//   2 front/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
+//                            ends here
+//   3 heap.hpp               what all threads share, under the hot lock: arena/arena.hpp has the free ranges of each stream
+//                            (arena/stream_order.hpp) and the runs that small blocks are cut from
+//   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
+//                            with an event (order/ordering.hpp), growth/page_growth.hpp gets more (over blocks: segment_growth.hpp)
+//   5 source/cuda_pages.hpp  creates and maps pages by calls of driver/cuda_driver.hpp
+//
+// deallocate() goes through 1 to 3 in the same way. A block with recorded uses waits for them first (waiting_blocks.hpp).
+// inspection/ is for tools and snapshots, and empty otherwise.
+//
+// Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/32 of the reserved memory, they
+// are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus pooled::slack_per_mille while whole free handles suffice. Host
 // memory is 64 bytes per range.
 
 #include <cstddef>
@@ -6356,7 +6483,7 @@ struct magazine {
 
 /// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
 /// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth, once in 120. All magazines of
-/// one stream on one thread together hold at most 104 MiB; they are returned to the heap before the pool outgrows a small size.
+/// one stream on one thread together hold at most 104 MiB; what is too much of the pool is returned before it grows (ladder.hpp).
 [[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
   std::size_t const fit = 1_MiB / class_bytes(size_class);
   return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
@@ -6453,10 +6580,18 @@ namespace tarn::detail {
 
 /// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
 /// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
+/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have.
 inline bool has_remote_barrier() noexcept {
 #if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
-  static bool const registered = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0;
-  return registered;
+  constexpr int yes = 1;
+  constexpr int no = 2;
+  static constinit std::atomic<int> answer{0};
+  int known = answer.load(std::memory_order_relaxed);
+  if (known == 0) {  // several threads may ask at once, and get the same answer
+    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : no;
+    answer.store(known, std::memory_order_relaxed);
+  }
+  return known == yes;
 #else
   return false;
 #endif
@@ -7013,6 +7148,8 @@ class page_map {
 //                           already complete?  -> p is neutral: every stream may take it
 //                           else B waits for the event (on the device) -> p joins B's domain
 //
+// From CUDA 12.5 on, one event marks the work of all streams of the device (order/mark_work.hpp). Blocks of a run that is partly in
+// use stay with their stream until it is swept (order/reclaim.hpp).
 
 #include <atomic>
 #include <cstdint>
@@ -7916,7 +8053,7 @@ class misuse_notes {
   };
 
   static void report(note const& n) noexcept {
-    message<160> text;
+    message<200> text;
     misuse_kind kind = misuse_kind::foreign_pointer;
     text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(n.p)).add(": ");
     switch (n.what) {
@@ -7926,10 +8063,12 @@ class misuse_notes {
         break;
       case release_result::twice:
         kind = misuse_kind::double_free;
-        text.add("the block is already free");
+        text.add("the block is already free; add | tarn::checked{} to see where");
         break;
       default:
-        text.add("no live block of this pool starts there (freed twice, or allocated by another pool)");
+        text.add(
+            "no live block of this pool starts there (freed twice, or allocated by another pool); add | "
+            "tarn::checked{} to see where");
         break;
     }
     report_misuse(misuse(kind, n.p, text.view()));
@@ -8484,6 +8623,7 @@ struct growth_request {
   std::size_t alignment = default_alignment;
   std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
   std::size_t asked_alignment = 0;
+  // The ladder sets the rest for each step: small pools and a refused device may exceed and extend, others stay within a budget.
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
   std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created
@@ -8538,13 +8678,14 @@ struct held_memory {
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/page_growth.hpp
 // Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
-// enough, these are tried, cheapest first:
+// enough, these are tried in this order:
 //
-//   1 a view that was used before and whose handles are free again                     no driver call
-//   2 new handles at home addresses, while reserved memory may grow with live memory   36 us each
+//   1 new handles at home addresses, while reserved memory may grow with live memory   36 us each
+//   2 a view that was used before and whose handles are free again                     no driver call
 //   3 a view of free handles: an existing one extended, or a new one                   27 us a handle
 //   4 new handles beyond that, for the missing bytes
 //
+// The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
 
 #include <bit>
 #include <cstddef>
@@ -9048,7 +9189,7 @@ class ordering {
  public:
   explicit ordering(Driver const& driver) : driver_(driver) {}
 
-  /// Covers all that `d` has freed with an event and queries it. At most three driver calls, none if nothing was freed since
+  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most three driver calls, none if nothing was freed since
   /// the last completed mark.
   ///
   /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
@@ -9813,7 +9954,7 @@ class page_growth {
     std::size_t all = 0;
     if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
     status const none{failure::out_of_memory, 0, "the device does not have that much free memory",
-                      "the device"};
+                      name_of_memory(source_.driver())};
     refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
@@ -10538,7 +10679,7 @@ enum class sweep_of : std::uint8_t {
   return false;
 }
 
-/// Makes what a stream freed neutral as far as the device has completed it. Memory that a stream never freed becomes neutral,
+/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory that a stream never freed becomes neutral,
 /// too: its share of handles that were created for it (marked 0).
 inline void neutralise(arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
@@ -10699,6 +10840,8 @@ struct pool_state {
 
 namespace tarn::detail {
 
+/// How a pool grows over a source. Over cuda_pages it is described_growth, which is page_growth unless compute-sanitizer is
+/// attached.
 template <class Source>
 struct growth_for {
   using type = segment_growth<Source>;
@@ -11015,7 +11158,7 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 //   2 finished      make frees of other streams that the device has completed neutral
 //   3 stealing      make the stream wait, on the device, for another stream's frees, and take them over; add neutral ranges to
 //                   its own, so that neighbours coalesce
-//   4 growth        reuse a view of free handles, create new handles, or make a new view
+//   4 growth        create new handles while reserved memory may grow, reuse a view of free handles, or make a new view
 //   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, free memory is remapped together,
 //                   free handles and segments are given back
 //   6 out_of_memory
@@ -11025,7 +11168,6 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 namespace tarn::detail {
 
@@ -11040,13 +11182,15 @@ inline constexpr std::size_t roomy_step = 8;
 /// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it back.
 inline constexpr std::size_t idle_part = 32;
 
-/// Returns the bytes that count against a limit below the pool.
-struct bytes_under_limit {
-  template <class Layer>
-  auto operator()(Layer& layer) const -> decltype(layer.limit(), layer.used()) {
-    return layer.used();
+/// Raises `used` to the bytes that count against a limit of `limit` bytes in this layer or one below it.
+template <class Layer>
+void find_limit(Layer& layer, std::size_t limit, std::size_t& used) noexcept {
+  if constexpr (requires { layer.limit(), layer.used(); }) {
+    if (layer.limit() == limit) used = max_of(used, std::size_t{layer.used()});
   }
-};
+  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
+    find_limit(layer_of(layer.upstream()), limit, used);
+}
 
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
 template <class Heap, class Front, class Waiting>
@@ -11106,7 +11250,7 @@ class ladder {
       was_refused = true;
     }
     ++heap_.ooms;
-    if (!was_refused) query_device(refused);
+    query_device(refused, was_refused);
     throw out_of_memory(report(refused));
   }
 
@@ -11165,6 +11309,7 @@ class ladder {
   /// Rungs 2 and 3.
   bool take_from_others() {
     domain_ref const taker = request_.taker;
+    // While a stream is captured its frees cannot be marked, and others' must not wait for it.
     if (!others_have_free(space(), taker) || !is_captured()) {
       collect_finished(space(), heap_.order, hot_, taker);
       if (take()) return true;
@@ -11235,16 +11380,17 @@ class ladder {
     request_.may_create = target > reserved ? target - reserved : 0;
   }
 
-  /// For a request that the pool refused without asking the source.
-  void query_device(memory_report& refused) {
+  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device.
+  void query_device(memory_report& refused, bool was_refused) {
+    if (!was_refused) refused.refused_by = "the pool";
+    if (refused.limit != memory_report::unknown || is_host_memory<source_type>) return;
     unlocked const open(hot_);
     std::size_t free = 0;
     std::size_t total = 0;
-    refused.refused_by = "the pool";
     if (!heap_.driver().memory_info(free, total).ok()) return;
     refused.device_free = free;
     refused.device_total = total;
-    if (request_.asked > total) refused.refused_by = "the device";
+    if (!was_refused && request_.asked > total) refused.refused_by = name_of_memory(heap_.driver());
   }
   [[nodiscard]] memory_report report(memory_report const& refused) {
     memory_report r = refused;
@@ -11257,10 +11403,10 @@ class ladder {
     r.reserved = reserved;
     r.cached = reserved > space().live_bytes ? reserved - space().live_bytes : 0;
     r.largest_free_range = space().largest_free();
-    // What the attempt had taken has been given back since the limit refused.
-    using upstream_type = std::remove_reference_t<decltype(heap_.upstream())>;
-    if constexpr (reachable<upstream_type, bytes_under_limit>) {
-      if (r.limit_used != memory_report::unknown) r.limit_used = nearest(heap_.upstream(), bytes_under_limit{});
+    if (r.limit_used != memory_report::unknown) {  // as it is now, without what the attempt had taken
+      std::size_t used = 0;
+      find_limit(layer_of(heap_.upstream()), r.limit, used);
+      r.limit_used = used;
     }
     return r;
   }
@@ -11464,7 +11610,7 @@ void reset_totals(Heap& heap) noexcept {
 }  // namespace tarn::detail
 // ---- tarn/pool/waiting_blocks.hpp
 // Freed blocks that wait for streams named by record_stream(), or for a stream that the driver does not know. They count as live
-// until the device has completed those uses (record_stream.hpp); then they return to the heap.
+// until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
 
 #include <cstddef>
 #include <cstdint>
@@ -12287,7 +12433,7 @@ class pool_parts {
 namespace tarn {
 
 /// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
-/// of threads may call it concurrently. A warm call takes no lock and makes no driver call.
+/// of threads may call it concurrently. A warm call takes no shared lock and makes no driver call.
 ///
 /// fork() is safe while any number of threads use the pool. In the child, a pool of host memory continues with a copy of all
 /// blocks; calls that other threads had in progress are never completed. A pool over a driver that does not survive fork(),
@@ -13383,6 +13529,8 @@ using pool_over = stack<Source, pooled, tracked>;
 /// thread's cached blocks return to the pool. It cannot detect a use after the free, an overrun, or a second free of a block that
 /// has a new owner; `| checked{}` detects these, too.
 using device_pool = pool_over<cuda_pages>;
+#else
+class device_pool;  // needs CUDA's headers; without a GPU: #include <tarn/sim.hpp>, tarn::sim_pool
 #endif
 
 }  // namespace tarn
@@ -13525,6 +13673,14 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;
 
  public:
+  static_assert(resource<Other>,
+                "tarn: fallback_to needs blocks; pages need a pool: fallback_to{pages | pooled{}}");
+  static_assert(
+      (has_property<Other, device_accessible> ||
+       !has_property<Upstream, device_accessible>)&&(has_property<Other, host_accessible> ||
+                                                     !has_property<Upstream, host_accessible>),
+      "tarn: memory that fallback_to adds must be usable wherever the first is; for device memory use "
+      "pinned_host or managed");
   using base::driver;
   using routes = routes_to<Upstream, Other>;
 
@@ -14242,7 +14398,7 @@ struct retry_on_oom {
       try {
         return next.allocate(r);
       } catch (out_of_memory const& error) {
-        if (!handler(error, attempt)) throw;
+        if (!detail::call_user([&] { return handler(error, attempt); })) throw;
       }
     }
   }
@@ -14632,10 +14788,12 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
   static_assert(std::is_trivially_copyable_v<To>,
                 "tarn: only trivially copyable elements can be copied between host and device");
   if (from.size() != to.size()) {
-    message<160> text;
+    message<320> text;
     text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
     text.add(" elements to a span of ").add_number(static_cast<std::uint64_t>(to.size()));
-    throw length_error(text.add("; take a subspan of the longer one").c_str());
+    text.add("; take a subspan of the longer one");
+    detail::end_with_place(text, text.size(), where);
+    throw length_error(text.c_str());
   }
   if (from.empty()) return;
   status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());
@@ -14667,6 +14825,7 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 // ---- tarn/raii/stream.hpp
 // Streams: an owning stream, and the identity of a stream that is not owned.
 
+#include <concepts>
 #include <utility>
 
 #if TARN_HAS_CUDA
@@ -14689,7 +14848,7 @@ template <stream_driver Driver>
 template <has_driver Resource>
 [[nodiscard]] stream_ref identified(Resource const& memory, stream_ref stream,
                                     source_location where = source_location::current()) {
-  return identified(memory.driver(), stream, where);
+  return stream.id() != stream_ref::unknown_id ? stream : identified(memory.driver(), stream, where);
 }
 
 /// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
@@ -14746,11 +14905,23 @@ class basic_stream {
 /// An owning stream of the current device: `tarn::stream stream;`. A class, since g++ warns of a parameter that shadows an alias.
 class stream : public basic_stream<cuda_driver> {
  public:
+  explicit stream(source_location where = source_location::current())
+      : basic_stream<cuda_driver>(cuda_driver{}, where) {}
   using basic_stream<cuda_driver>::basic_stream;
 };
 #endif
 
 namespace detail {
+
+/// A stream argument that knows the line of the call, for functions whose last parameters are a pack.
+struct stream_at {
+  template <class Stream>
+    requires std::convertible_to<Stream const&, stream_ref>
+  stream_at(Stream const& of_call, source_location line = source_location::current())  // NOLINT: a stream
+      : stream(of_call), where(line) {}
+  stream_ref stream;
+  source_location where;
+};
 
 /// As identified(), where exceptions are not possible: returns a stream that the driver does not know unchanged.
 template <has_driver Resource>
@@ -14760,9 +14931,10 @@ template <has_driver Resource>
   return memory.driver().identify(stream, id).ok() ? stream_ref::from(stream.handle(), id) : stream;
 }
 
-/// Whether two identified streams are the same one: a handle alone may have named another stream before.
+/// Whether two streams of a device are the same one: by their identities if both are known, else by their handles.
 [[nodiscard]] inline bool same_stream(stream_ref a, stream_ref b) noexcept {
-  return a == b && a.id() == b.id();
+  bool const known = a.id() != stream_ref::unknown_id && b.id() != stream_ref::unknown_id;
+  return known ? a.id() == b.id() : a == b;
 }
 
 /// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist. Each is passed with
@@ -14771,7 +14943,7 @@ template <has_driver Resource>
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
                    stream_ref before, source_location where = source_location::current()) {
-  if (same_stream(after, before)) return;
+  if (driver_of_after.device() == driver_of_before.device() && same_stream(after, before)) return;
   event_handle event = nullptr;
   status s = driver_of_before.create_event(event);
   if (s.ok()) {
@@ -14878,8 +15050,7 @@ class device_buffer {
   }
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream, attribution call)
       : device_buffer(std::move(memory), from, stream, least_alignment(), call) {}
-  /// Copies of device memory are explicit: see clone() and copy_from().
-  device_buffer(device_buffer const&) = delete;
+  device_buffer(device_buffer const&) = delete;  // copies are explicit: buffer.clone(stream), or copy_from()
   device_buffer& operator=(device_buffer const&) = delete;
   device_buffer(device_buffer&& other) noexcept
       : memory_(other.memory_),
@@ -14976,11 +15147,10 @@ class device_buffer {
   /// memory is held back until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
   /// @throws std::bad_alloc, cuda_error  nothing has changed
   void record_stream(stream_ref stream, source_location where = source_location::current()) const
-    requires requires(Resource& memory) {
-      memory.record_stream(nullptr, std::size_t{}, stream_ref{}, source_location{});
-    }
+    requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
   {
-    if (data_ != nullptr) memory_.record_stream(data_, capacity_ * sizeof(T), stream, where);
+    if (data_ == nullptr) return;
+    detail::called_from(where, [&] { memory_.record_stream(data_, capacity_ * sizeof(T), stream); });
   }
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
@@ -15130,7 +15300,8 @@ template <class T, class Resource>
 void make_device_buffer(Resource, std::size_t) = delete;  // add a stream: tarn::stream_ref{} is the default
 template <class T, class First, class... Rest>
   requires(!tarn::resource<First>)
-void make_device_buffer(First, Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
+void make_device_buffer(First,
+                        Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
 
 }  // namespace tarn
 // ---- tarn/raii/device_guard.hpp

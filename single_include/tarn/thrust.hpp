@@ -76,7 +76,9 @@ class thrust_allocator {
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory
   [[nodiscard]] pointer allocate(size_type count) {
-    return pointer(static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment())));
+    return pointer(static_cast<T*>(detail::called_from<Resource>(detail::unknown_place(), [&] {
+      return memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment());
+    })));
   }
   void deallocate(pointer p, size_type count) noexcept {
     memory_.deallocate(stream_, thrust::raw_pointer_cast(p), count * sizeof(T), alignment());
@@ -136,7 +138,9 @@ class thrust_temporaries {
   TARN_HOST_DEVICE ~thrust_temporaries() {}
   thrust_temporaries& operator=(thrust_temporaries const&) = delete;
   char* allocate(std::ptrdiff_t bytes) {
-    return static_cast<char*>(memory_.allocate(stream_, static_cast<std::size_t>(bytes), default_alignment));
+    return static_cast<char*>(detail::called_from<Resource>(detail::unknown_place(), [&] {
+      return memory_.allocate(stream_, static_cast<std::size_t>(bytes), default_alignment);
+    }));
   }
   void deallocate(char* p, std::size_t bytes) noexcept {
     memory_.deallocate(stream_, p, bytes, default_alignment);

@@ -121,7 +121,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
     for (device_id const other : options.devices()) {
       if (other == driver().device()) continue;
       bool yes = false;
-      if (status const s = driver().can_share(other, yes); !s.ok()) throw cuda_error(s, other.value);
+      if (status const s = driver().can_share(other, yes); !s.ok())
+        throw cuda_error(s, other.value, source_location{});
       if (!yes) throw unreachable_device(driver().device(), other);
       others_.push_back(other);
     }
@@ -1123,11 +1124,13 @@ namespace tarn {
 
 namespace detail {
 
-[[noreturn]] inline void refuse_sizes(std::size_t from, std::size_t to) {
-  message<160> text;
+[[noreturn]] inline void refuse_sizes(std::size_t from, std::size_t to, source_location where) {
+  message<320> text;
   text.add("tarn: conversion of ").add_number(std::uint64_t{from});
   text.add(" elements to a span of ").add_number(std::uint64_t{to});
-  throw length_error(text.add("; take a subspan of the longer one").c_str());
+  text.add("; take a subspan of the longer one");
+  end_with_place(text, text.size(), where);
+  throw length_error(text.c_str());
 }
 [[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to) {
   message<200> text;
@@ -1154,7 +1157,7 @@ template <stream_driver Driver, class From, element To>
   requires element<std::remove_const_t<From>>
 void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
              source_location where = source_location::current()) {
-  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
+  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
   if (from.empty()) return;
   detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
                              "the target of a conversion overlaps its source; convert into separate memory");
@@ -1182,7 +1185,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
       detail::refuse_devices(from.data(), theirs.device(), driver.device());
     }
   }
-  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
+  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
   if (from.empty()) return;
   // Use the device that can access both: a buffer of host memory may carry the driver of any device.
   auto const& on = detail::is_devices_own<ToResource> ? driver : theirs;
@@ -1322,32 +1325,35 @@ void order_behind(stream_ref stream, Owners const&... owners) {
 
 }  // namespace detail
 
-/// Frees the memory of owners now, in the order of `stream`, their last user: later work on `stream` may reuse it at once,
+/// Frees the memory of owners now, in the order of their last user, a stream: later work on it may reuse it at once,
 /// other streams once they are ordered. The owners are then empty, keep their streams and may be reused. Over a pool it never
 /// waits; without one, sources that cannot free in stream order wait as usual.
-/// @param stream   a stream of the owners' device; all work that uses the memory is enqueued on it or on the owners' streams
-/// @param earlier  whether `stream` must first be made to wait for the owners' streams
+/// @param last_user  a stream of the owners' device; all work that uses the memory is enqueued on it or on the owners' streams
+/// @param earlier    whether it must first be made to wait for the owners' streams
 /// @throws cuda_error  a stream could not be made to wait: nothing was freed
 template <class... Owners>
   requires(sizeof...(Owners) != 0 && (freeable<std::remove_reference_t<Owners>> && ...))
-void free_on(stream_ref stream, earlier_work earlier, Owners&&... owners) {
+void free_on(detail::stream_at last_user, earlier_work earlier, Owners&&... owners) {
   static_assert((!std::is_lvalue_reference_v<Owners> && ...),
                 "tarn: free_on takes the memory of its owners; pass std::move(owner)");
-  ((stream = identified(owners.resource().driver(), stream)), ...);
-  if (earlier == earlier_work::wait_for) detail::order_behind(stream, owners...);
+  stream_ref stream = last_user.stream;
+  detail::called_from(last_user.where, [&] {
+    ((stream = identified(owners.resource().driver(), stream)), ...);
+    if (earlier == earlier_work::wait_for) detail::order_behind(stream, owners...);
+  });
   (detail::give_back_on(owners, stream), ...);
 }
 template <class... Owners>
   requires(sizeof...(Owners) != 0 && (freeable<std::remove_reference_t<Owners>> && ...))
-void free_on(stream_ref stream, Owners&&... owners) {
-  free_on(stream, earlier_work::wait_for, std::forward<Owners>(owners)...);
+void free_on(detail::stream_at last_user, Owners&&... owners) {
+  free_on(last_user, earlier_work::wait_for, std::forward<Owners>(owners)...);
 }
-/// Retires one owner: `tarn::free_on(std::move(weights), stream);`
+/// Frees the memory of one owner: `tarn::free_on(std::move(weights), stream);`
 template <class Owner>
   requires freeable<std::remove_reference_t<Owner>>
 void free_on(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_work::wait_for,
              source_location where = source_location::current()) {
-  detail::called_from(where, [&] { free_on(stream, earlier, std::forward<Owner>(owner)); });
+  free_on(detail::stream_at(stream, where), earlier, std::forward<Owner>(owner));
 }
 
 }  // namespace tarn
@@ -1396,24 +1402,11 @@ class evict_scope {
   /// @throws misuse         (capture) `stream` or a buffer's own is being captured into a graph
   /// @throws out_of_memory  the host has too little memory for all of them; nothing has changed
   /// @throws cuda_error     nothing has changed
-  evict_scope(Pinned pinned, stream_ref stream, Buffers&... buffers)
+  evict_scope(Pinned pinned, detail::stream_at stream, Buffers&... buffers)
       : pinned_(std::move(pinned)),
         slots_(slot<Buffers>{&buffers, nullptr, 0}...),
-        stream_(identified(driver(), stream)) {
-    refuse_capture();
-    try {
-      require(driver().create_event(copied_));
-      each([&](auto& s) {
-        if (!s.buffer->empty()) s.host = host_memory_for(s);
-        s.count = s.buffer->size();
-      });
-      detail::order_behind(stream_, buffers...);
-      copy_out();
-    } catch (...) {
-      give_host_memory();
-      forget_event();
-      throw;
-    }
+        stream_(identified(driver(), stream.stream, stream.where)) {
+    detail::called_from(stream.where, [&] { evict(buffers...); });
     (detail::give_back_on(buffers, stream_), ...);
   }
   evict_scope(evict_scope const&) = delete;
@@ -1481,6 +1474,24 @@ class evict_scope {
     [[nodiscard]] element* data() const noexcept { return static_cast<element*>(host); }
     [[nodiscard]] std::size_t bytes() const noexcept { return count * sizeof(element); }
   };
+
+  /// Copies the elements to the host; the buffers keep their memory.
+  void evict(Buffers&... buffers) {
+    refuse_capture();
+    try {
+      require(driver().create_event(copied_));
+      each([&](auto& s) {
+        if (!s.buffer->empty()) s.host = host_memory_for(s);
+        s.count = s.buffer->size();
+      });
+      detail::order_behind(stream_, buffers...);
+      copy_out();
+    } catch (...) {
+      give_host_memory();
+      forget_event();
+      throw;
+    }
+  }
 
   template <class F>
   void each(F const& f) {
@@ -1922,17 +1933,17 @@ class micro_batches {
   /// @param budget          bytes that a part may use
   /// @throws out_of_memory  one item exceeds the budget (unless one_at_a_time); nothing was done
   micro_batches(std::size_t n, std::size_t bytes_per_item, std::size_t budget,
-                micro_batch_options const& options = {})
+                micro_batch_options const& options = {}, source_location where = source_location::current())
       : micro_batches(n, bytes_per_item, memory_availability{budget, "the budget of micro_batches", budget},
-                      0, -1, options) {}
+                      0, -1, options, where) {}
 
   /// Splits by what a resource could allocate now: available_memory(memory) minus the reserve.
   /// @throws cuda_error  the driver did not report free memory
   template <has_driver Resource>
   micro_batches(std::size_t n, std::size_t bytes_per_item, Resource const& memory,
-                micro_batch_options const& options = {})
-      : micro_batches(n, bytes_per_item, available_memory(memory), options.reserve_per_mille,
-                      memory.driver().device().value, options) {}
+                micro_batch_options const& options = {}, source_location where = source_location::current())
+      : micro_batches(n, bytes_per_item, available_memory(memory, where), options.reserve_per_mille,
+                      memory.driver().device().value, options, where) {}
 
   [[nodiscard]] inline iterator begin() const noexcept;
   [[nodiscard]] inline iterator end() const noexcept;
@@ -1953,12 +1964,13 @@ class micro_batches {
 
  private:
   micro_batches(std::size_t n, std::size_t bytes_per_item, memory_availability const& room,
-                unsigned reserve_per_mille, int device, micro_batch_options const& options)
+                unsigned reserve_per_mille, int device, micro_batch_options const& options,
+                source_location where)
       : n_(n), budget_(room.bytes - share_of(room.bytes, reserve_per_mille)) {
     if (n == 0) return;
     std::size_t fit = bytes_per_item == 0 ? n : budget_ / bytes_per_item;
     if (fit == 0) {
-      if (options.when_too_large == too_large_item::refuse) refuse(bytes_per_item, room, device);
+      if (options.when_too_large == too_large_item::refuse) refuse(bytes_per_item, room, device, where);
       fit = 1;
     }
     fit = detail::min_of(fit, detail::max_of(options.most_items, std::size_t{1}));
@@ -1971,7 +1983,8 @@ class micro_batches {
     std::size_t const part = detail::min_of(per_mille, 1000U);
     return bytes / 1000 * part + bytes % 1000 * part / 1000;
   }
-  [[noreturn]] void refuse(std::size_t bytes_per_item, memory_availability const& room, int device) const {
+  [[noreturn]] void refuse(std::size_t bytes_per_item, memory_availability const& room, int device,
+                           source_location where) const {
     bool const is_reserve = bytes_per_item <= room.bytes;
     memory_report r;
     r.asked = bytes_per_item;
@@ -1981,6 +1994,8 @@ class micro_batches {
     r.device_free = room.device_free;
     r.limit = is_reserve ? budget_ : room.limit;
     r.refused_by = is_reserve ? "the reserve of micro_batches" : room.bounded_by;
+    r.where = where;
+    r.stream = memory_report::no_stream;
     throw out_of_memory(r);
   }
 
@@ -2304,9 +2319,11 @@ class per_device {
   [[nodiscard]] Pool& current(source_location where = source_location::current())
     requires requires(device_id& device) { driver_type::current_device(device); }
   {
-    device_id device;
-    if (status const s = driver_type::current_device(device); !s.ok()) throw cuda_error(s, -1, where);
-    return (*this)[device];
+    return detail::called_from(where, [&]() -> Pool& {
+      device_id device;
+      if (status const s = driver_type::current_device(device); !s.ok()) throw cuda_error(s);
+      return (*this)[device];
+    });
   }
 
   /// Returns the device's pool, or null if it has not been created.
@@ -2351,7 +2368,8 @@ class per_device {
     throw misuse(misuse_kind::recursion, nullptr, text.view());
   }
   [[noreturn]] static void refuse(device_id device) {
-    throw cuda_error({failure::no_device, 101, "cudaErrorInvalidDevice", "per_device"}, device.value);
+    throw cuda_error({failure::no_device, 101, "cudaErrorInvalidDevice", "per_device"}, device.value,
+                     source_location{});
   }
   [[noreturn]] static void refuse(device_id asked, device_id made) {
     message<160> text;
@@ -2662,8 +2680,7 @@ class scratch {
     constexpr std::size_t alignment = detail::max_of(default_alignment, alignof(T));
     static_assert(alignment <= max_alignment,
                   "tarn: no resource supports this alignment; align T to max_alignment or less");
-    return static_cast<T*>(detail::called_from<Resource>(
-        call, [&] { return take_bytes(checked_bytes(count, sizeof(T)), alignment); }));
+    return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment, call));
   }
 
   /// Records the position that rewind() returns to. @throws std::bad_alloc  (host) nothing has changed
@@ -2726,13 +2743,13 @@ class scratch {
     std::size_t used = 0;
   };
 
-  [[nodiscard]] void* take_bytes(std::size_t bytes, std::size_t alignment) {
+  [[nodiscard]] void* take_bytes(std::size_t bytes, std::size_t alignment, attribution const& call) {
     if (bytes == 0) return nullptr;
     for (std::size_t i = at_; i < chunks_.size(); ++i) {
       std::size_t const begin = i == at_ ? used_ : 0;
       if (void* const p = place_in(i, begin, bytes, alignment); p != nullptr) return p;
     }
-    grow(bytes, alignment);
+    detail::called_from<Resource>(call, [&] { grow(bytes, alignment); });
     return place_in(chunks_.size() - 1, 0, bytes, alignment);
   }
 

@@ -32,7 +32,7 @@ expected = {
     "misuse_handler_goes_on": (0, "the handler was called\n", quiet),
     "misuse_handler_throws": (-signal.SIGABRT, "", r"terminate.*runtime_error[\s\S]*tarn: deallocation of 0x"),
     "leaks_are_reported_at_exit": (-signal.SIGABRT, "two owners were forgotten\n",
-                                   r"\A(tarn: block 0x[0-9a-f]+ of [23]000 bytes was never freed; number of leaks: 2; allocated: endings.*\n){2}\Z"),
+                                   r"\A(tarn: block 0x[0-9a-f]+ of [23]000 bytes was not freed; number of leaks: 2; allocated: endings.*\n){2}\Z"),
     "plugin_closed_with_live_threads": (0, "the plug-in was closed and opened again\n", quiet),
     "plugin_closed_with_a_live_pool": (0, "the plug-in was closed and opened again\n", quiet),
     "plugin_unloaded_with_a_live_pool": (0, "the plug-in is unloaded\n", quiet),

@@ -180,7 +180,7 @@ PLANTED = {
             "a use on the allocating stream needs no event",
             "pool/order/recorded_streams.hpp",
             "if (uses_[u].stream == freed.stream.id()) {",
-            "if (queues_[uses_[u].lane].stream.handle() == freed.stream.handle()) {",
+            "if (queues_[uses_[u].queue].stream.handle() == freed.stream.handle()) {",
         ),
         Mutant(
             "only the first use that shares an event is marked again",
@@ -477,9 +477,16 @@ PLANTED = {
         ),
         Mutant(
             "a peak is missed",
+            "policy/tracked_numbers.hpp",
+            "      if (now > n.peak) [[unlikely]]\n        n.peak = now;\n",
+            "",
+        ),
+        Mutant(
+            "a peak of reserved bytes is missed",
             "core/counter.hpp",
             "    current += amount;\n    allocated += amount;\n    peak = detail::max_of(peak, current);",
             "    peak = detail::max_of(peak, current);\n    current += amount;\n    allocated += amount;",
+            finder="tests/report/stats_model.cpp",
         ),
         Mutant(
             "the peak of a scope is its value at the end",

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/policy/checked.hpp"
+#include "tarn/policy/check_all.hpp"
 
 #include <string>
 #include <thread>
@@ -219,11 +220,11 @@ TEST_CASE("checked reports leaks with their places at its destruction", "[policy
   REQUIRE(reported::all().size() == 3);
   for (auto const& one : reported::all()) CHECK(one.kind == misuse_kind::leak);
   has(reported::all()[0].text,
-      "of 2000 bytes was never freed; number of leaks: 3; allocated: " + line(allocated));
+      "of 2000 bytes was not freed; number of leaks: 3; allocated: " + line(allocated));
   has(reported::all()[1].text,
-      "of 3000 bytes was never freed; number of leaks: 3; allocated: " + line(allocated + 1));
+      "of 3000 bytes was not freed; number of leaks: 3; allocated: " + line(allocated + 1));
   has(reported::all()[2].text,
-      "of 4 bytes was never freed; number of leaks: 3; allocated: " + line(allocated + 2));
+      "of 4 bytes was not freed; number of leaks: 3; allocated: " + line(allocated + 2));
 }
 
 TEST_CASE("checked reports the memory of a pinned_buffer with the line that made the buffer",
@@ -266,7 +267,7 @@ TEST_CASE("checked reports the memory of a device_buffer with the line that made
                                                 {200, 8}, {240, 11}, {240, 14}};
   REQUIRE(reported::all().size() == wanted.size());
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    has(reported::all()[i].text, "of " + std::to_string(wanted[i].first) + " bytes was never freed");
+    has(reported::all()[i].text, "of " + std::to_string(wanted[i].first) + " bytes was not freed");
     has(reported::all()[i].text, "allocated: " + line(made + wanted[i].second));
   }
 }
@@ -398,4 +399,21 @@ TEST_CASE("checked reports nothing when threads share a pool", "[policy][checked
   for (auto& thread : threads) thread.join();
   CHECK(memory->check_all() == 0);
   CHECK(reported::all().empty());
+}
+
+TEST_CASE("report_leaks lists the live blocks through any policy above, each time", "[policy][checked]") {
+  reported const t;
+  sim_machine const machine;
+  auto memory = sim_pages(machine.driver()) | pooled{} | checked{} | tracked{};
+  CHECK(report_leaks(memory) == 0);
+  {
+    auto const first = make_device_buffer<char>(memory, 1000, stream_ref{});
+    auto const second = make_device_buffer<char>(memory, 2000, stream_ref{});
+    CHECK(report_leaks(memory) == 2);
+    CHECK(reported::all().size() == 2);
+    CHECK(report_leaks(memory) == 2);
+    CHECK(check_all(memory) == 0);
+  }
+  CHECK(report_leaks(memory) == 0);
+  CHECK(reported::all().size() == 4);
 }

@@ -2,6 +2,7 @@
 #include "tarn/policy/limited.hpp"
 
 #include <atomic>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -10,6 +11,9 @@
 #include "contract/resource_contract.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/report/stats.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 
@@ -134,4 +138,70 @@ TEST_CASE("limited is never exceeded by concurrent allocations", "[policy][limit
   CHECK(exceeded == 0);
   CHECK(served > 0);
   CHECK(memory->used() == 0);
+}
+
+namespace {
+std::string refusal_of(auto& memory, std::size_t bytes) {
+  try {
+    (void)memory.allocate({}, bytes);
+  } catch (out_of_memory const& error) {
+    return error.what();
+  }
+  return "served";
+}
+bool says(std::string const& text, char const* part) {
+  return text.find(part) != text.npos;
+}
+}  // namespace
+
+TEST_CASE("A limit that two pools share reports what the other one holds, if that is the cause",
+          "[policy][limited]") {
+  sim_machine const machine;
+  auto const limit = sim_pages(machine.driver()) | limited{64_MiB};
+  auto first = limit | pooled{};
+  auto second = limit | limited{1_GiB} | pooled{};
+  auto held = make_device_buffer<std::byte>(first, 40_MiB, stream_ref{});
+  std::string text = refusal_of(second, 30_MiB);
+  INFO(text);
+  CHECK(says(text, "refused by limited(64 MiB), of which 40 MiB are used."));
+  CHECK(says(text,
+             "Others under this limit hold 40 MiB: free their memory, call empty_cache() on their pools"));
+  held.clear();
+  text = refusal_of(second, 30_MiB);  // cached by the first pool
+  CHECK(says(text, "Others under this limit hold 40 MiB"));
+  first.empty_cache();
+  CHECK(refusal_of(second, 30_MiB) == "served");
+  text = refusal_of(second, 40_MiB);
+  INFO(text);
+  CHECK(says(text, "Free memory or raise the limit."));
+  CHECK_FALSE(says(text, "Others"));
+}
+
+TEST_CASE("A request of more than the memory has is refused with its size", "[policy][limited][errors]") {
+  sim_machine const machine({.capacity = 2_GiB});
+  auto device = sim_pages(machine.driver()) | pooled{};
+  CHECK(says(refusal_of(device, 1024_GiB), "refused by the device."));
+  CHECK(says(refusal_of(device, 1024_GiB), "The device has 2 GiB in all: ask for less, or split the work."));
+  auto host = host_memory{} | pooled{};
+  std::string const of_host = refusal_of(host, std::size_t{1} << 45);
+  INFO(of_host);
+  CHECK_FALSE(says(of_host, "device"));
+  auto pinned = sim_pinned_host(machine.driver()) | pooled{};
+  std::string const of_pinned = refusal_of(pinned, 1024_GiB);
+  INFO(of_pinned);
+  CHECK_FALSE(says(of_pinned, "the device"));
+}
+
+TEST_CASE("A refusal reports the free memory of the device after the attempt was undone",
+          "[policy][limited][errors]") {
+  sim_machine const machine({.capacity = 4_GiB});
+  auto pool = sim_pages(machine.driver()) | pooled{};
+  auto const held = make_device_buffer<std::byte>(pool, 2_GiB, stream_ref{});
+  std::size_t const free = mem_get_info(pool).free;
+  try {
+    (void)pool.allocate({}, 2_GiB);
+    FAIL("no exception was thrown");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().device_free == free);
+  }
 }

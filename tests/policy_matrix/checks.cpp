@@ -700,7 +700,7 @@ class random_program {
     live_block& b = live_[below(live_.size())];
     if (is_ended(b.stream)) return;
     stream_ref const other = any_stream();
-    if (other == b.stream || b.used_elsewhere) return;
+    if (is_same(other, b.stream) || b.used_elsewhere) return;
     device_.order(b.stream, other);
     device_.write(other, b.p, b.bytes, b.byte, 5000);
     memory_.record_stream(b.p, b.bytes, other);
@@ -711,8 +711,11 @@ class random_program {
     device_.end_stream(s);
     s = device_.new_stream();
   }
+  /// A handle is used again after its stream was destroyed; the identity is not.
+  [[nodiscard]] static bool is_same(stream_ref a, stream_ref b) { return a == b && a.id() == b.id(); }
   [[nodiscard]] bool is_ended(stream_ref stream) const {
-    return std::none_of(std::begin(streams_), std::end(streams_), [&](stream_ref s) { return s == stream; });
+    return std::none_of(std::begin(streams_), std::end(streams_),
+                        [&](stream_ref s) { return is_same(s, stream); });
   }
   void take_and_give_now() {
     std::size_t const bytes = any_size();

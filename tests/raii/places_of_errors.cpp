@@ -10,9 +10,11 @@
 
 #include "catch.hpp"
 #include "driver/faulty.hpp"
+#include "tarn/core/location_scope.hpp"
 #include "tarn/driver/sim/sim_driver.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/policy/with_history.hpp"
 #include "tarn/raii/available_memory.hpp"
@@ -22,6 +24,7 @@
 #include "tarn/raii/device_ptr.hpp"
 #include "tarn/raii/evict_scope.hpp"
 #include "tarn/raii/free_on.hpp"
+#include "tarn/raii/micro_batches.hpp"
 #include "tarn/raii/peer_copy.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/raii/scratch.hpp"
@@ -29,8 +32,10 @@
 #include "tarn/raii/stream_batches.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/source/cuda_pages.hpp"
+#include "tarn/source/host_memory.hpp"
 #include "tarn/source/pinned_host.hpp"
 #include "tarn/source/sim_sources.hpp"
+#include "tarn/stl.hpp"
 
 using namespace tarn;
 
@@ -104,6 +109,10 @@ void check_all(scene<Pool>& s) {
   auto pointer = make_device<float[]>(pool, 10, s.stream);
   FAILS_HERE(s, pointer.set_stream(s.other));
   FAILS_HERE(s, free_on(std::move(s.buffer), s.other));
+  FAILS_HERE(s, free_on(s.other, std::move(s.buffer), std::move(s.second)));
+  FAILS_HERE(s, free_on(bare, earlier_work::wait_for, std::move(s.buffer)));
+  FAILS_HERE(s, micro_batches(10, 100, pool));
+  FAILS_HERE(s, basic_pages<failing_driver>(s.driver));
   basic_pinned<failing_driver> const pinned(s.driver);
   FAILS_HERE(s, pinned_buffer<float, basic_pinned<failing_driver>>(pinned, 1000));
   FAILS_HERE(s, tarn::copy(s.driver, std::span<float const>(s.host), s.buffer.span(), s.stream));
@@ -117,6 +126,8 @@ void check_all(scene<Pool>& s) {
   FAILS_HERE(s, tarn::scratch(pool, 64_MiB, bare));
   FAILS_HERE(s, stream_batches(std::span<float const>(s.host), {.batch_bytes = 400}, pool, s.stream));
   FAILS_HERE(s, collect_batches(s.buffer, {.batch_bytes = 400}, s.stream));
+  FAILS_HERE(s, evict_scope(pinned, s.stream, s.buffer));
+  FAILS_HERE(s, evict_scope(pinned, bare, s.buffer));
   {
     evict_scope evicted(pinned, s.stream, s.buffer);
     FAILS_HERE(s, evicted.template host_copy<0>());
@@ -135,6 +146,57 @@ TEST_CASE("cuda_error names the line that called the library where a layer recor
           "[raii][errors][source_location]") {
   scene<decltype(std::declval<basic_pages<failing_driver>>() | pooled{} | with_history{})> s{with_history{}};
   check_all(s);
+}
+
+TEST_CASE("An error that a container's call led to names no line, or that of a location_scope",
+          "[raii][errors][source_location]") {
+  auto const memory = host_memory{} | limited{1000};
+  std::vector<char, allocator<char, std::remove_const_t<decltype(memory)>>> v(memory);
+  try {
+    v.resize(2000);
+    FAIL("no exception was thrown");
+  } catch (out_of_memory const& error) {
+    INFO(error.what());
+    CHECK(error.report().where.line == 0);
+    CHECK(std::string(error.what()).ends_with("."));
+  }
+  int const line = __LINE__ + 2;
+  try {
+    location_scope const here;
+    v.resize(2000);
+    FAIL("no exception was thrown");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().where.line == line);
+  }
+}
+
+TEST_CASE("An error of a handler keeps the handler's line", "[raii][errors][source_location]") {
+  sim_machine const machine;
+  auto other = sim_pages(machine.driver()) | pooled{} | limited{0};
+  int line = 0;
+  auto pool = sim_pages(machine.driver()) | pooled{} | limited{0} | retry_on_oom{[&](auto const&, unsigned) {
+                line = __LINE__ + 1;
+                (void)other.allocate(stream_ref{}, 1000);
+                return true;
+              }};
+  try {
+    (void)pool.allocate(stream_ref{}, 2000);
+    FAIL("no exception was thrown");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().asked == 1000);
+    CHECK(error.report().where.line == line);
+  }
+}
+
+TEST_CASE("The end of a long path and the line are in the text", "[raii][errors][source_location]") {
+  std::string const path = std::string(400, 'x') + "/solver/step.cpp";
+  memory_report r;
+  std::string const name(500, 'n');
+  for (bytes_of_tag& tag : r.biggest_tags) tag = {name.c_str(), 1};
+  r.where = {path.c_str(), 42, "step"};
+  CHECK(std::string(out_of_memory(r).what()).ends_with("/solver/step.cpp:42]"));
+  cuda_error const e({failure::other, 400, "cudaErrorInvalidResourceHandle", "cudaStreamGetId"}, 0, r.where);
+  CHECK(std::string(e.what()).ends_with("/solver/step.cpp:42]"));
 }
 
 TEST_CASE("out_of_memory names the line that called the library", "[raii][errors][source_location]") {

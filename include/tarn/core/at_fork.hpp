@@ -24,6 +24,7 @@
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
+#include <unistd.h>
 
 #include <ctime>
 #endif
@@ -146,6 +147,15 @@ class at_fork {
   bool taken_ = false;
 };
 inline constinit at_fork::members at_fork::registry{};
+
+/// A number of this process, which a forked child does not have.
+[[nodiscard]] inline std::int64_t this_process() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+  return ::getpid();
+#else
+  return 0;
+#endif
+}
 
 /// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
 class fork_mutex {

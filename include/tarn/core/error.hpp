@@ -61,11 +61,19 @@ class bad_alignment : public std::exception {
 };
 
 namespace detail {
-/// Appends " [solver.cpp:42]" after the first `size` characters; nothing for an unknown place.
+/// Appends " [solver.cpp:42]" after the first `size` characters; nothing for an unknown place. Of a long path, the end.
 template <std::size_t Capacity>
 void end_with_place(message<Capacity>& text, std::size_t size, source_location const& where) noexcept {
   text.truncate(size);
-  if (where.line != 0) text.add(" [").add(where.file).add(":").add_number(where.line).add("]");
+  if (where.line == 0) return;
+  constexpr std::size_t longest = 100;
+  std::string_view file = where.file;
+  text.add(" [");
+  if (file.size() > longest) {
+    file.remove_prefix(file.size() - longest);
+    text.add("...");
+  }
+  text.add(file).add(":").add_number(where.line).add("]");
 }
 }  // namespace detail
 
@@ -89,15 +97,20 @@ class cuda_error : public std::exception {
   [[nodiscard]] char const* call() const noexcept { return status_.call; }
   [[nodiscard]] int device() const noexcept { return device_; }
   [[nodiscard]] source_location where() const noexcept { return where_; }
-  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
+  /// Replaces the place, in what() too: for functions that know which line of the user's program called them. Line 0: unknown.
   void set_where(source_location where) noexcept {
+    if (is_placed_) return;
     where_ = where;
     detail::end_with_place(text_, size_, where);
   }
+  /// Keeps the place from now on: for errors that pass through another call of the library.
+  void keep_where() noexcept { is_placed_ = true; }
 
  private:
   [[nodiscard]] static constexpr std::string_view advice(status const& s) noexcept {
-    constexpr int invalid_handle = 400;  // cudaErrorInvalidResourceHandle, CUDA_ERROR_INVALID_HANDLE
+    constexpr int invalid_handle = 400;    // cudaErrorInvalidResourceHandle, CUDA_ERROR_INVALID_HANDLE
+    constexpr int first_of_capture = 900;  // cudaErrorStreamCaptureUnsupported
+    constexpr int last_of_capture = 908;   // cudaErrorStreamCaptureWrongThread
     switch (s.kind) {
       case failure::out_of_memory:
         return "; the driver is out of memory, free some";
@@ -112,8 +125,10 @@ class cuda_error : public std::exception {
       case failure::unloading:
         return "; the driver is shutting down, release owners earlier";
       case failure::other:
-        return s.code == invalid_handle ? "; the stream may not exist any more, use one that is not destroyed"
-                                        : "; an earlier kernel or copy may have failed";
+        return s.code == invalid_handle ? "; the stream may not exist any more, or is of another device"
+               : s.code >= first_of_capture && s.code <= last_of_capture
+                   ? "; a stream is being captured into a graph, do this before or after"
+                   : "; an earlier kernel or copy may have failed";
       case failure::none:
         break;
     }
@@ -123,8 +138,9 @@ class cuda_error : public std::exception {
   status status_;
   int device_;
   source_location where_;
+  bool is_placed_ = false;
   std::size_t size_;  ///< of the text before the place
-  message<384> text_;
+  message<448> text_;
 };
 
 /// The live bytes of one tag, see core/tag.
@@ -136,10 +152,11 @@ struct bytes_of_tag {
 /// The memory state at the time of the failure; bytes. Fields that a resource cannot know stay `unknown`.
 struct memory_report {
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
+  static constexpr std::uint64_t no_stream = ~std::uint64_t{0};
   std::size_t asked = 0;                     ///< bytes of the request
   std::size_t alignment = 0;                 ///< alignment of the request
   int device = -1;                           ///< device ordinal, -1 for the host
-  std::uint64_t stream = 0;                  ///< stream identity as the driver numbers it
+  std::uint64_t stream = 0;                  ///< stream identity as the driver numbers it, or no_stream
   std::size_t live = unknown;                ///< allocated to callers
   std::size_t cached = unknown;              ///< reserved from the driver, not allocated to callers
   std::size_t reserved = unknown;            ///< reserved from the driver
@@ -161,7 +178,8 @@ class out_of_memory : public std::bad_alloc {
     constexpr std::size_t unknown = memory_report::unknown;
     text_.add("tarn: ").add_bytes(report.asked).add(" asked");
     if (report.device >= 0) text_.add(" on device ").add_number(report.device);
-    text_.add(", stream ").add_number(report.stream).add(": refused by ").add(report.refused_by);
+    if (report.stream != memory_report::no_stream) text_.add(", stream ").add_number(report.stream);
+    text_.add(": refused by ").add(report.refused_by);
     if (report.call != nullptr) text_.add(" (").add(report.call).add(")");
     if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
     if (report.limit_used != unknown) text_.add(", of which ").add_bytes(report.limit_used).add(" are used");
@@ -177,7 +195,8 @@ class out_of_memory : public std::bad_alloc {
     if (report.biggest_tags[0].name != nullptr) {
       char const* before = " By tag: ";
       for (bytes_of_tag const& t : report.biggest_tags) {
-        if (t.name != nullptr) text_.add(before).add(t.name).add(" ").add_bytes(t.bytes);
+        if (t.name != nullptr)
+          text_.add(before).add(std::string_view(t.name).substr(0, longest_tag)).add(" ").add_bytes(t.bytes);
         before = ", ";
       }
       text_.add(".");
@@ -191,11 +210,15 @@ class out_of_memory : public std::bad_alloc {
   [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
   /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
   void set_where(source_location where) noexcept {
+    if (is_placed_) return;
     report_.where = where;
     detail::end_with_place(text_, size_, where);
   }
+  /// Keeps the place from now on: for errors that pass through another call of the library.
+  void keep_where() noexcept { is_placed_ = true; }
 
  private:
+  static constexpr std::size_t longest_tag = 40;  ///< longer names are cut, so that the advice has room
   static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
 
   /// What to try, from what is known.
@@ -205,21 +228,30 @@ class out_of_memory : public std::bad_alloc {
     if (r.asked > max_sensible) {
       text_.add(" No device has that much: check the size for overflow.");
     } else if (r.device_total != unknown && r.asked > r.device_total) {
-      text_.add(" The device has ")
-          .add_bytes(r.device_total)
-          .add(" in all: ask for less, or split the work.");
+      text_.add(r.device >= 0 ? " The device has " : " The host has ").add_bytes(r.device_total);
+      text_.add(" in all: ask for less, or split the work.");
     } else if (r.limit != unknown && r.asked > r.limit) {
       text_.add(" The limit is below this request alone: raise it or ask for less.");
-    } else if (r.limit_used != unknown && r.reserved != unknown && r.limit_used > r.reserved) {
-      text_.add(" Others under this limit hold ").add_bytes(r.limit_used - r.reserved);
-      text_.add(": call empty_cache() on their pools, free memory or raise the limit.");
+    } else if (others() != 0 && r.asked > r.limit - (others() < r.limit ? others() : r.limit)) {
+      text_.add(" Others under this limit hold ").add_bytes(others());
+      text_.add(": free their memory, call empty_cache() on their pools, or raise the limit.");
     } else if (r.limit != unknown) {
       text_.add(" Free memory or raise the limit.");
     } else if (r.cached != unknown && r.cached >= r.asked && r.cached != 0) {
       text_.add(" The cache is fragmented: call empty_cache(), or pool over a page source.");
+    } else if (r.device >= 0 && std::string_view(r.refused_by) != "the host") {
+      text_.add(
+          " Free buffers, call empty_cache() on other pools, ask for less, or close other programs on the "
+          "device.");
     } else {
-      text_.add(" Free buffers, ask for less, or close other programs on the device.");
+      text_.add(" Free memory or ask for less.");
     }
+  }
+  /// Bytes under the limit that are not this pool's.
+  [[nodiscard]] std::size_t others() const noexcept {
+    memory_report const& r = report_;
+    if (r.limit_used == memory_report::unknown || r.reserved == memory_report::unknown) return 0;
+    return r.limit_used > r.reserved ? r.limit_used - r.reserved : 0;
   }
   /// Appends one field if it is known; the first one, at text size `before`, starts the sentence.
   void field(std::size_t before, char const* label, std::size_t value) noexcept {
@@ -232,6 +264,7 @@ class out_of_memory : public std::bad_alloc {
     }
   }
   memory_report report_;
+  bool is_placed_ = false;
   std::size_t size_;  ///< of the text before the place
   message<960> text_;
 };
@@ -285,6 +318,20 @@ namespace detail {
     throw;
   }
 }
+/// Calls a function of the user's; its errors keep their places.
+template <class Call>
+decltype(auto) call_user(Call const& call) {
+  try {
+    return call();
+  } catch (cuda_error& error) {
+    error.keep_where();
+    throw;
+  } catch (out_of_memory& error) {
+    error.keep_where();
+    throw;
+  }
+}
+
 /// Runs `call`; the errors that it throws name the place of the user's call. Costs nothing unless it throws.
 template <class Call>
 TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call const& call) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
-// with a layer that records places (policy/checked, watched) use it; for all others it is an empty type.
+// with a layer that records places (policy/checked, logged, with_history) use it; for all others it is an empty type.
 
 #include <cstdint>
 #include <type_traits>
@@ -60,6 +60,13 @@ class location_scope {
   attribution from_;
   location_scope* outer_ = nullptr;
 };
+
+namespace detail {
+/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a location_scope around it does.
+[[nodiscard]] inline attribution unknown_place() noexcept {
+  return location_scope::current();
+}
+}  // namespace detail
 
 /// Replaces location_scope where no layer records places; does nothing.
 struct no_location_scope {

@@ -61,8 +61,8 @@ class stream_ref {
   /// The identity, or `unknown_id`.
   [[nodiscard]] constexpr stream_id id() const noexcept { return id_; }
 
-  /// Compares the handles, as cuda::stream_ref does. A handle may have named another stream before: compare id() as well where a
-  /// stream may have been destroyed.
+  /// Compares the handles, as cuda::stream_ref does. One handle may name several streams: those of different devices or threads,
+  /// if it is a default stream's, or one that was destroyed and the next one. Compare id() to distinguish them.
   friend constexpr bool operator==(stream_ref a, stream_ref b) noexcept { return a.handle_ == b.handle_; }
 
  private:

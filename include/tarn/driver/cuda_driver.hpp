@@ -240,7 +240,7 @@ class basic_cuda_driver {
   /// before 2.34). unsupported: NVML is missing or does not know the device.
   status memory_account(device_account& account) const noexcept {
     detail::nvml_question asked;
-    asked.pid = detail::this_process();
+    asked.pid = static_cast<unsigned>(detail::this_process());
     auto const get_uuid = detail::cuda_driver_calls().device_get_uuid;
     CUuuid uuid{};
     if (get_uuid != nullptr && get_uuid(&uuid, static_cast<CUdevice>(device_)) == CUDA_SUCCESS) {

@@ -5,7 +5,6 @@
 
 #if defined(__linux__)
 #include <dlfcn.h>
-#include <unistd.h>
 #endif
 
 #include <cstddef>
@@ -14,6 +13,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"
@@ -282,15 +282,6 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   }
   account = reported;
   return {};
-}
-
-/// This process's id, in its own pid namespace.
-[[nodiscard]] inline unsigned this_process() noexcept {
-#if defined(__linux__)
-  return static_cast<unsigned>(::getpid());
-#else
-  return 0;
-#endif
 }
 
 }  // namespace tarn::detail

@@ -78,7 +78,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
     for (device_id const other : options.devices()) {
       if (other == driver().device()) continue;
       bool yes = false;
-      if (status const s = driver().can_share(other, yes); !s.ok()) throw cuda_error(s, other.value);
+      if (status const s = driver().can_share(other, yes); !s.ok())
+        throw cuda_error(s, other.value, source_location{});
       if (!yes) throw unreachable_device(driver().device(), other);
       others_.push_back(other);
     }

@@ -14,6 +14,7 @@
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/message.hpp"
+#include "tarn/core/misuse.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/stream.hpp"
@@ -204,13 +205,23 @@ inline void add_event(history_text& text, block_event const& e) noexcept {
   return text;
 }
 
+/// Reports blocks as leaks; with the default handler all are printed before the program ends.
+inline void report_leaked(sequence<block_record> const& leaks) noexcept {
+  for (block_record const& b : leaks) {
+    misuse const leak(misuse_kind::leak, b.p,
+                      history_of(b, "was not freed; number of leaks: ", leaks.size()).view());
+    report_misuse_of_several(leak, &b == leaks.end() - 1);
+  }
+}
+
 /// The checked resources of the process, to find the owner of a foreign pointer.
 class checked_resources {
  public:
   struct member {
     void* layer = nullptr;
     bool (*find)(void* layer, void const* p, block_record& out) noexcept = nullptr;
-    void (*report_leaks)(void* layer) noexcept = nullptr;  ///< at the end of the process; null: not asked for
+    /// Adds the live blocks at the end of the process; null: not asked for. @throws std::bad_alloc
+    void (*add_leaks)(void* layer, sequence<block_record>& leaks) = nullptr;
     int device = 0;
     member* next = nullptr;
   };
@@ -220,30 +231,13 @@ class checked_resources {
       m.next = first();
       first() = &m;
     }
-    if (m.report_leaks != nullptr) [[maybe_unused]]
-      static bool const registered = std::atexit(&report_leaks) == 0;
+    if (m.add_leaks != nullptr) report_at_exit();
   }
   static void remove(member& m) noexcept {
     std::lock_guard const guard(mutex());
     member** at = &first();
     while (*at != &m) at = &(*at)->next;
     *at = m.next;
-  }
-  /// Called at the end of the process. The lock is released for each report: its handler may use a resource.
-  static void report_leaks() noexcept {
-    (void)std::fflush(stdout);  // the default handler aborts, which would lose it
-    for (std::size_t reported = 0;; ++reported) {
-      member const* m = nullptr;
-      {
-        std::lock_guard const guard(mutex());
-        std::size_t before = reported;
-        for (m = first(); m != nullptr; m = m->next) {
-          if (m->report_leaks != nullptr && before-- == 0) break;
-        }
-      }
-      if (m == nullptr) return;
-      m->report_leaks(m->layer);
-    }
   }
   /// Finds a live block of another resource.
   static bool find(member const& asking, void const* p, block_record& out) noexcept {
@@ -255,6 +249,25 @@ class checked_resources {
   }
 
  private:
+  /// A forked child ends with its parent's live blocks, which it does not report.
+  static void report_at_exit() {
+    static std::int64_t const process = this_process();
+    [[maybe_unused]] static bool const registered = std::atexit([] {
+                                                      if (this_process() == process) report_leaks();
+                                                    }) == 0;
+  }
+  static void report_leaks() noexcept {
+    (void)std::fflush(stdout);  // the default handler aborts, which would lose it
+    sequence<block_record> leaks;
+    try {
+      std::lock_guard const guard(mutex());
+      for (member* m = first(); m != nullptr; m = m->next) {
+        if (m->add_leaks != nullptr) m->add_leaks(m->layer, leaks);
+      }
+    } catch (...) {  // the host has no memory for the list
+    }
+    report_leaked(leaks);  // without the lock: the handler may use a resource
+  }
   /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex does nothing.
   static fork_mutex& mutex() noexcept {
     static fork_mutex m;

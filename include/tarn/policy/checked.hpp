@@ -72,7 +72,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       : base(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
     history_.remember(options.remembered_blocks);
     member_.device = driver().device().value;
-    if (options_.leaks_at_exit) member_.report_leaks = &checked_layer::report_leaks_of;
+    if (options_.leaks_at_exit) member_.add_leaks = &checked_layer::add_leaks_of;
     detail::checked_resources::add(member_);
   }
   /// Verifies the quarantine, then reports each block that is still live.
@@ -184,17 +184,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
   std::size_t report_leaks() {  // NOLINT(modernize-use-nodiscard): may be ignored
     detail::sequence<detail::block_record> leaks;
-    {
-      std::lock_guard const guard(mutex_);
-      history_.for_each([&](detail::block_record const& b) {
-        if (b.state == detail::block_state::live) leaks.push_back(b);
-      });
-    }
-    for (detail::block_record const& b : leaks) {
-      misuse const leak(misuse_kind::leak, b.p,
-                        detail::history_of(b, "was never freed; number of leaks: ", leaks.size()).view());
-      detail::report_misuse_of_several(leak, &b == &leaks.back());
-    }
+    add_leaks(leaks);
+    detail::report_leaked(leaks);
     return leaks.size();
   }
   /// Number of blocks that are handed out.
@@ -379,11 +370,14 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return true;
   }
 
-  static void report_leaks_of(void* self) noexcept {
-    try {
-      (void)static_cast<checked_layer*>(self)->report_leaks();
-    } catch (...) {  // the host has no memory for the list
-    }
+  void add_leaks(detail::sequence<detail::block_record>& leaks) const {
+    std::lock_guard const guard(mutex_);
+    history_.for_each([&](detail::block_record const& b) {
+      if (b.state == detail::block_state::live) leaks.push_back(b);
+    });
+  }
+  static void add_leaks_of(void* self, detail::sequence<detail::block_record>& leaks) {
+    static_cast<checked_layer*>(self)->add_leaks(leaks);
   }
 
   checked const options_;

@@ -16,9 +16,19 @@
 namespace tarn {
 
 namespace detail {
-/// Any resource, to test whether a type is a policy at all.
 template <class P, class Upstream>
 concept makes_layer = requires { typename P::template layer<Upstream>; };
+
+template <class P>
+constexpr bool is_only_around() noexcept {
+  if constexpr (std::is_class_v<P> && !std::is_final_v<P> && !makes_layer<P, int>) {
+    return names_around_allocate<P> || names_around_deallocate<P>;
+  } else {
+    return false;
+  }
+}
+template <class P>
+concept says_only_around = is_only_around<P>();
 }  // namespace detail
 
 /// A policy over a given upstream: options that make a layer.
@@ -75,6 +85,12 @@ template <class Upstream, class Policy>
 /// Explains a composition that does not begin with memory.
 template <class Left, class Policy>
   requires(detail::makes_layer<std::remove_cvref_t<Policy>, int> && !memory_source<std::remove_cvref_t<Left>>)
-void operator|(Left&&, Policy&&) = delete;  // begin with a source: tarn::cuda_pages{} | tarn::pooled{}
+void operator|(Left&&,
+               Policy&&) = delete;  // begin with a source; if it is one: tarn::check_memory_source<S>()
+/// Explains a policy that only says what it does around a request.
+template <class Upstream, class Policy>
+  requires(memory_source<std::remove_cvref_t<Upstream>> &&
+           detail::says_only_around<std::remove_cvref_t<Policy>>)
+void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tarn::around<policy>{}
 
 }  // namespace tarn

@@ -99,6 +99,14 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   using base = resource_adaptor<fallback_layer<Upstream, Other>, Upstream>;
 
  public:
+  static_assert(resource<Other>,
+                "tarn: fallback_to needs blocks; pages need a pool: fallback_to{pages | pooled{}}");
+  static_assert(
+      (has_property<Other, device_accessible> ||
+       !has_property<Upstream, device_accessible>)&&(has_property<Other, host_accessible> ||
+                                                     !has_property<Upstream, host_accessible>),
+      "tarn: memory that fallback_to adds must be usable wherever the first is; for device memory use "
+      "pinned_host or managed");
   using base::driver;
   using routes = routes_to<Upstream, Other>;
 

@@ -35,7 +35,7 @@ struct retry_on_oom {
       try {
         return next.allocate(r);
       } catch (out_of_memory const& error) {
-        if (!handler(error, attempt)) throw;
+        if (!detail::call_user([&] { return handler(error, attempt); })) throw;
       }
     }
   }

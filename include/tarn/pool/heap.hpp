@@ -36,6 +36,8 @@
 
 namespace tarn::detail {
 
+/// How a pool grows over a source. Over cuda_pages it is described_growth, which is page_growth unless compute-sanitizer is
+/// attached.
 template <class Source>
 struct growth_for {
   using type = segment_growth<Source>;

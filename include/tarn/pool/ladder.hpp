@@ -7,7 +7,7 @@
 //   2 finished      make frees of other streams that the device has completed neutral
 //   3 stealing      make the stream wait, on the device, for another stream's frees, and take them over; add neutral ranges to
 //                   its own, so that neighbours coalesce
-//   4 growth        reuse a view of free handles, create new handles, or make a new view
+//   4 growth        create new handles while reserved memory may grow, reuse a view of free handles, or make a new view
 //   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, free memory is remapped together,
 //                   free handles and segments are given back
 //   6 out_of_memory
@@ -17,7 +17,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
@@ -42,13 +41,15 @@ inline constexpr std::size_t roomy_step = 8;
 /// If several threads cache less than this fraction of the reserved bytes, they are not stopped to take it back.
 inline constexpr std::size_t idle_part = 32;
 
-/// Returns the bytes that count against a limit below the pool.
-struct bytes_under_limit {
-  template <class Layer>
-  auto operator()(Layer& layer) const -> decltype(layer.limit(), layer.used()) {
-    return layer.used();
+/// Raises `used` to the bytes that count against a limit of `limit` bytes in this layer or one below it.
+template <class Layer>
+void find_limit(Layer& layer, std::size_t limit, std::size_t& used) noexcept {
+  if constexpr (requires { layer.limit(), layer.used(); }) {
+    if (layer.limit() == limit) used = max_of(used, std::size_t{layer.used()});
   }
-};
+  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
+    find_limit(layer_of(layer.upstream()), limit, used);
+}
 
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
 template <class Heap, class Front, class Waiting>
@@ -108,7 +109,7 @@ class ladder {
       was_refused = true;
     }
     ++heap_.ooms;
-    if (!was_refused) query_device(refused);
+    query_device(refused, was_refused);
     throw out_of_memory(report(refused));
   }
 
@@ -167,6 +168,7 @@ class ladder {
   /// Rungs 2 and 3.
   bool take_from_others() {
     domain_ref const taker = request_.taker;
+    // While a stream is captured its frees cannot be marked, and others' must not wait for it.
     if (!others_have_free(space(), taker) || !is_captured()) {
       collect_finished(space(), heap_.order, hot_, taker);
       if (take()) return true;
@@ -237,16 +239,17 @@ class ladder {
     request_.may_create = target > reserved ? target - reserved : 0;
   }
 
-  /// For a request that the pool refused without asking the source.
-  void query_device(memory_report& refused) {
+  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device.
+  void query_device(memory_report& refused, bool was_refused) {
+    if (!was_refused) refused.refused_by = "the pool";
+    if (refused.limit != memory_report::unknown || is_host_memory<source_type>) return;
     unlocked const open(hot_);
     std::size_t free = 0;
     std::size_t total = 0;
-    refused.refused_by = "the pool";
     if (!heap_.driver().memory_info(free, total).ok()) return;
     refused.device_free = free;
     refused.device_total = total;
-    if (request_.asked > total) refused.refused_by = "the device";
+    if (!was_refused && request_.asked > total) refused.refused_by = name_of_memory(heap_.driver());
   }
   [[nodiscard]] memory_report report(memory_report const& refused) {
     memory_report r = refused;
@@ -259,10 +262,10 @@ class ladder {
     r.reserved = reserved;
     r.cached = reserved > space().live_bytes ? reserved - space().live_bytes : 0;
     r.largest_free_range = space().largest_free();
-    // What the attempt had taken has been given back since the limit refused.
-    using upstream_type = std::remove_reference_t<decltype(heap_.upstream())>;
-    if constexpr (reachable<upstream_type, bytes_under_limit>) {
-      if (r.limit_used != memory_report::unknown) r.limit_used = nearest(heap_.upstream(), bytes_under_limit{});
+    if (r.limit_used != memory_report::unknown) {  // as it is now, without what the attempt had taken
+      std::size_t used = 0;
+      find_limit(layer_of(heap_.upstream()), r.limit, used);
+      r.limit_used = used;
     }
     return r;
   }

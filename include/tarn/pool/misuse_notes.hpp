@@ -44,7 +44,7 @@ class misuse_notes {
   };
 
   static void report(note const& n) noexcept {
-    message<160> text;
+    message<200> text;
     misuse_kind kind = misuse_kind::foreign_pointer;
     text.add("deallocation of ").add_hex(reinterpret_cast<std::uintptr_t>(n.p)).add(": ");
     switch (n.what) {
@@ -54,10 +54,12 @@ class misuse_notes {
         break;
       case release_result::twice:
         kind = misuse_kind::double_free;
-        text.add("the block is already free");
+        text.add("the block is already free; add | tarn::checked{} to see where");
         break;
       default:
-        text.add("no live block of this pool starts there (freed twice, or allocated by another pool)");
+        text.add(
+            "no live block of this pool starts there (freed twice, or allocated by another pool); add | "
+            "tarn::checked{} to see where");
         break;
     }
     report_misuse(misuse(kind, n.p, text.view()));

@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The pool: stream-ordered allocation from cached memory. allocate() takes a block from the calling thread's cache
-// (front.hpp), then from the heap (heap.hpp), then climbs the ladder (ladder.hpp), whose last rungs call the driver.
-// deallocate() puts the block into the thread's cache or returns it to the heap; a block with recorded uses waits for them
-// first (waiting_blocks.hpp).
+// The pool: stream-ordered allocation from cached memory. The files of an allocation, in the order of its steps:
 //
-// Bounds: the magazines of one stream on one thread hold at most 104 MiB and are emptied before a pool that is no longer small
-// grows. Reserved memory stays within the live peak plus pooled::slack_per_mille while whole free handles suffice. Host
+//   1 arena/size_class.hpp   the request is rounded to a size class, or to a range
+//   2 front/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
+//                            ends here
+//   3 heap.hpp               what all threads share, under the hot lock: arena/arena.hpp has the free ranges of each stream
+//                            (arena/stream_order.hpp) and the runs that small blocks are cut from
+//   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
+//                            with an event (order/ordering.hpp), growth/page_growth.hpp gets more (over blocks: segment_growth.hpp)
+//   5 source/cuda_pages.hpp  creates and maps pages by calls of driver/cuda_driver.hpp
+//
+// deallocate() goes through 1 to 3 in the same way. A block with recorded uses waits for them first (waiting_blocks.hpp).
+// inspection/ is for tools and snapshots, and empty otherwise.
+//
+// Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/32 of the reserved memory, they
+// are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus pooled::slack_per_mille while whole free handles suffice. Host
 // memory is 64 bytes per range.
 
 #include <cstddef>
@@ -26,7 +35,7 @@
 namespace tarn {
 
 /// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
-/// of threads may call it concurrently. A warm call takes no lock and makes no driver call.
+/// of threads may call it concurrently. A warm call takes no shared lock and makes no driver call.
 ///
 /// fork() is safe while any number of threads use the pool. In the child, a pool of host memory continues with a copy of all
 /// blocks; calls that other threads had in progress are never completed. A pool over a driver that does not survive fork(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Freed blocks that wait for streams named by record_stream(), or for a stream that the driver does not know. They count as live
-// until the device has completed those uses (record_stream.hpp); then they return to the heap.
+// until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
 
 #include <cstddef>
 #include <cstdint>

@@ -25,11 +25,13 @@ namespace tarn {
 
 namespace detail {
 
-[[noreturn]] inline void refuse_sizes(std::size_t from, std::size_t to) {
-  message<160> text;
+[[noreturn]] inline void refuse_sizes(std::size_t from, std::size_t to, source_location where) {
+  message<320> text;
   text.add("tarn: conversion of ").add_number(std::uint64_t{from});
   text.add(" elements to a span of ").add_number(std::uint64_t{to});
-  throw length_error(text.add("; take a subspan of the longer one").c_str());
+  text.add("; take a subspan of the longer one");
+  end_with_place(text, text.size(), where);
+  throw length_error(text.c_str());
 }
 [[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to) {
   message<200> text;
@@ -56,7 +58,7 @@ template <stream_driver Driver, class From, element To>
   requires element<std::remove_const_t<From>>
 void convert(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
              source_location where = source_location::current()) {
-  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
+  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
   if (from.empty()) return;
   detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
                              "the target of a conversion overlaps its source; convert into separate memory");
@@ -84,7 +86,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
       detail::refuse_devices(from.data(), theirs.device(), driver.device());
     }
   }
-  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size());
+  if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
   if (from.empty()) return;
   // Use the device that can access both: a buffer of host memory may carry the driver of any device.
   auto const& on = detail::is_devices_own<ToResource> ? driver : theirs;

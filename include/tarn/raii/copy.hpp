@@ -38,10 +38,12 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
   static_assert(std::is_trivially_copyable_v<To>,
                 "tarn: only trivially copyable elements can be copied between host and device");
   if (from.size() != to.size()) {
-    message<160> text;
+    message<320> text;
     text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
     text.add(" elements to a span of ").add_number(static_cast<std::uint64_t>(to.size()));
-    throw length_error(text.add("; take a subspan of the longer one").c_str());
+    text.add("; take a subspan of the longer one");
+    detail::end_with_place(text, text.size(), where);
+    throw length_error(text.c_str());
   }
   if (from.empty()) return;
   status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());

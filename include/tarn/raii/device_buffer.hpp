@@ -74,8 +74,7 @@ class device_buffer {
   }
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream, attribution call)
       : device_buffer(std::move(memory), from, stream, least_alignment(), call) {}
-  /// Copies of device memory are explicit: see clone() and copy_from().
-  device_buffer(device_buffer const&) = delete;
+  device_buffer(device_buffer const&) = delete;  // copies are explicit: buffer.clone(stream), or copy_from()
   device_buffer& operator=(device_buffer const&) = delete;
   device_buffer(device_buffer&& other) noexcept
       : memory_(other.memory_),
@@ -172,11 +171,10 @@ class device_buffer {
   /// memory is held back until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
   /// @throws std::bad_alloc, cuda_error  nothing has changed
   void record_stream(stream_ref stream, source_location where = source_location::current()) const
-    requires requires(Resource& memory) {
-      memory.record_stream(nullptr, std::size_t{}, stream_ref{}, source_location{});
-    }
+    requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
   {
-    if (data_ != nullptr) memory_.record_stream(data_, capacity_ * sizeof(T), stream, where);
+    if (data_ == nullptr) return;
+    detail::called_from(where, [&] { memory_.record_stream(data_, capacity_ * sizeof(T), stream); });
   }
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
@@ -326,6 +324,7 @@ template <class T, class Resource>
 void make_device_buffer(Resource, std::size_t) = delete;  // add a stream: tarn::stream_ref{} is the default
 template <class T, class First, class... Rest>
   requires(!tarn::resource<First>)
-void make_device_buffer(First, Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
+void make_device_buffer(First,
+                        Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
 
 }  // namespace tarn

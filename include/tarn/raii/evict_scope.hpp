@@ -72,24 +72,11 @@ class evict_scope {
   /// @throws misuse         (capture) `stream` or a buffer's own is being captured into a graph
   /// @throws out_of_memory  the host has too little memory for all of them; nothing has changed
   /// @throws cuda_error     nothing has changed
-  evict_scope(Pinned pinned, stream_ref stream, Buffers&... buffers)
+  evict_scope(Pinned pinned, detail::stream_at stream, Buffers&... buffers)
       : pinned_(std::move(pinned)),
         slots_(slot<Buffers>{&buffers, nullptr, 0}...),
-        stream_(identified(driver(), stream)) {
-    refuse_capture();
-    try {
-      require(driver().create_event(copied_));
-      each([&](auto& s) {
-        if (!s.buffer->empty()) s.host = host_memory_for(s);
-        s.count = s.buffer->size();
-      });
-      detail::order_behind(stream_, buffers...);
-      copy_out();
-    } catch (...) {
-      give_host_memory();
-      forget_event();
-      throw;
-    }
+        stream_(identified(driver(), stream.stream, stream.where)) {
+    detail::called_from(stream.where, [&] { evict(buffers...); });
     (detail::give_back_on(buffers, stream_), ...);
   }
   evict_scope(evict_scope const&) = delete;
@@ -157,6 +144,24 @@ class evict_scope {
     [[nodiscard]] element* data() const noexcept { return static_cast<element*>(host); }
     [[nodiscard]] std::size_t bytes() const noexcept { return count * sizeof(element); }
   };
+
+  /// Copies the elements to the host; the buffers keep their memory.
+  void evict(Buffers&... buffers) {
+    refuse_capture();
+    try {
+      require(driver().create_event(copied_));
+      each([&](auto& s) {
+        if (!s.buffer->empty()) s.host = host_memory_for(s);
+        s.count = s.buffer->size();
+      });
+      detail::order_behind(stream_, buffers...);
+      copy_out();
+    } catch (...) {
+      give_host_memory();
+      forget_event();
+      throw;
+    }
+  }
 
   template <class F>
   void each(F const& f) {

@@ -75,32 +75,35 @@ void order_behind(stream_ref stream, Owners const&... owners) {
 
 }  // namespace detail
 
-/// Frees the memory of owners now, in the order of `stream`, their last user: later work on `stream` may reuse it at once,
+/// Frees the memory of owners now, in the order of their last user, a stream: later work on it may reuse it at once,
 /// other streams once they are ordered. The owners are then empty, keep their streams and may be reused. Over a pool it never
 /// waits; without one, sources that cannot free in stream order wait as usual.
-/// @param stream   a stream of the owners' device; all work that uses the memory is enqueued on it or on the owners' streams
-/// @param earlier  whether `stream` must first be made to wait for the owners' streams
+/// @param last_user  a stream of the owners' device; all work that uses the memory is enqueued on it or on the owners' streams
+/// @param earlier    whether it must first be made to wait for the owners' streams
 /// @throws cuda_error  a stream could not be made to wait: nothing was freed
 template <class... Owners>
   requires(sizeof...(Owners) != 0 && (freeable<std::remove_reference_t<Owners>> && ...))
-void free_on(stream_ref stream, earlier_work earlier, Owners&&... owners) {
+void free_on(detail::stream_at last_user, earlier_work earlier, Owners&&... owners) {
   static_assert((!std::is_lvalue_reference_v<Owners> && ...),
                 "tarn: free_on takes the memory of its owners; pass std::move(owner)");
-  ((stream = identified(owners.resource().driver(), stream)), ...);
-  if (earlier == earlier_work::wait_for) detail::order_behind(stream, owners...);
+  stream_ref stream = last_user.stream;
+  detail::called_from(last_user.where, [&] {
+    ((stream = identified(owners.resource().driver(), stream)), ...);
+    if (earlier == earlier_work::wait_for) detail::order_behind(stream, owners...);
+  });
   (detail::give_back_on(owners, stream), ...);
 }
 template <class... Owners>
   requires(sizeof...(Owners) != 0 && (freeable<std::remove_reference_t<Owners>> && ...))
-void free_on(stream_ref stream, Owners&&... owners) {
-  free_on(stream, earlier_work::wait_for, std::forward<Owners>(owners)...);
+void free_on(detail::stream_at last_user, Owners&&... owners) {
+  free_on(last_user, earlier_work::wait_for, std::forward<Owners>(owners)...);
 }
-/// Retires one owner: `tarn::free_on(std::move(weights), stream);`
+/// Frees the memory of one owner: `tarn::free_on(std::move(weights), stream);`
 template <class Owner>
   requires freeable<std::remove_reference_t<Owner>>
 void free_on(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_work::wait_for,
              source_location where = source_location::current()) {
-  detail::called_from(where, [&] { free_on(stream, earlier, std::forward<Owner>(owner)); });
+  free_on(detail::stream_at(stream, where), earlier, std::forward<Owner>(owner));
 }
 
 }  // namespace tarn

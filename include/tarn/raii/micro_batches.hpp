@@ -53,17 +53,17 @@ class micro_batches {
   /// @param budget          bytes that a part may use
   /// @throws out_of_memory  one item exceeds the budget (unless one_at_a_time); nothing was done
   micro_batches(std::size_t n, std::size_t bytes_per_item, std::size_t budget,
-                micro_batch_options const& options = {})
+                micro_batch_options const& options = {}, source_location where = source_location::current())
       : micro_batches(n, bytes_per_item, memory_availability{budget, "the budget of micro_batches", budget},
-                      0, -1, options) {}
+                      0, -1, options, where) {}
 
   /// Splits by what a resource could allocate now: available_memory(memory) minus the reserve.
   /// @throws cuda_error  the driver did not report free memory
   template <has_driver Resource>
   micro_batches(std::size_t n, std::size_t bytes_per_item, Resource const& memory,
-                micro_batch_options const& options = {})
-      : micro_batches(n, bytes_per_item, available_memory(memory), options.reserve_per_mille,
-                      memory.driver().device().value, options) {}
+                micro_batch_options const& options = {}, source_location where = source_location::current())
+      : micro_batches(n, bytes_per_item, available_memory(memory, where), options.reserve_per_mille,
+                      memory.driver().device().value, options, where) {}
 
   [[nodiscard]] inline iterator begin() const noexcept;
   [[nodiscard]] inline iterator end() const noexcept;
@@ -84,12 +84,13 @@ class micro_batches {
 
  private:
   micro_batches(std::size_t n, std::size_t bytes_per_item, memory_availability const& room,
-                unsigned reserve_per_mille, int device, micro_batch_options const& options)
+                unsigned reserve_per_mille, int device, micro_batch_options const& options,
+                source_location where)
       : n_(n), budget_(room.bytes - share_of(room.bytes, reserve_per_mille)) {
     if (n == 0) return;
     std::size_t fit = bytes_per_item == 0 ? n : budget_ / bytes_per_item;
     if (fit == 0) {
-      if (options.when_too_large == too_large_item::refuse) refuse(bytes_per_item, room, device);
+      if (options.when_too_large == too_large_item::refuse) refuse(bytes_per_item, room, device, where);
       fit = 1;
     }
     fit = detail::min_of(fit, detail::max_of(options.most_items, std::size_t{1}));
@@ -102,7 +103,8 @@ class micro_batches {
     std::size_t const part = detail::min_of(per_mille, 1000U);
     return bytes / 1000 * part + bytes % 1000 * part / 1000;
   }
-  [[noreturn]] void refuse(std::size_t bytes_per_item, memory_availability const& room, int device) const {
+  [[noreturn]] void refuse(std::size_t bytes_per_item, memory_availability const& room, int device,
+                           source_location where) const {
     bool const is_reserve = bytes_per_item <= room.bytes;
     memory_report r;
     r.asked = bytes_per_item;
@@ -112,6 +114,8 @@ class micro_batches {
     r.device_free = room.device_free;
     r.limit = is_reserve ? budget_ : room.limit;
     r.refused_by = is_reserve ? "the reserve of micro_batches" : room.bounded_by;
+    r.where = where;
+    r.stream = memory_report::no_stream;
     throw out_of_memory(r);
   }
 

@@ -85,9 +85,11 @@ class per_device {
   [[nodiscard]] Pool& current(source_location where = source_location::current())
     requires requires(device_id& device) { driver_type::current_device(device); }
   {
-    device_id device;
-    if (status const s = driver_type::current_device(device); !s.ok()) throw cuda_error(s, -1, where);
-    return (*this)[device];
+    return detail::called_from(where, [&]() -> Pool& {
+      device_id device;
+      if (status const s = driver_type::current_device(device); !s.ok()) throw cuda_error(s);
+      return (*this)[device];
+    });
   }
 
   /// Returns the device's pool, or null if it has not been created.
@@ -132,7 +134,8 @@ class per_device {
     throw misuse(misuse_kind::recursion, nullptr, text.view());
   }
   [[noreturn]] static void refuse(device_id device) {
-    throw cuda_error({failure::no_device, 101, "cudaErrorInvalidDevice", "per_device"}, device.value);
+    throw cuda_error({failure::no_device, 101, "cudaErrorInvalidDevice", "per_device"}, device.value,
+                     source_location{});
   }
   [[noreturn]] static void refuse(device_id asked, device_id made) {
     message<160> text;

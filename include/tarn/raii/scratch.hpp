@@ -82,8 +82,7 @@ class scratch {
     constexpr std::size_t alignment = detail::max_of(default_alignment, alignof(T));
     static_assert(alignment <= max_alignment,
                   "tarn: no resource supports this alignment; align T to max_alignment or less");
-    return static_cast<T*>(detail::called_from<Resource>(
-        call, [&] { return take_bytes(checked_bytes(count, sizeof(T)), alignment); }));
+    return static_cast<T*>(take_bytes(checked_bytes(count, sizeof(T)), alignment, call));
   }
 
   /// Records the position that rewind() returns to. @throws std::bad_alloc  (host) nothing has changed
@@ -146,13 +145,13 @@ class scratch {
     std::size_t used = 0;
   };
 
-  [[nodiscard]] void* take_bytes(std::size_t bytes, std::size_t alignment) {
+  [[nodiscard]] void* take_bytes(std::size_t bytes, std::size_t alignment, attribution const& call) {
     if (bytes == 0) return nullptr;
     for (std::size_t i = at_; i < chunks_.size(); ++i) {
       std::size_t const begin = i == at_ ? used_ : 0;
       if (void* const p = place_in(i, begin, bytes, alignment); p != nullptr) return p;
     }
-    grow(bytes, alignment);
+    detail::called_from<Resource>(call, [&] { grow(bytes, alignment); });
     return place_in(chunks_.size() - 1, 0, bytes, alignment);
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 // Streams: an owning stream, and the identity of a stream that is not owned.
 
+#include <concepts>
 #include <utility>
 
 #include "tarn/core/config.hpp"
@@ -30,7 +31,7 @@ template <stream_driver Driver>
 template <has_driver Resource>
 [[nodiscard]] stream_ref identified(Resource const& memory, stream_ref stream,
                                     source_location where = source_location::current()) {
-  return identified(memory.driver(), stream, where);
+  return stream.id() != stream_ref::unknown_id ? stream : identified(memory.driver(), stream, where);
 }
 
 /// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
@@ -87,11 +88,23 @@ class basic_stream {
 /// An owning stream of the current device: `tarn::stream stream;`. A class, since g++ warns of a parameter that shadows an alias.
 class stream : public basic_stream<cuda_driver> {
  public:
+  explicit stream(source_location where = source_location::current())
+      : basic_stream<cuda_driver>(cuda_driver{}, where) {}
   using basic_stream<cuda_driver>::basic_stream;
 };
 #endif
 
 namespace detail {
+
+/// A stream argument that knows the line of the call, for functions whose last parameters are a pack.
+struct stream_at {
+  template <class Stream>
+    requires std::convertible_to<Stream const&, stream_ref>
+  stream_at(Stream const& of_call, source_location line = source_location::current())  // NOLINT: a stream
+      : stream(of_call), where(line) {}
+  stream_ref stream;
+  source_location where;
+};
 
 /// As identified(), where exceptions are not possible: returns a stream that the driver does not know unchanged.
 template <has_driver Resource>
@@ -101,9 +114,10 @@ template <has_driver Resource>
   return memory.driver().identify(stream, id).ok() ? stream_ref::from(stream.handle(), id) : stream;
 }
 
-/// Whether two identified streams are the same one: a handle alone may have named another stream before.
+/// Whether two streams of a device are the same one: by their identities if both are known, else by their handles.
 [[nodiscard]] inline bool same_stream(stream_ref a, stream_ref b) noexcept {
-  return a == b && a.id() == b.id();
+  bool const known = a.id() != stream_ref::unknown_id && b.id() != stream_ref::unknown_id;
+  return known ? a.id() == b.id() : a == b;
 }
 
 /// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist. Each is passed with
@@ -112,7 +126,7 @@ template <has_driver Resource>
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
                    stream_ref before, source_location where = source_location::current()) {
-  if (same_stream(after, before)) return;
+  if (driver_of_after.device() == driver_of_before.device() && same_stream(after, before)) return;
   event_handle event = nullptr;
   status s = driver_of_before.create_event(event);
   if (s.ok()) {

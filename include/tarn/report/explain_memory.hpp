@@ -173,7 +173,7 @@ memory_explanation explain(Subjects const&... subjects) {
   (take(subjects), ...);
 
   status const s = driver.memory_info(e.free, e.total);
-  if (!s.ok()) throw cuda_error(s, e.device);
+  if (!s.ok()) throw cuda_error(s, e.device, source_location{});
   std::string why;
   device_account account = account_of(driver, why);
   bool const knows_more = account.source[0] != '\0';

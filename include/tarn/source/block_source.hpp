@@ -188,7 +188,8 @@ class block_source {
         throw bad_alignment(alignment, default_alignment);
       }
     }
-    if (!taken.ok()) detail::refuse(driver_, taken, stream, bytes, alignment, where);
+    if (!taken.ok())
+      detail::refuse(driver_, taken, stream, bytes, alignment, where, detail::is_host_memory<block_source>);
     return p;
   }
 

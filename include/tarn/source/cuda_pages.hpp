@@ -32,13 +32,13 @@ class basic_pages {
   /// On the driver's default device; for CUDA the calling thread's current one.
   /// @throws cuda_error  of kind `unsupported` if the device has no virtual memory management: use `cuda_malloc{} | pooled{}`;
   ///                     of kind `no_device` if there is no device
-  basic_pages()
+  basic_pages(source_location where = source_location::current())
     requires std::default_initializable<D>
-      : basic_pages(D{}) {}
+      : basic_pages(D{}, where) {}
   /// On one device. @throws as above
-  explicit basic_pages(device_id device)
+  explicit basic_pages(device_id device, source_location where = source_location::current())
     requires std::constructible_from<D, device_id>
-      : basic_pages(D(device)) {}
+      : basic_pages(D(device), where) {}
   /// On a given driver. @throws as above
   explicit basic_pages(D driver, source_location where = source_location::current())
       : driver_(std::move(driver)) {

@@ -2,22 +2,38 @@
 #pragma once
 // Turns a failed driver call of a source into the error that a caller can act on.
 
+#include <concepts>
 #include <cstddef>
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/resource.hpp"
 #include "tarn/core/source_location.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/no_driver.hpp"
 
 namespace tarn::detail {
 
+/// Host memory of a device's driver, pinned or managed: what the device has does not bound it.
+template <class Memory>
+inline constexpr bool is_host_memory =
+    has_property<Memory, host_accessible> && !std::same_as<typename Memory::driver_type, no_driver>;
+
+/// What a memory of this driver belongs to, in errors.
+template <class D>
+[[nodiscard]] char const* name_of_memory(D const& driver) noexcept {
+  return driver.device().value < 0 ? "the host" : "the device";
+}
+
 /// Throws for a driver call that failed.
+/// @param of_host  whether the memory is pinned or managed
 /// @throws out_of_memory  the driver had no memory left; reports which call refused and what the device has
 /// @throws cuda_error     anything else
 template <class D>
 [[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
                                        std::size_t bytes, std::size_t alignment,
-                                       source_location where = source_location::current()) {
+                                       source_location where = source_location::current(),
+                                       bool of_host = false) {
   if (failed.kind != failure::out_of_memory) throw cuda_error(failed, driver.device().value, where);
   memory_report report;
   report.asked = bytes;
@@ -26,14 +42,14 @@ template <class D>
   (void)driver.identify(stream, report.stream);
   std::size_t free = 0;
   std::size_t total = 0;
-  if (driver.memory_info(free, total).ok()) {
+  if (!of_host && driver.memory_info(free, total).ok()) {
     report.device_free = free;
     report.device_total = total;
   }
   if (failed.code == 0) {
     report.refused_by = failed.call;
   } else {
-    if (report.device < 0) report.refused_by = "the host";
+    report.refused_by = of_host ? "the host" : name_of_memory(driver);
     report.call = failed.call;
   }
   report.where = where;

@@ -13,6 +13,8 @@
 //                           already complete?  -> p is neutral: every stream may take it
 //                           else B waits for the event (on the device) -> p joins B's domain
 //
+// From CUDA 12.5 on, one event marks the work of all streams of the device (order/mark_work.hpp). Blocks of a run that is partly in
+// use stay with their stream until it is swept (order/reclaim.hpp).
 
 #include <atomic>
 #include <cstdint>

@@ -29,7 +29,7 @@ struct magazine {
 
 /// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
 /// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth, once in 120. All magazines of
-/// one stream on one thread together hold at most 104 MiB; they are returned to the heap before the pool outgrows a small size.
+/// one stream on one thread together hold at most 104 MiB; what is too much of the pool is returned before it grows (ladder.hpp).
 [[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
   std::size_t const fit = 1_MiB / class_bytes(size_class);
   return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));

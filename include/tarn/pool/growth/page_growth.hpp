@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
-// enough, these are tried, cheapest first:
+// enough, these are tried in this order:
 //
-//   1 a view that was used before and whose handles are free again                     no driver call
-//   2 new handles at home addresses, while reserved memory may grow with live memory   36 us each
+//   1 new handles at home addresses, while reserved memory may grow with live memory   36 us each
+//   2 a view that was used before and whose handles are free again                     no driver call
 //   3 a view of free handles: an existing one extended, or a new one                   27 us a handle
 //   4 new handles beyond that, for the missing bytes
 //
+// The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
 
 #include <bit>
 #include <cstddef>
@@ -324,7 +325,7 @@ class page_growth {
     std::size_t all = 0;
     if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
     status const none{failure::out_of_memory, 0, "the device does not have that much free memory",
-                      "the device"};
+                      name_of_memory(source_.driver())};
     refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 

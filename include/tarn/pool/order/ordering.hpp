@@ -25,7 +25,7 @@ class ordering {
  public:
   explicit ordering(Driver const& driver) : driver_(driver) {}
 
-  /// Covers all that `d` has freed with an event and queries it. At most three driver calls, none if nothing was freed since
+  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most three driver calls, none if nothing was freed since
   /// the last completed mark.
   ///
   /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller

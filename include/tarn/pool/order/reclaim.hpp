@@ -39,7 +39,7 @@ enum class sweep_of : std::uint8_t {
   return false;
 }
 
-/// Makes what a stream freed neutral as far as the device has completed it. Memory that a stream never freed becomes neutral,
+/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory that a stream never freed becomes neutral,
 /// too: its share of handles that were created for it (marked 0).
 inline void neutralise(arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
