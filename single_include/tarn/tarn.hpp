@@ -9317,7 +9317,7 @@ class page_views {
   using driver_type = typename Source::driver_type;
 
   page_views(Source& source, growth_counters& counters, page_map& map, address_space& space)
-      : source_(source), counters_(counters), map_(map), space_(space) {}
+      : source_(source), counters_(counters), map_(map), addresses_(space) {}
 
   [[nodiscard]] std::size_t host_bytes() const noexcept { return views_.capacity() * sizeof(view); }
 
@@ -9491,10 +9491,10 @@ class page_views {
     std::size_t bytes = 0;
     for (piece const& p : c.pieces) bytes += map_[p.handle].bytes;
     std::size_t place = 2 * bytes;
-    range_ref region = space_.find_view(a, place, map_.granularity());
+    range_ref region = addresses_.find_view(a, place, map_.granularity());
     if (region == 0) {
       place = bytes;
-      region = space_.find_view(a, place, map_.granularity());
+      region = addresses_.find_view(a, place, map_.granularity());
     }
     if (region == 0) {
       drop_views(a, hot, order, request.taker, patience::wait, 0);
@@ -9507,7 +9507,7 @@ class page_views {
     by_use_.reserve(by_use_.size() + 1);
     sequence<range_ref> carved;
     carve(a, hot.held(), chosen, carved);
-    space_.take(a, region, place);
+    addresses_.take(a, region, place);
     std::size_t const offset = c.pieces[0].address - map_[c.pieces[0].handle].home;
     a.ranges[region].state = range_state::view;
     made.region = region;
@@ -9517,7 +9517,7 @@ class page_views {
       unlocked const open(hot);
       map_slots(made);
     } catch (...) {
-      space_.give_back(a, region);
+      addresses_.give_back(a, region);
       give_back(a, carved);
       throw;
     }
@@ -9624,7 +9624,7 @@ class page_views {
       unlocked const open(hot);
       unmap_slots(gone);
     }
-    space_.give_back(a, gone.region);
+    addresses_.give_back(a, gone.region);
   }
 
   void unmap_slots(view const& v) noexcept {
@@ -9647,7 +9647,7 @@ class page_views {
   Source& source_;
   growth_counters& counters_;
   page_map& map_;
-  address_space& space_;
+  address_space& addresses_;
   sequence<view> views_;            ///< entry 0 is unused
   sequence<std::uint32_t> by_use_;  ///< the most recently used one first
   std::size_t in_use_ = 0;
@@ -9665,7 +9665,7 @@ class page_growth {
   page_growth(Source source, growth_counters& counters)
       : source_(static_cast<Source&&>(source)),
         counters_(counters),
-        views_(source_, counters_, map_, space_) {}
+        views_(source_, counters_, map_, addresses_) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
@@ -9739,7 +9739,7 @@ class page_growth {
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
-      space_.give_back(a, carved[i]);
+      addresses_.give_back(a, carved[i]);
     }
     return given;
   }
@@ -9749,7 +9749,7 @@ class page_growth {
   void for_each_held(F const& f) const {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       physical const& p = map_[h];
-      if (p.bytes != 0) f(held_memory{p.home, p.bytes, space_.zone_at(p.home), true});
+      if (p.bytes != 0) f(held_memory{p.home, p.bytes, addresses_.zone_at(p.home), true});
     }
   }
 
@@ -9834,7 +9834,7 @@ class page_growth {
       throw;
     }
     reserved_ = base;
-    space_.open(a, first, bytes);
+    addresses_.open(a, first, bytes);
     a.pages = &map_;
   }
 
@@ -9870,7 +9870,7 @@ class page_growth {
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
     if (e.range != 0 && region == 0)
       return create(a, hot, request, looked_up<extension>(hot.held(), {}), request.bytes);
-    if (e.range == 0) region = space_.find_home(a, request.where, total, grain);
+    if (e.range == 0) region = addresses_.find_home(a, request.where, total, grain);
     if (region == 0) return false;
     std::size_t const largest = max_of(align_down(request.largest_handle, grain), grain);
     sequence<created> made;
@@ -9882,13 +9882,13 @@ class page_growth {
 
     range const base = a.ranges[e.range];
     if (e.range != 0) a.claim(e.range);
-    space_.take(a, region, total);
+    addresses_.take(a, region, total);
     std::uintptr_t const address = a.ranges[region].address;
     try {
       unlocked const open(hot);
       make(made, address, total);
     } catch (...) {
-      space_.give_back(a, region);
+      addresses_.give_back(a, region);
       if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
       throw;
     }
@@ -9923,13 +9923,13 @@ class page_growth {
   void make(created& c, std::uintptr_t address) {
     c.id = source_.create(c.bytes);
     ++counters_.creates;
-    counters_.hold(address, c.bytes, space_.zone_at(address));
+    counters_.hold(address, c.bytes, addresses_.zone_at(address));
     try {
       source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
     } catch (...) {
       source_.destroy(c.id, c.bytes);
       ++counters_.destroys;
-      counters_.release(address, c.bytes, space_.zone_at(address));
+      counters_.release(address, c.bytes, addresses_.zone_at(address));
       throw;
     }
     ++counters_.maps;
@@ -9941,7 +9941,7 @@ class page_growth {
       unmap(address, c.bytes);
       source_.destroy(c.id, c.bytes);
       ++counters_.destroys;
-      counters_.release(address, c.bytes, space_.zone_at(address));
+      counters_.release(address, c.bytes, addresses_.zone_at(address));
       address += c.bytes;
     }
   }
@@ -9979,13 +9979,13 @@ class page_growth {
     unmap(map_[h].home, map_[h].bytes);
     source_.destroy(map_[h].id, map_[h].bytes);
     ++counters_.destroys;
-    counters_.release(map_[h].home, map_[h].bytes, space_.zone_at(map_[h].home));
+    counters_.release(map_[h].home, map_[h].bytes, addresses_.zone_at(map_[h].home));
   }
 
   Source source_;
   growth_counters& counters_;
   page_map map_;
-  address_space space_;
+  address_space addresses_;
   page_views<Source> views_;
   void* reserved_ = nullptr;  ///< the source's reservation: one granule more than the map covers
 };
@@ -10972,7 +10972,7 @@ class heap {
     uncached_live_blocks += blocks;
   }
   /// Counts a served request. @param uncached  whether no thread cache counts the block; a guard is not counted
-  void count_taken(hot_lock const& held, block_request const& r, bool uncached) noexcept {
+  void count_if_uncached(hot_lock const& held, block_request const& r, bool uncached) noexcept {
     if (uncached) count_uncached(held, static_cast<std::int64_t>(rounded_bytes(r.asked, r.alignment)), 1);
     space_.count_splits();
   }
@@ -12600,7 +12600,7 @@ class pool : public detail::pool_parts<Upstream> {
     heap_.space(held).make_room();
     if (!heap_.take(held, heap_.space(held).streams.get(request.id, request.stream), request, batch))
       return false;
-    heap_.count_taken(held, request, position.cache == nullptr);
+    heap_.count_if_uncached(held, request, position.cache == nullptr);
     return true;
   }
 
@@ -12613,7 +12613,7 @@ class pool : public detail::pool_parts<Upstream> {
     waiting_.release(false);
     detail::hot_lock held(heap_.hot);
     detail::ladder(heap_, front_, waiting_, detail::may_release(held), request, batch).climb();
-    heap_.count_taken(held, request, position.cache == nullptr);
+    heap_.count_if_uncached(held, request, position.cache == nullptr);
   }
 
   // ---- deallocation: the thread's cache, the heap

@@ -10,7 +10,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/source/page_handle.hpp"
+#include "tarn/source/unique_pages.hpp"
 
 namespace tarn_test {
 

@@ -168,7 +168,7 @@ class heap {
     uncached_live_blocks += blocks;
   }
   /// Counts a served request. @param uncached  whether no thread cache counts the block; a guard is not counted
-  void count_taken(hot_lock const& held, block_request const& r, bool uncached) noexcept {
+  void count_if_uncached(hot_lock const& held, block_request const& r, bool uncached) noexcept {
     if (uncached) count_uncached(held, static_cast<std::int64_t>(rounded_bytes(r.asked, r.alignment)), 1);
     space_.count_splits();
   }

@@ -202,7 +202,7 @@ class pool : public detail::pool_parts<Upstream> {
     heap_.space(held).make_room();
     if (!heap_.take(held, heap_.space(held).streams.get(request.id, request.stream), request, batch))
       return false;
-    heap_.count_taken(held, request, position.cache == nullptr);
+    heap_.count_if_uncached(held, request, position.cache == nullptr);
     return true;
   }
 
@@ -215,7 +215,7 @@ class pool : public detail::pool_parts<Upstream> {
     waiting_.release(false);
     detail::hot_lock held(heap_.hot);
     detail::ladder(heap_, front_, waiting_, detail::may_release(held), request, batch).climb();
-    heap_.count_taken(held, request, position.cache == nullptr);
+    heap_.count_if_uncached(held, request, position.cache == nullptr);
   }
 
   // ---- deallocation: the thread's cache, the heap

@@ -36,7 +36,7 @@ class page_growth {
   page_growth(Source source, growth_counters& counters)
       : source_(static_cast<Source&&>(source)),
         counters_(counters),
-        views_(source_, counters_, map_, space_) {}
+        views_(source_, counters_, map_, addresses_) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
@@ -110,7 +110,7 @@ class page_growth {
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
-      space_.give_back(a, carved[i]);
+      addresses_.give_back(a, carved[i]);
     }
     return given;
   }
@@ -120,7 +120,7 @@ class page_growth {
   void for_each_held(F const& f) const {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       physical const& p = map_[h];
-      if (p.bytes != 0) f(held_memory{p.home, p.bytes, space_.zone_at(p.home), true});
+      if (p.bytes != 0) f(held_memory{p.home, p.bytes, addresses_.zone_at(p.home), true});
     }
   }
 
@@ -205,7 +205,7 @@ class page_growth {
       throw;
     }
     reserved_ = base;
-    space_.open(a, first, bytes);
+    addresses_.open(a, first, bytes);
     a.pages = &map_;
   }
 
@@ -241,7 +241,7 @@ class page_growth {
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
     if (e.range != 0 && region == 0)
       return create(a, hot, request, looked_up<extension>(hot.held(), {}), request.bytes);
-    if (e.range == 0) region = space_.find_home(a, request.where, total, grain);
+    if (e.range == 0) region = addresses_.find_home(a, request.where, total, grain);
     if (region == 0) return false;
     std::size_t const largest = max_of(align_down(request.largest_handle, grain), grain);
     sequence<created> made;
@@ -253,13 +253,13 @@ class page_growth {
 
     range const base = a.ranges[e.range];
     if (e.range != 0) a.claim(e.range);
-    space_.take(a, region, total);
+    addresses_.take(a, region, total);
     std::uintptr_t const address = a.ranges[region].address;
     try {
       unlocked const open(hot);
       make(made, address, total);
     } catch (...) {
-      space_.give_back(a, region);
+      addresses_.give_back(a, region);
       if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
       throw;
     }
@@ -294,13 +294,13 @@ class page_growth {
   void make(created& c, std::uintptr_t address) {
     c.id = source_.create(c.bytes);
     ++counters_.creates;
-    counters_.hold(address, c.bytes, space_.zone_at(address));
+    counters_.hold(address, c.bytes, addresses_.zone_at(address));
     try {
       source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
     } catch (...) {
       source_.destroy(c.id, c.bytes);
       ++counters_.destroys;
-      counters_.release(address, c.bytes, space_.zone_at(address));
+      counters_.release(address, c.bytes, addresses_.zone_at(address));
       throw;
     }
     ++counters_.maps;
@@ -312,7 +312,7 @@ class page_growth {
       unmap(address, c.bytes);
       source_.destroy(c.id, c.bytes);
       ++counters_.destroys;
-      counters_.release(address, c.bytes, space_.zone_at(address));
+      counters_.release(address, c.bytes, addresses_.zone_at(address));
       address += c.bytes;
     }
   }
@@ -350,13 +350,13 @@ class page_growth {
     unmap(map_[h].home, map_[h].bytes);
     source_.destroy(map_[h].id, map_[h].bytes);
     ++counters_.destroys;
-    counters_.release(map_[h].home, map_[h].bytes, space_.zone_at(map_[h].home));
+    counters_.release(map_[h].home, map_[h].bytes, addresses_.zone_at(map_[h].home));
   }
 
   Source source_;
   growth_counters& counters_;
   page_map map_;
-  address_space space_;
+  address_space addresses_;
   page_views<Source> views_;
   void* reserved_ = nullptr;  ///< the source's reservation: one granule more than the map covers
 };

@@ -28,7 +28,7 @@ class page_views {
   using driver_type = typename Source::driver_type;
 
   page_views(Source& source, growth_counters& counters, page_map& map, address_space& space)
-      : source_(source), counters_(counters), map_(map), space_(space) {}
+      : source_(source), counters_(counters), map_(map), addresses_(space) {}
 
   [[nodiscard]] std::size_t host_bytes() const noexcept { return views_.capacity() * sizeof(view); }
 
@@ -202,10 +202,10 @@ class page_views {
     std::size_t bytes = 0;
     for (piece const& p : c.pieces) bytes += map_[p.handle].bytes;
     std::size_t place = 2 * bytes;
-    range_ref region = space_.find_view(a, place, map_.granularity());
+    range_ref region = addresses_.find_view(a, place, map_.granularity());
     if (region == 0) {
       place = bytes;
-      region = space_.find_view(a, place, map_.granularity());
+      region = addresses_.find_view(a, place, map_.granularity());
     }
     if (region == 0) {
       drop_views(a, hot, order, request.taker, patience::wait, 0);
@@ -218,7 +218,7 @@ class page_views {
     by_use_.reserve(by_use_.size() + 1);
     sequence<range_ref> carved;
     carve(a, hot.held(), chosen, carved);
-    space_.take(a, region, place);
+    addresses_.take(a, region, place);
     std::size_t const offset = c.pieces[0].address - map_[c.pieces[0].handle].home;
     a.ranges[region].state = range_state::view;
     made.region = region;
@@ -228,7 +228,7 @@ class page_views {
       unlocked const open(hot);
       map_slots(made);
     } catch (...) {
-      space_.give_back(a, region);
+      addresses_.give_back(a, region);
       give_back(a, carved);
       throw;
     }
@@ -335,7 +335,7 @@ class page_views {
       unlocked const open(hot);
       unmap_slots(gone);
     }
-    space_.give_back(a, gone.region);
+    addresses_.give_back(a, gone.region);
   }
 
   void unmap_slots(view const& v) noexcept {
@@ -358,7 +358,7 @@ class page_views {
   Source& source_;
   growth_counters& counters_;
   page_map& map_;
-  address_space& space_;
+  address_space& addresses_;
   sequence<view> views_;            ///< entry 0 is unused
   sequence<std::uint32_t> by_use_;  ///< the most recently used one first
   std::size_t in_use_ = 0;
