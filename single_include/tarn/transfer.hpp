@@ -361,7 +361,10 @@ class copy_stream {
 
  private:
   copy_stream(Driver const& driver, stream_ref user, source_location where)
-      : driver_(driver), user_(user), stream_(driver, where), where_(where) {
+      : driver_(driver),
+        user_(user),
+        stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
+        where_(where) {
     bool capturing = false;
     require(driver_.is_capturing(user_, capturing));
     if (capturing) {
@@ -2554,7 +2557,7 @@ class partitioned_buffer {
  private:
   struct part_and_stream {
     part_and_stream(Resource memory, std::size_t count, attribution call)
-        : stream(memory.driver(), call.where),
+        : stream(detail::called_from(call.where, [&] { return basic_stream<driver_type>(memory.driver()); })),
           elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), call) {}
     basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
     part_type elements;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: pages need one: pages | tarn::pooled{}
+// error: pages need one: pages | pooled{}
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: begin with a source: tarn::cuda_pages{} | tarn::pooled{}
+// error: begin with a source
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
 

@@ -96,7 +96,9 @@ TEST_CASE("out_of_memory gives advice that fits the request", "[core][error]") {
     INFO(text);
     CHECK(text.find(what) != std::string::npos);
   };
-  says("refused by the device. Free buffers, ask for less, or close other programs on the device.");
+  says(
+      "refused by the device. Free buffers, call empty_cache() on other pools, ask for less, or close other "
+      "programs on the device.");
   r.call = "cuMemCreate";
   says("refused by the device (cuMemCreate).");
   r.device_free = 2_GiB;

@@ -199,10 +199,10 @@ class trial {
   void judge(cuda_error const& error) {
     std::string_view const text = error.what();
     require_cause(error.what());
-    bool const is_complete =
-        has(text, error.call()) && has(text, error.name()) &&
-        has(text, "(" + std::to_string(error.code()) + ")") && has(text, "; ") &&
-        has(text, std::string(error.where().file) + ':' + std::to_string(error.where().line));
+    bool const is_complete = has(text, error.call()) && has(text, error.name()) &&
+                             has(text, "(" + std::to_string(error.code()) + ")") && has(text, "; ") &&
+                             (error.where().line == 0 || has(text, std::string(error.where().file) + ':' +
+                                                                       std::to_string(error.where().line)));
     if (!is_complete) complain(std::string("does not name call, code, place and remedy: ") + error.what());
     bool known = log_->anything_owed();
     for (made_call const& c : log_->made) {

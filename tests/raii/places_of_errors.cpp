@@ -84,7 +84,6 @@ void check_all(scene<Pool>& s) {
   FAILS_HERE(s, pool.allocate_async(64_MiB, s.stream));
   FAILS_HERE(s, pool.record_stream(s.buffer.data(), s.buffer.bytes(), bare));
   FAILS_HERE(s, identified(pool, bare));
-  FAILS_HERE(s, basic_stream<failing_driver>(s.driver));
   FAILS_HERE(s, s.stream.synchronize());
   FAILS_HERE(s, make_device_buffer<float>(pool, 64_MiB, s.stream));
   FAILS_HERE(s, make_device_buffer<float>(pool, 1000, bare));
@@ -112,7 +111,6 @@ void check_all(scene<Pool>& s) {
   FAILS_HERE(s, free_on(s.other, std::move(s.buffer), std::move(s.second)));
   FAILS_HERE(s, free_on(bare, earlier_work::wait_for, std::move(s.buffer)));
   FAILS_HERE(s, micro_batches(10, 100, pool));
-  FAILS_HERE(s, basic_pages<failing_driver>(s.driver));
   basic_pinned<failing_driver> const pinned(s.driver);
   FAILS_HERE(s, pinned_buffer<float, basic_pinned<failing_driver>>(pinned, 1000));
   FAILS_HERE(s, tarn::copy(s.driver, std::span<float const>(s.host), s.buffer.span(), s.stream));

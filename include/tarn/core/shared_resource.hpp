@@ -42,9 +42,9 @@ class shared_resource {
   static_assert(detail::check_routes<Layer>());
 
   /// Default-constructs the layer and those below it.
-  shared_resource(source_location where = source_location::current())
+  shared_resource()
     requires std::default_initializable<Layer>
-      : block_(detail::called_from(where, [] { return new block(); })) {}
+      : block_(new block()) {}
 
   /// Constructs the layer from its own constructor arguments.
   template <class... Arguments>

@@ -85,8 +85,7 @@ template <class Upstream, class Policy>
 /// Explains a composition that does not begin with memory.
 template <class Left, class Policy>
   requires(detail::makes_layer<std::remove_cvref_t<Policy>, int> && !memory_source<std::remove_cvref_t<Left>>)
-void operator|(Left&&,
-               Policy&&) = delete;  // begin with a source; if it is one: tarn::check_memory_source<S>()
+void operator|(Left&&, Policy&&) = delete;  // begin with a source: tarn::check_memory_source<S>() of yours
 /// Explains a policy that only says what it does around a request.
 template <class Upstream, class Policy>
   requires(memory_source<std::remove_cvref_t<Upstream>> &&

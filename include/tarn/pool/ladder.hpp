@@ -27,6 +27,7 @@
 #include "tarn/pool/inspection/described_blocks.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"
+#include "tarn/source/refusal.hpp"
 
 namespace tarn::detail {
 

@@ -67,7 +67,10 @@ class copy_stream {
 
  private:
   copy_stream(Driver const& driver, stream_ref user, source_location where)
-      : driver_(driver), user_(user), stream_(driver, where), where_(where) {
+      : driver_(driver),
+        user_(user),
+        stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
+        where_(where) {
     bool capturing = false;
     require(driver_.is_capturing(user_, capturing));
     if (capturing) {

@@ -324,7 +324,6 @@ template <class T, class Resource>
 void make_device_buffer(Resource, std::size_t) = delete;  // add a stream: tarn::stream_ref{} is the default
 template <class T, class First, class... Rest>
   requires(!tarn::resource<First>)
-void make_device_buffer(First,
-                        Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
+void make_device_buffer(First, Rest...) = delete;  // pass a pool first; pages need one: pages | pooled{}
 
 }  // namespace tarn

@@ -35,17 +35,17 @@ template <has_driver Resource>
 }
 
 /// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
-/// wait: the driver completes the stream's work.
+/// wait: the driver completes the stream's work. The constructor takes no place for its errors: nvcc 13.0 ends without a message
+/// where a default member initialiser constructs such a type in braces.
 template <stream_driver Driver>
 class basic_stream {
  public:
   /// @throws cuda_error
-  explicit basic_stream(Driver driver = Driver{}, source_location where = source_location::current())
-      : driver_(std::move(driver)) {
+  explicit basic_stream(Driver driver = Driver{}) : driver_(std::move(driver)) {
     if (status const s = driver_.create_stream(stream_); !s.ok())
-      throw cuda_error(s, driver_.device().value, where);
+      throw cuda_error(s, driver_.device().value, source_location{});
     try {
-      stream_ = identified(driver_, stream_, where);
+      stream_ = identified(driver_, stream_, source_location{});
     } catch (...) {
       (void)driver_.destroy_stream(stream_);
       throw;
@@ -88,8 +88,6 @@ class basic_stream {
 /// An owning stream of the current device: `tarn::stream stream;`. A class, since g++ warns of a parameter that shadows an alias.
 class stream : public basic_stream<cuda_driver> {
  public:
-  explicit stream(source_location where = source_location::current())
-      : basic_stream<cuda_driver>(cuda_driver{}, where) {}
   using basic_stream<cuda_driver>::basic_stream;
 };
 #endif

@@ -32,21 +32,20 @@ class basic_pages {
   /// On the driver's default device; for CUDA the calling thread's current one.
   /// @throws cuda_error  of kind `unsupported` if the device has no virtual memory management: use `cuda_malloc{} | pooled{}`;
   ///                     of kind `no_device` if there is no device
-  basic_pages(source_location where = source_location::current())
+  basic_pages()
     requires std::default_initializable<D>
-      : basic_pages(D{}, where) {}
+      : basic_pages(D{}) {}
   /// On one device. @throws as above
-  explicit basic_pages(device_id device, source_location where = source_location::current())
+  explicit basic_pages(device_id device)
     requires std::constructible_from<D, device_id>
-      : basic_pages(D(device), where) {}
+      : basic_pages(D(device)) {}
   /// On a given driver. @throws as above
-  explicit basic_pages(D driver, source_location where = source_location::current())
-      : driver_(std::move(driver)) {
+  explicit basic_pages(D driver) : driver_(std::move(driver)) {
     status s = driver_.page_granularity(granularity_);
     if (s.kind == failure::unsupported) {
       s.call = "page_granularity (no virtual memory management on this device; use cuda_malloc | pooled)";
     }
-    if (!s.ok()) throw cuda_error(s, driver_.device().value, where);
+    if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
   }
 
   /// Bytes; every size and offset below is a multiple of it.
