@@ -5889,7 +5889,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
 }  // namespace tarn
 // ---- tarn/policy/device_pool.hpp
-// device_pool: the stack that most programs need: pages of the device, pooled, with exact statistics.
+// device_pool: the stack that most programs need: pages of the device, pooled, with exact statistics. A call goes through
+// core/shared_resource.hpp and policy/tracked.hpp to pool/pool.hpp, which lists the files behind it.
 
 // ---- tarn/policy/pooled.hpp
 // pooled: the policy that puts a caching pool on a source. `pooled | limited` bounds live bytes, `limited | pooled` bounds
@@ -5933,13 +5934,15 @@ struct pooled {
 // ---- tarn/pool/pool.hpp
 // The pool: stream-ordered allocation from cached memory. The files of an allocation, in the order of its steps:
 //
-//   1 arena/size_class.hpp   the request is rounded to a size class, or to a range
+//   0 core/shared_resource.hpp, policy/tracked.hpp   how a call on device_pool comes here: allocate_sized()
+//   1 arena/size_class.hpp   the request is rounded to a size class, or to 512 bytes; block_request.hpp
 //   2 front/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
 //                            ends here
 //   3 heap.hpp               what all threads share, under the hot lock: arena/arena.hpp has the free ranges of each stream
 //                            (arena/stream_order.hpp) and the runs that small blocks are cut from
 //   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
-//                            with an event (order/ordering.hpp), growth/page_growth.hpp gets more (over blocks: segment_growth.hpp)
+//                            with an event (order/ordering.hpp, order/mark_work.hpp; the picture is in arena/stream_order.hpp), and
+//                            growth/page_growth.hpp gets more (growth/growth.hpp, address_space.hpp; over blocks: segment_growth.hpp)
 //   5 source/cuda_pages.hpp  creates and maps pages by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses waits for them first (waiting_blocks.hpp).
@@ -6045,7 +6048,7 @@ class owned {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/block_request.hpp
-// A request that no magazine could serve, in the form that the heap and the ladder use.
+// A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder use.
 
 #include <cstddef>
 #include <cstdint>
@@ -8621,7 +8624,8 @@ struct growth_request {
   std::size_t alignment = default_alignment;
   std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
   std::size_t asked_alignment = 0;
-  // The ladder sets the rest for each step: small pools and a refused device may exceed and extend, others stay within a budget.
+  // The ladder sets the rest for each step. A small pool that grows at once, and a step that only puts memory together, do not
+  // exceed may_create; other growth may.
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
   std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created
@@ -8679,10 +8683,12 @@ struct held_memory {
 // enough, these are tried in this order:
 //
 //   1 new handles at home addresses, while reserved memory may grow with live memory   36 us each
-//   2 a view that was used before and whose handles are free again                     no driver call
-//   3 a view of free handles: an existing one extended, or a new one                   27 us a handle
+//   2 for small blocks, a free handle of the large zone                                no driver call
+//     for others, a view that was used before and whose handles are free again         no driver call
+//   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
 //   4 new handles beyond that, for the missing bytes
 //
+// A free range in front of a hole is extended rather than a new range begun, if the request says so.
 // The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
 
 #include <bit>
@@ -9118,7 +9124,7 @@ class address_space {
 }  // namespace tarn::detail
 // ---- tarn/pool/order/ordering.hpp
 // The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing stream. Used
-// only by the ladder, sweeps, trim() and ~pool(): a pool whose streams do not run short of memory makes none of these calls.
+// only by the ladder, sweeps of streams that ended, trim() and ~pool().
 
 #include <cstdint>
 
@@ -9187,7 +9193,7 @@ class ordering {
  public:
   explicit ordering(Driver const& driver) : driver_(driver) {}
 
-  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most three driver calls, none if nothing was freed since
+  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most five driver calls, none if nothing was freed since
   /// the last completed mark.
   ///
   /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
@@ -9346,7 +9352,7 @@ class page_views {
     looked_up<choice> const c(held, pieces_of(map_, views_[best], where.offset, request.bytes));
     sequence<range_ref> carved;
     carve(a, held, c, carved);
-    return settle(a, carved, best, where.offset, request);
+    return make_live(a, carved, best, where.offset, request);
   }
 
   /// Whether idle views should be unmapped before a new one is made.
@@ -9479,7 +9485,7 @@ class page_views {
       give_back(a, carved);
       throw;
     }
-    return settle(a, carved, p.view, p.at.offset, request);
+    return make_live(a, carved, p.view, p.at.offset, request);
   }
 
   /// Maps the pieces' handles next to each other in a new region of twice their size, so that the view can be extended later.
@@ -9522,7 +9528,7 @@ class page_views {
     views_[i] = static_cast<view&&>(made);
     ++in_use_;
     by_use_.push_back(i);
-    return settle(a, carved, i, offset, request);
+    return make_live(a, carved, i, offset, request);
   }
 
   /// Maps all of a view's handles, or none.
@@ -9556,8 +9562,8 @@ class page_views {
   }
 
   /// Makes the block live in its view. @throws std::bad_alloc, the carved pieces are free again
-  void* settle(arena& a, sequence<range_ref> const& carved, std::uint32_t i, std::size_t offset,
-               growth_request const& request) {
+  void* make_live(arena& a, sequence<range_ref> const& carved, std::uint32_t i, std::size_t offset,
+                  growth_request const& request) {
     try {
       a.blocks.make_room(1);  // other threads may have used it up meanwhile
     } catch (...) {
@@ -10884,9 +10890,9 @@ class heap {
   std::uint64_t alloc_retries = 0;
   std::uint64_t ooms = 0;
   pool_totals totals_reset;
-  misuse_notes notes;                    ///< under `hot`
-  std::int64_t uncached_live_bytes = 0;  ///< of calls without a thread cache; under `hot`
-  std::int64_t uncached_live_blocks = 0;
+  misuse_notes notes;                     ///< under `hot`
+  std::int64_t uncached_live_bytes = 0;   ///< of calls without a thread cache; under `hot`
+  std::int64_t uncached_live_blocks = 0;  ///< likewise
 
   /// The arena, under the hot lock.
   [[nodiscard]] arena& space(hot_lock const&) noexcept { return space_; }
@@ -11151,8 +11157,8 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 // ---- tarn/pool/ladder.hpp
 // The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
 //
-//   0 small pools   grow at once: below roomy_limit speed matters more than memory
-//   1 magazines     return all threads' cached blocks to the heap, if there are enough of them
+//   0 small pools   grow at once, except the first time: below roomy_limit speed matters more than memory
+//   1 magazines     return all threads' cached blocks to the heap, each to its own stream's domain, if there are enough of them
 //   2 finished      make frees of other streams that the device has completed neutral
 //   3 stealing      make the stream wait, on the device, for another stream's frees, and take them over; add neutral ranges to
 //                   its own, so that neighbours coalesce
@@ -11170,7 +11176,7 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 namespace tarn::detail {
 
 /// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or other streams'
-/// memory. It is two blocks of each class, so that a thread that replaces blocks at random always finds one. Limited to one
+/// memory. The full magazines of one thread and one stream hold 104 MiB (magazine.hpp). Limited to one
 /// part in roomy_part of the device's memory: 2 GiB on a device of 128 GiB.
 inline constexpr std::size_t roomy_limit = 128_MiB;
 inline constexpr std::size_t roomy_part = 64;
@@ -11864,14 +11870,14 @@ class recorded_streams {
       noted_.make_room();
     }
     uses_.make_room();
-    slot_number const l = lane_of(stream);
+    slot_number const q = queue_of(stream);
     if (b == 0) {
       b = blocks_.take();
       blocks_[b].p = p;
       noted_.insert(b);
       noted_count_.store(noted_.size(), std::memory_order_relaxed);
     }
-    add_use(b, l, id);
+    add_use(b, q, id);
   }
 
   /// Called at deallocation: returns true if the block is held back, false if it has no recorded use and may be freed now.
@@ -11888,18 +11894,18 @@ class recorded_streams {
   /// device cannot be waited for, the block stays live until the pool ends.
   bool hold_back_for_all(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
     lock held(mutex_);
-    slot_number l = 0;
+    slot_number q = 0;
     try {
       blocks_.make_room();
       uses_.make_room();
-      l = lane_of(unknown);
+      q = queue_of(unknown);
     } catch (...) {
       held.unlock();
       return !driver_.synchronize_device().ok();
     }
     slot_number b = take_noted(p);
     if (b == 0) b = blocks_.take();
-    add_use(b, l, stream_ref::unknown_id);
+    add_use(b, q, stream_ref::unknown_id);
     return hold(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
   }
 
@@ -11907,12 +11913,12 @@ class recorded_streams {
   /// time. At most two queries per queue, plus one for each completed event.
   void settle(bool const wait) noexcept {
     lock held(mutex_);
-    for (slot_number l = 1; l <= queues_.last(); ++l) {
-      if (queues_[l].users == 0) continue;
-      mark_again(held, l);
+    for (slot_number q = 1; q <= queues_.last(); ++q) {
+      if (queues_[q].users == 0) continue;
+      mark_again(held, q);
       // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
       std::uint64_t const now = ++clock_;
-      while (queues_[l].first != 0 && uses_[queues_[l].first].ticket < now && ask_first(held, l, wait)) {
+      while (queues_[q].first != 0 && uses_[queues_[q].first].ticket < now && ask_first(held, q, wait)) {
       }
     }
   }
@@ -11944,8 +11950,8 @@ class recorded_streams {
   /// since the stream may be destroyed.
   [[nodiscard]] bool asks_for_device() const noexcept {
     std::lock_guard const guard(mutex_);
-    for (slot_number l = 1; l <= queues_.last(); ++l) {
-      if (queues_[l].unmarked != 0 && queues_[l].captured) return false;
+    for (slot_number q = 1; q <= queues_.last(); ++q) {
+      if (queues_[q].unmarked != 0 && queues_[q].captured) return false;
     }
     return any_waiting();
   }
@@ -11953,8 +11959,8 @@ class recorded_streams {
   /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
   void close() noexcept {
     lock held(mutex_);
-    for (slot_number l = 1; l <= queues_.last(); ++l) {
-      for (slot_number u = std::exchange(queues_[l].first, 0); u != 0; u = uses_[u].next)
+    for (slot_number q = 1; q <= queues_.last(); ++q) {
+      for (slot_number u = std::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
         recycle(held, uses_[u].event);
     }
     while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
@@ -12022,34 +12028,34 @@ class recorded_streams {
   // ---- under the mutex
 
   /// @throws std::bad_alloc, nothing has changed
-  slot_number lane_of(stream_ref stream) {
+  slot_number queue_of(stream_ref stream) {
     bool const shared = marks_all_work<Driver> && !is_default_stream(stream);
     stream_id const key = shared ? neutral_id : stream.id();
     if (slot_number const known = by_stream_.find(key); known != 0) return known;
     by_stream_.make_room(1);
     queues_.make_room();
-    slot_number const l = queues_.take();
-    by_stream_.insert(key, l);
-    queues_[l].key = key;
-    queues_[l].stream = stream;
-    queues_[l].gone = key == stream_ref::unknown_id;
-    return l;
+    slot_number const q = queues_.take();
+    by_stream_.insert(key, q);
+    queues_[q].key = key;
+    queues_[q].stream = stream;
+    queues_[q].gone = key == stream_ref::unknown_id;
+    return q;
   }
-  void add_use(slot_number b, slot_number l, stream_id id) noexcept {
+  void add_use(slot_number b, slot_number q, stream_id id) noexcept {
     slot_number const u = uses_.take();
     uses_[u].block = b;
-    uses_[u].queue = l;
+    uses_[u].queue = q;
     uses_[u].stream = id;
     uses_[u].next = blocks_[b].uses;
     blocks_[b].uses = u;
-    ++queues_[l].users;
+    ++queues_[q].users;
   }
   void drop(slot_number u) noexcept {
-    slot_number const l = uses_[u].queue;
+    slot_number const q = uses_[u].queue;
     uses_.give(u);
-    if (--queues_[l].users != 0) return;
-    (void)by_stream_.erase(queues_[l].key);
-    queues_.give(l);
+    if (--queues_[q].users != 0) return;
+    (void)by_stream_.erase(queues_[q].key);
+    queues_.give(q);
   }
   slot_number take_noted(void* p) noexcept {
     slot_number const b = noted_.take(p);
@@ -12134,9 +12140,9 @@ class recorded_streams {
   /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
   /// wrong. Returns true if its uses are complete; the group is then still in no list.
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
-    slot_number const l = uses_[g].queue;
-    stream_ref const stream = queues_[l].stream;
-    bool const known_gone = queues_[l].gone;
+    slot_number const q = uses_[g].queue;
+    stream_ref const stream = queues_[q].stream;
+    bool const known_gone = queues_[q].gone;
     event_handle event = !known_gone && idle_count_ != 0 ? idle_[--idle_count_] : nullptr;
     held.unlock();
     bool captured = false;
@@ -12147,7 +12153,7 @@ class recorded_streams {
     }
     bool const over = result == mark_result::gone && driver_.synchronize_device().ok();
     held.lock();
-    use_queue& in = queues_[l];
+    use_queue& in = queues_[q];
     in.captured = captured;
     in.gone = in.gone || result == mark_result::gone;
     if (result == mark_result::marked) {
@@ -12162,21 +12168,21 @@ class recorded_streams {
     return over;
   }
   /// Retries all uses of a queue that could not be marked: one event covers them all.
-  void mark_again(lock& held, slot_number l) noexcept {
-    slot_number const g = std::exchange(queues_[l].unmarked, 0);
+  void mark_again(lock& held, slot_number q) noexcept {
+    slot_number const g = std::exchange(queues_[q].unmarked, 0);
     if (g != 0 && mark(held, g, ++clock_)) is_over(g);
   }
 
   /// Returns whether the first group of a queue is complete.
-  bool ask_first(lock& held, slot_number l, bool const wait) noexcept {
-    slot_number const g = queues_[l].first;
+  bool ask_first(lock& held, slot_number q, bool const wait) noexcept {
+    slot_number const g = queues_[q].first;
     event_handle const event = uses_[g].event;
-    queues_[l].asked = true;
+    queues_[q].asked = true;
     held.unlock();
     bool done = driver_.query_event(event).ok();
     if (!done && wait) done = driver_.synchronize_event(event).ok() || driver_.synchronize_device().ok();
     held.lock();
-    use_queue& in = queues_[l];  // still has users: only this thread takes groups out
+    use_queue& in = queues_[q];  // still has users: only this thread takes groups out
     in.asked = false;
     if (!done) return false;
     in.first = uses_[g].next;
@@ -12431,7 +12437,8 @@ class pool_parts {
 namespace tarn {
 
 /// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
-/// of threads may call it concurrently. A warm call takes no shared lock and makes no driver call.
+/// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of
+/// its stream is known, makes no driver call.
 ///
 /// fork() is safe while any number of threads use the pool. In the child, a pool of host memory continues with a copy of all
 /// blocks; calls that other threads had in progress are never completed. A pool over a driver that does not survive fork(),
@@ -12474,7 +12481,8 @@ class pool : public detail::pool_parts<Upstream> {
   /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see
   /// pool/arena/stream_order.hpp).
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
-  /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder.
+  /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder, sweeps streams that ended, or
+  /// must query the identity of a stream.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
@@ -12579,7 +12587,7 @@ class pool : public detail::pool_parts<Upstream> {
       climb(position, request, batch);
       front_.find_again(position, id, stream);
     }
-    front_.keep_rest(position, request, batch);
+    front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
     if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
     room.use(batch.blocks[0], bytes);
     return batch.blocks[0];

@@ -191,8 +191,8 @@ PLANTED = {
         Mutant(
             "a stream's queue is reused one use too early",
             "pool/order/recorded_streams.hpp",
-            "if (--queues_[l].users != 0) return;",
-            "if (--queues_[l].users > 1) return;",
+            "if (--queues_[q].users != 0) return;",
+            "if (--queues_[q].users > 1) return;",
         ),
         Mutant(
             "an incomplete event counts as complete in a query that does not wait",

@@ -82,9 +82,9 @@ class heap {
   std::uint64_t alloc_retries = 0;
   std::uint64_t ooms = 0;
   pool_totals totals_reset;
-  misuse_notes notes;                    ///< under `hot`
-  std::int64_t uncached_live_bytes = 0;  ///< of calls without a thread cache; under `hot`
-  std::int64_t uncached_live_blocks = 0;
+  misuse_notes notes;                     ///< under `hot`
+  std::int64_t uncached_live_bytes = 0;   ///< of calls without a thread cache; under `hot`
+  std::int64_t uncached_live_blocks = 0;  ///< likewise
 
   /// The arena, under the hot lock.
   [[nodiscard]] arena& space(hot_lock const&) noexcept { return space_; }

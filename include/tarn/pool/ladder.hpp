@@ -2,8 +2,8 @@
 #pragma once
 // The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
 //
-//   0 small pools   grow at once: below roomy_limit speed matters more than memory
-//   1 magazines     return all threads' cached blocks to the heap, if there are enough of them
+//   0 small pools   grow at once, except the first time: below roomy_limit speed matters more than memory
+//   1 magazines     return all threads' cached blocks to the heap, each to its own stream's domain, if there are enough of them
 //   2 finished      make frees of other streams that the device has completed neutral
 //   3 stealing      make the stream wait, on the device, for another stream's frees, and take them over; add neutral ranges to
 //                   its own, so that neighbours coalesce
@@ -32,7 +32,7 @@
 namespace tarn::detail {
 
 /// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or other streams'
-/// memory. It is two blocks of each class, so that a thread that replaces blocks at random always finds one. Limited to one
+/// memory. The full magazines of one thread and one stream hold 104 MiB (magazine.hpp). Limited to one
 /// part in roomy_part of the device's memory: 2 GiB on a device of 128 GiB.
 inline constexpr std::size_t roomy_limit = 128_MiB;
 inline constexpr std::size_t roomy_part = 64;

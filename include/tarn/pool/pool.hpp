@@ -2,13 +2,15 @@
 #pragma once
 // The pool: stream-ordered allocation from cached memory. The files of an allocation, in the order of its steps:
 //
-//   1 arena/size_class.hpp   the request is rounded to a size class, or to a range
+//   0 core/shared_resource.hpp, policy/tracked.hpp   how a call on device_pool comes here: allocate_sized()
+//   1 arena/size_class.hpp   the request is rounded to a size class, or to 512 bytes; block_request.hpp
 //   2 front/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
 //                            ends here
 //   3 heap.hpp               what all threads share, under the hot lock: arena/arena.hpp has the free ranges of each stream
 //                            (arena/stream_order.hpp) and the runs that small blocks are cut from
 //   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
-//                            with an event (order/ordering.hpp), growth/page_growth.hpp gets more (over blocks: segment_growth.hpp)
+//                            with an event (order/ordering.hpp, order/mark_work.hpp; the picture is in arena/stream_order.hpp), and
+//                            growth/page_growth.hpp gets more (growth/growth.hpp, address_space.hpp; over blocks: segment_growth.hpp)
 //   5 source/cuda_pages.hpp  creates and maps pages by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses waits for them first (waiting_blocks.hpp).
@@ -35,7 +37,8 @@
 namespace tarn {
 
 /// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
-/// of threads may call it concurrently. A warm call takes no shared lock and makes no driver call.
+/// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of
+/// its stream is known, makes no driver call.
 ///
 /// fork() is safe while any number of threads use the pool. In the child, a pool of host memory continues with a copy of all
 /// blocks; calls that other threads had in progress are never completed. A pool over a driver that does not survive fork(),
@@ -78,7 +81,8 @@ class pool : public detail::pool_parts<Upstream> {
   /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see
   /// pool/arena/stream_order.hpp).
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
-  /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder.
+  /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder, sweeps streams that ended, or
+  /// must query the identity of a stream.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
@@ -183,7 +187,7 @@ class pool : public detail::pool_parts<Upstream> {
       climb(position, request, batch);
       front_.find_again(position, id, stream);
     }
-    front_.keep_rest(position, request, batch);
+    front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
     if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
     room.use(batch.blocks[0], bytes);
     return batch.blocks[0];

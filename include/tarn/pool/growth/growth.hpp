@@ -36,7 +36,8 @@ struct growth_request {
   std::size_t alignment = default_alignment;
   std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
   std::size_t asked_alignment = 0;
-  // The ladder sets the rest for each step: small pools and a refused device may exceed and extend, others stay within a budget.
+  // The ladder sets the rest for each step. A small pool that grows at once, and a step that only puts memory together, do not
+  // exceed may_create; other growth may.
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
   std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created

@@ -4,10 +4,12 @@
 // enough, these are tried in this order:
 //
 //   1 new handles at home addresses, while reserved memory may grow with live memory   36 us each
-//   2 a view that was used before and whose handles are free again                     no driver call
-//   3 a view of free handles: an existing one extended, or a new one                   27 us a handle
+//   2 for small blocks, a free handle of the large zone                                no driver call
+//     for others, a view that was used before and whose handles are free again         no driver call
+//   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
 //   4 new handles beyond that, for the missing bytes
 //
+// A free range in front of a hole is extended rather than a new range begun, if the request says so.
 // The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
 
 #include <bit>

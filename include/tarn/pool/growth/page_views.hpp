@@ -59,7 +59,7 @@ class page_views {
     looked_up<choice> const c(held, pieces_of(map_, views_[best], where.offset, request.bytes));
     sequence<range_ref> carved;
     carve(a, held, c, carved);
-    return settle(a, carved, best, where.offset, request);
+    return make_live(a, carved, best, where.offset, request);
   }
 
   /// Whether idle views should be unmapped before a new one is made.
@@ -192,7 +192,7 @@ class page_views {
       give_back(a, carved);
       throw;
     }
-    return settle(a, carved, p.view, p.at.offset, request);
+    return make_live(a, carved, p.view, p.at.offset, request);
   }
 
   /// Maps the pieces' handles next to each other in a new region of twice their size, so that the view can be extended later.
@@ -235,7 +235,7 @@ class page_views {
     views_[i] = static_cast<view&&>(made);
     ++in_use_;
     by_use_.push_back(i);
-    return settle(a, carved, i, offset, request);
+    return make_live(a, carved, i, offset, request);
   }
 
   /// Maps all of a view's handles, or none.
@@ -269,8 +269,8 @@ class page_views {
   }
 
   /// Makes the block live in its view. @throws std::bad_alloc, the carved pieces are free again
-  void* settle(arena& a, sequence<range_ref> const& carved, std::uint32_t i, std::size_t offset,
-               growth_request const& request) {
+  void* make_live(arena& a, sequence<range_ref> const& carved, std::uint32_t i, std::size_t offset,
+                  growth_request const& request) {
     try {
       a.blocks.make_room(1);  // other threads may have used it up meanwhile
     } catch (...) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing stream. Used
-// only by the ladder, sweeps, trim() and ~pool(): a pool whose streams do not run short of memory makes none of these calls.
+// only by the ladder, sweeps of streams that ended, trim() and ~pool().
 
 #include <cstdint>
 
@@ -25,7 +25,7 @@ class ordering {
  public:
   explicit ordering(Driver const& driver) : driver_(driver) {}
 
-  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most three driver calls, none if nothing was freed since
+  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most five driver calls, none if nothing was freed since
   /// the last completed mark.
   ///
   /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller

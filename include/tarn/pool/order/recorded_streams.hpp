@@ -74,14 +74,14 @@ class recorded_streams {
       noted_.make_room();
     }
     uses_.make_room();
-    slot_number const l = lane_of(stream);
+    slot_number const q = queue_of(stream);
     if (b == 0) {
       b = blocks_.take();
       blocks_[b].p = p;
       noted_.insert(b);
       noted_count_.store(noted_.size(), std::memory_order_relaxed);
     }
-    add_use(b, l, id);
+    add_use(b, q, id);
   }
 
   /// Called at deallocation: returns true if the block is held back, false if it has no recorded use and may be freed now.
@@ -98,18 +98,18 @@ class recorded_streams {
   /// device cannot be waited for, the block stays live until the pool ends.
   bool hold_back_for_all(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
     lock held(mutex_);
-    slot_number l = 0;
+    slot_number q = 0;
     try {
       blocks_.make_room();
       uses_.make_room();
-      l = lane_of(unknown);
+      q = queue_of(unknown);
     } catch (...) {
       held.unlock();
       return !driver_.synchronize_device().ok();
     }
     slot_number b = take_noted(p);
     if (b == 0) b = blocks_.take();
-    add_use(b, l, stream_ref::unknown_id);
+    add_use(b, q, stream_ref::unknown_id);
     return hold(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
   }
 
@@ -117,12 +117,12 @@ class recorded_streams {
   /// time. At most two queries per queue, plus one for each completed event.
   void settle(bool const wait) noexcept {
     lock held(mutex_);
-    for (slot_number l = 1; l <= queues_.last(); ++l) {
-      if (queues_[l].users == 0) continue;
-      mark_again(held, l);
+    for (slot_number q = 1; q <= queues_.last(); ++q) {
+      if (queues_[q].users == 0) continue;
+      mark_again(held, q);
       // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
       std::uint64_t const now = ++clock_;
-      while (queues_[l].first != 0 && uses_[queues_[l].first].ticket < now && ask_first(held, l, wait)) {
+      while (queues_[q].first != 0 && uses_[queues_[q].first].ticket < now && ask_first(held, q, wait)) {
       }
     }
   }
@@ -154,8 +154,8 @@ class recorded_streams {
   /// since the stream may be destroyed.
   [[nodiscard]] bool asks_for_device() const noexcept {
     std::lock_guard const guard(mutex_);
-    for (slot_number l = 1; l <= queues_.last(); ++l) {
-      if (queues_[l].unmarked != 0 && queues_[l].captured) return false;
+    for (slot_number q = 1; q <= queues_.last(); ++q) {
+      if (queues_[q].unmarked != 0 && queues_[q].captured) return false;
     }
     return any_waiting();
   }
@@ -163,8 +163,8 @@ class recorded_streams {
   /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
   void close() noexcept {
     lock held(mutex_);
-    for (slot_number l = 1; l <= queues_.last(); ++l) {
-      for (slot_number u = std::exchange(queues_[l].first, 0); u != 0; u = uses_[u].next)
+    for (slot_number q = 1; q <= queues_.last(); ++q) {
+      for (slot_number u = std::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
         recycle(held, uses_[u].event);
     }
     while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
@@ -232,34 +232,34 @@ class recorded_streams {
   // ---- under the mutex
 
   /// @throws std::bad_alloc, nothing has changed
-  slot_number lane_of(stream_ref stream) {
+  slot_number queue_of(stream_ref stream) {
     bool const shared = marks_all_work<Driver> && !is_default_stream(stream);
     stream_id const key = shared ? neutral_id : stream.id();
     if (slot_number const known = by_stream_.find(key); known != 0) return known;
     by_stream_.make_room(1);
     queues_.make_room();
-    slot_number const l = queues_.take();
-    by_stream_.insert(key, l);
-    queues_[l].key = key;
-    queues_[l].stream = stream;
-    queues_[l].gone = key == stream_ref::unknown_id;
-    return l;
+    slot_number const q = queues_.take();
+    by_stream_.insert(key, q);
+    queues_[q].key = key;
+    queues_[q].stream = stream;
+    queues_[q].gone = key == stream_ref::unknown_id;
+    return q;
   }
-  void add_use(slot_number b, slot_number l, stream_id id) noexcept {
+  void add_use(slot_number b, slot_number q, stream_id id) noexcept {
     slot_number const u = uses_.take();
     uses_[u].block = b;
-    uses_[u].queue = l;
+    uses_[u].queue = q;
     uses_[u].stream = id;
     uses_[u].next = blocks_[b].uses;
     blocks_[b].uses = u;
-    ++queues_[l].users;
+    ++queues_[q].users;
   }
   void drop(slot_number u) noexcept {
-    slot_number const l = uses_[u].queue;
+    slot_number const q = uses_[u].queue;
     uses_.give(u);
-    if (--queues_[l].users != 0) return;
-    (void)by_stream_.erase(queues_[l].key);
-    queues_.give(l);
+    if (--queues_[q].users != 0) return;
+    (void)by_stream_.erase(queues_[q].key);
+    queues_.give(q);
   }
   slot_number take_noted(void* p) noexcept {
     slot_number const b = noted_.take(p);
@@ -344,9 +344,9 @@ class recorded_streams {
   /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
   /// wrong. Returns true if its uses are complete; the group is then still in no list.
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
-    slot_number const l = uses_[g].queue;
-    stream_ref const stream = queues_[l].stream;
-    bool const known_gone = queues_[l].gone;
+    slot_number const q = uses_[g].queue;
+    stream_ref const stream = queues_[q].stream;
+    bool const known_gone = queues_[q].gone;
     event_handle event = !known_gone && idle_count_ != 0 ? idle_[--idle_count_] : nullptr;
     held.unlock();
     bool captured = false;
@@ -357,7 +357,7 @@ class recorded_streams {
     }
     bool const over = result == mark_result::gone && driver_.synchronize_device().ok();
     held.lock();
-    use_queue& in = queues_[l];
+    use_queue& in = queues_[q];
     in.captured = captured;
     in.gone = in.gone || result == mark_result::gone;
     if (result == mark_result::marked) {
@@ -372,21 +372,21 @@ class recorded_streams {
     return over;
   }
   /// Retries all uses of a queue that could not be marked: one event covers them all.
-  void mark_again(lock& held, slot_number l) noexcept {
-    slot_number const g = std::exchange(queues_[l].unmarked, 0);
+  void mark_again(lock& held, slot_number q) noexcept {
+    slot_number const g = std::exchange(queues_[q].unmarked, 0);
     if (g != 0 && mark(held, g, ++clock_)) is_over(g);
   }
 
   /// Returns whether the first group of a queue is complete.
-  bool ask_first(lock& held, slot_number l, bool const wait) noexcept {
-    slot_number const g = queues_[l].first;
+  bool ask_first(lock& held, slot_number q, bool const wait) noexcept {
+    slot_number const g = queues_[q].first;
     event_handle const event = uses_[g].event;
-    queues_[l].asked = true;
+    queues_[q].asked = true;
     held.unlock();
     bool done = driver_.query_event(event).ok();
     if (!done && wait) done = driver_.synchronize_event(event).ok() || driver_.synchronize_device().ok();
     held.lock();
-    use_queue& in = queues_[l];  // still has users: only this thread takes groups out
+    use_queue& in = queues_[q];  // still has users: only this thread takes groups out
     in.asked = false;
     if (!done) return false;
     in.first = uses_[g].next;
