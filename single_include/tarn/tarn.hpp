@@ -815,7 +815,7 @@ class out_of_memory : public std::bad_alloc {
   void keep_where() noexcept { is_placed_ = true; }
 
  private:
-  static constexpr std::size_t longest_tag = 40;  ///< longer names are cut, so that the advice has room
+  static constexpr std::size_t longest_tag = 63;  ///< longer names are cut, so that the advice has room
   static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
 
   /// What to try, from what is known.

@@ -117,9 +117,9 @@ TEST_CASE("out_of_memory gives advice that fits the request", "[core][error]") {
   r.refused_by = "limited";
   says("refused by limited(4 GiB), of which 4 GiB are used. Free memory or raise the limit.");
   r.reserved = 1_GiB;
-  says(
-      "Others under this limit hold 3 GiB: call empty_cache() on their pools, free memory or raise the "
-      "limit.");
+  says("Reserved 1 GiB. Free memory or raise the limit.");  // it would fit without this pool's own memory
+  r.asked = 2_GiB;
+  says("Others under this limit hold 3 GiB: free their memory, call empty_cache() on their pools");
   r.asked = 5_GiB;
   says("The limit is below this request alone: raise it or ask for less.");
 }
