@@ -75,7 +75,8 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
       "  a ID BYTES STREAM  a block is allocated for work on a stream\n"
       "  f ID               the block with this number is freed\n"
       "  # TEXT             a comment\n"
-      "ID and STREAM are numbers chosen by the writer; an ID may be used again once it was freed. A program writes one\n"
+      "ID and STREAM are numbers chosen by the writer; an ID may be used again once it was freed. A program "
+      "writes one\n"
       "with the policy tarn::traced:  tarn::cuda_pages{} | tarn::pooled{} | tarn::traced{\"trace.txt\"}");
   try {
     app.parse(argc, argv);

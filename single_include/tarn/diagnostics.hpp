@@ -6202,8 +6202,7 @@ inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_h
 /// @throws std::system_error  the file cannot be created or not completely written; then it is removed
 inline void save_timeline_html(snapshot const& s, std::string const& path,
                                timeline_html_options options = {}) {
-  detail::write_file(path, "the page",
-                     [&](std::ostream& file) { write_timeline_html(file, s, options); });
+  detail::write_file(path, "the page", [&](std::ostream& file) { write_timeline_html(file, s, options); });
 }
 /// Saves the page of take_snapshot(memory).
 template <has_driver Resource>

@@ -66,7 +66,8 @@ void checks(trial& t) {
     t.attempt(
         "allocate too much", [&] { (void)memory.allocate(a, 40_MiB); }, step_outcome::refused);
     t.attempt(
-        "allocate more than any device has", [&] { (void)memory.allocate(a, 1024_GiB); }, step_outcome::refused);
+        "allocate more than any device has", [&] { (void)memory.allocate(a, 1024_GiB); },
+        step_outcome::refused);
     t.attempt("record_stream", [&] {
       if (p != nullptr) memory.record_stream(p, 1000, b);
     });

@@ -9,9 +9,9 @@
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
 #include "tarn/source/managed.hpp"
-#include "tarn/source/unique_pages.hpp"
 #include "tarn/source/pinned_host.hpp"
 #include "tarn/source/registered_host.hpp"
+#include "tarn/source/unique_pages.hpp"
 
 namespace tarn_test {
 

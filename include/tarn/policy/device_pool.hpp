@@ -22,8 +22,6 @@ using pool_over = stack<Source, pooled, tracked>;
 /// thread's cached blocks return to the pool. It cannot detect a use after the free, an overrun, or a second free of a block that
 /// has a new owner; `| checked{}` detects these, too.
 using device_pool = pool_over<cuda_pages>;
-#else
-class device_pool;  // needs CUDA's headers; without a GPU: #include <tarn/sim.hpp>, tarn::sim_pool
 #endif
 
 }  // namespace tarn
