@@ -182,10 +182,12 @@ TEST_CASE("A request of more than the memory has is refused with its size", "[po
   auto device = sim_pages(machine.driver()) | pooled{};
   CHECK(says(refusal_of(device, 1024_GiB), "refused by the device."));
   CHECK(says(refusal_of(device, 1024_GiB), "The device has 2 GiB in all: ask for less, or split the work."));
-  auto host = host_memory{} | pooled{};
-  std::string const of_host = refusal_of(host, std::size_t{1} << 45);
-  INFO(of_host);
-  CHECK_FALSE(says(of_host, "device"));
+  if (TARN_ASAN == 0) {  // AddressSanitizer ends a program that asks malloc for so much
+    auto host = host_memory{} | pooled{};
+    std::string const of_host = refusal_of(host, std::size_t{1} << 45);
+    INFO(of_host);
+    CHECK_FALSE(says(of_host, "device"));
+  }
   auto pinned = sim_pinned_host(machine.driver()) | pooled{};
   std::string const of_pinned = refusal_of(pinned, 1024_GiB);
   INFO(of_pinned);
