@@ -18,6 +18,7 @@ prelude = """#include <tarn/tarn.hpp>
 #include <tarn/thrust.hpp>
 #include <tarn/transfer.hpp>
 #include <tarn/diagnostics.hpp>
+#include <tarn/sharing.hpp>
 #include <thrust/device_vector.h>
 #include <thrust/sort.h>
 #include <iostream>

@@ -12,6 +12,7 @@
 //     order/       which memory the device has finished with, and blocks that several streams use
 //     ladder.hpp   the steps tried when neither front nor heap has a block
 //     growth/      handles, views and segments, taken from the source
+//     graph/       the memory of captured graphs, apart from all other
 //     inspection/  what tools and snapshots can read
 //   policy/  layers that bound, count, record, retry, check, fence and poison, composed by | and stack<>
 //   raii/    owners of memory, and scopes that measure, clear and bound it
@@ -34,6 +35,7 @@
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/fenced.hpp"
+#include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -43,12 +45,15 @@
 
 #include "tarn/raii/budget_scope.hpp"
 #include "tarn/raii/cache_guard.hpp"
+#include "tarn/raii/compact.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_guard.hpp"
 #include "tarn/raii/device_ptr.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/peak_scope.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
+#include "tarn/raii/sleep.hpp"
 #include "tarn/raii/stream.hpp"
 
 #include "tarn/report/stats.hpp"

@@ -16,6 +16,7 @@
 #include "tarn/raii/partitioned_buffer.hpp"
 #include "tarn/raii/peer_copy.hpp"
 #include "tarn/raii/per_device.hpp"
+#include "tarn/raii/reservation.hpp"
 #include "tarn/raii/scratch.hpp"
 #include "tarn/raii/stream_batches.hpp"
 #include "tarn/raii/with_oom_retry.hpp"

@@ -1131,7 +1131,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
       e.tag = tag::current().id();
       e.time_ns = now();
       log_.note_refusal(e, origin(), report.biggest_tags);
-      throw out_of_memory(report);
+      refused.throw_with(report);
     }
   }
   using frame_names = std::unordered_map<void*, history_frame>;
@@ -1437,6 +1437,7 @@ template <class Resource>
 #include <iosfwd>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -1453,6 +1454,7 @@ struct pool_share {
   std::size_t untracked = 0;            ///< part of live: allocated bypassing `tracked`
   std::size_t awaiting = 0;  ///< freed, but another stream that used it (record_stream) has not finished
   std::size_t cached = 0;    ///< free for reuse
+  char const* backend = "";  ///< as allocator_backend() returns it; empty without a pool. Static storage
 };
 
 /// One row of the table.
@@ -1568,7 +1570,9 @@ struct memory_explanation {
     auto const add = [&](int level, std::string name, std::size_t bytes, char const* how = "") {
       out.push_back({level, std::move(name), number(bytes), how});
     };
+    bool const of_blocks = p.backend[0] != '\0' && std::string_view(p.backend) != "pages";
     add(depth, p.name + where, p.reserved);
+    if (of_blocks) out.back().how = detail::concat({"in blocks of ", p.backend});
     if (p.requested && p.rounding) {
       add(depth + 1, "live, requested", *p.requested);
       add(depth + 1, "live, rounding", *p.rounding);
@@ -1646,6 +1650,7 @@ found_share share_of(Memory memory) {
         memory,
         [](auto& l) -> decltype(static_cast<void>(l.state()), static_cast<void const*>(&l)) { return &l; });
     p.reserved = s.reserved;
+    if constexpr (reachable<Memory, routed_calls::allocator_backend>) p.backend = allocator_backend(memory);
     std::size_t const held = min_of(s.live, s.reserved);
     p.awaiting = min_of(s.pending, held);  // to the pool, a block that is held back is still live
     p.live = held - p.awaiting;
@@ -2207,6 +2212,7 @@ struct snapshot_segment {
   bool small = false;                  ///< for blocks of up to 1 MiB
   std::uint32_t handles = 1;           ///< physical handles that back it, wholly or in part
   stream_id stream = 0;                ///< stream of most of its bytes
+  std::uint64_t graph_memory = 0;      ///< that it belongs to, counted from 1; 0 if none
   std::vector<snapshot_block> blocks;  ///< by address
   std::vector<snapshot_piece> pieces;  ///< of a view: its original ranges, in order
 };
@@ -2847,7 +2853,7 @@ class snapshot_pickler {
     field("requested_size", requested);
     field("stream", stream(s.stream));
     field("segment_type", s.small ? "small" : "large");
-    pool_id("segment_pool_id");
+    pool_id("segment_pool_id", s.graph_memory);
     pickle_.word("is_expandable");
     pickle_.boolean(s.kind != segment_kind::upstream);
     frames(0, 0);
@@ -2860,11 +2866,11 @@ class snapshot_pickler {
     pickle_.end_list();
     pickle_.end_dict();
   }
-  /// Writes the default pool's id: the viewer would show others as pools of CUDA graphs.
-  void pool_id(char const* key) {
+  /// Writes a pool's id: (0, 0), or (0, n) for the memory of captured graphs, as the viewer expects it.
+  void pool_id(char const* key, std::uint64_t graph_memory) {
     pickle_.word(key);
     pickle_.number(0);
-    pickle_.number(0);
+    pickle_.number(graph_memory);
     pickle_.end_pair();
   }
   /// Returns the requested bytes of a block, which PyTorch always has; where tarn does not know them, the whole block.
@@ -2921,7 +2927,7 @@ class snapshot_pickler {
     field("size", e.requested != 0 ? e.requested : e.bytes);
     field("stream", stream(e.stream));
     field("time_us", (snapshot_.started_ns + e.time_ns) / 1000);
-    pool_id("pool_id");
+    pool_id("pool_id", 0);
     frames(e.tag, e.location);
     pickle_.end_dict();
   }
@@ -2954,6 +2960,7 @@ inline void write_pickle(std::ostream& out, snapshot const& s) {
 //    "tags":     [{"name", "bytes", "peak_bytes", "requested", "blocks", "allocations"}],    the first is "untagged"
 //    "locations":   [[{"file", "line", "function"}]],                      innermost frame first; the first has no frames
 //    "segments": [{"address", "bytes", "kind": "pages" | "view" | "upstream", "small", "handles", "stream",
+//                  "graph_memory",                                            of memory of captured graphs only, from 1
 //                  "pieces": [{"address", "bytes"}],                                                 of a view only
 //                  "blocks": [{"address", "bytes", "requested", "use": "live" | "awaiting" | "cached",
 //                              "stream", "tag", "location", "time_ns"}]}],
@@ -3036,6 +3043,7 @@ inline void write_segment(json_text& json, snapshot_segment const& s) {
   json.line().begin_object().key("address").address(s.address).field("bytes", s.bytes);
   json.field("kind", name_of(s.kind)).key("small").boolean(s.small);
   json.field("handles", s.handles).field("stream", s.stream);
+  if (s.graph_memory != 0) json.field("graph_memory", s.graph_memory);
   if (s.kind == segment_kind::view) {
     json.key("pieces").begin_array();
     for (snapshot_piece const& p : s.pieces)
@@ -3178,6 +3186,7 @@ struct pool_facts {
   std::vector<held_block> awaiting;
   std::vector<growth_note> notes;
   std::size_t reserved = 0;
+  std::uint64_t graph_memory = 0;  ///< that the pool belongs to, 0 if none
 
   /// Copies them from a pool. @throws std::bad_alloc
   template <class Heap, class Front, class Waiting>
@@ -3185,6 +3194,7 @@ struct pool_facts {
     heap.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
     for (std::size_t i = 0; i < heap.counters.notes.size(); ++i) notes.push_back(heap.counters.notes[i]);
     reserved = heap.counters.reserved;
+    graph_memory = heap.graph_memory;
     stopped_threads const stopped(front);
     // Before the hot lock: no two locks are held at once.
     waiting.for_each([&](auto const& w) {
@@ -3289,7 +3299,8 @@ struct held_stretch {
   std::size_t bytes = 0;
   stretch_kind kind = stretch_kind::home;
   zone where = zone::small;
-  std::uint32_t handles = 0;  ///< number of handles that lie in it, wholly or in part
+  std::uint64_t graph_memory = 0;  ///< that it belongs to, 0 if none
+  std::uint32_t handles = 0;       ///< number of handles that lie in it, wholly or in part
   std::vector<held_block> blocks;
   std::vector<held_piece> pieces;  ///< of a view: the home addresses of its bytes
 };
@@ -3470,6 +3481,7 @@ template <class Pool>
   };
   for (pool_facts& facts : of_each) {
     std::vector<held_stretch> stretches = pool_tiling(facts).stretches();
+    for (held_stretch& s : stretches) s.graph_memory = facts.graph_memory;
     append(contents.stretches, stretches, by_address);
     append(contents.held, facts.held, by_address);
     append(contents.notes, facts.notes, by_time);
@@ -3498,6 +3510,7 @@ namespace tarn::detail {
   s.kind = kind_of(from.kind);
   s.small = from.where == zone::small;
   s.handles = from.handles;
+  s.graph_memory = from.graph_memory;
   s.blocks.reserve(from.blocks.size());
   for (held_block const& b : from.blocks) {
     snapshot_block block;
@@ -3725,6 +3738,8 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// the layer's record. If other threads continue meanwhile, the record and the pool are read again up to three times; after
 /// that, a block in the layer's record that the pool has already released to the driver is omitted. Live blocks with 0
 /// requested were not seen by the layer: allocated bypassing it, or still inside a call.
+///
+/// Of a sleeping pool, segments and blocks are the addresses that it keeps, and `pool.reserved` is 0: nothing is behind them.
 ///
 /// Thread-safe; threads that enter the pool meanwhile wait, some milliseconds at 100,000 blocks. Host cost O(ranges + history).
 /// @throws std::bad_alloc

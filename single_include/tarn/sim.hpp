@@ -15,6 +15,8 @@
 // Over 400 lines: one short function for each call of the driver contract (driver.hpp).
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -33,6 +35,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -45,15 +48,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <new>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 #if defined(__linux__)
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #endif
 
@@ -250,6 +256,64 @@ class sim_addresses {
   sim_backing backing_;
   sim_ranges free_;
   std::vector<std::pair<std::uintptr_t, std::size_t>> chunks_;
+};
+
+/// The memory of one page handle that other processes can import: a file of its own, so that it lives as long as a process has a
+/// descriptor or a mapping of it. Sparse, so with address_only backing it costs a descriptor and no memory.
+class sim_shared_file {
+ public:
+  sim_shared_file() noexcept = default;
+  sim_shared_file(sim_shared_file&& other) noexcept
+      : file_(std::exchange(other.file_, -1)), identity_(std::exchange(other.identity_, 0)) {}
+  sim_shared_file& operator=(sim_shared_file&&) = delete;
+  ~sim_shared_file() {
+#if defined(__linux__)
+    if (file_ >= 0) (void)::close(file_);
+#endif
+  }
+
+  /// Returns false if the host has no descriptor left.
+  bool create([[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(__linux__)
+    file_ = ::memfd_create("tarn_sim_pages", MFD_CLOEXEC);
+    if (file_ < 0 || ::ftruncate(file_, static_cast<::off_t>(bytes)) != 0) return false;
+    struct ::stat facts {};
+    if (::fstat(file_, &facts) == 0) identity_ = facts.st_ino;
+#endif
+    return file_ >= 0;
+  }
+  /// Opens a descriptor from another process, which stays the caller's; returns false if it is not one of such a file.
+  bool open([[maybe_unused]] int descriptor, [[maybe_unused]] std::size_t& bytes) noexcept {
+#if defined(__linux__)
+    char link[32];
+    (void)std::snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    char target[64];
+    ::ssize_t const length = ::readlink(link, target, sizeof target);
+    std::string_view const name(target, length < 0 ? 0 : static_cast<std::size_t>(length));
+    struct ::stat facts {};
+    if (!name.starts_with("/memfd:tarn_sim_pages") || ::fstat(descriptor, &facts) != 0) return false;
+    file_ = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+    identity_ = facts.st_ino;
+    bytes = static_cast<std::size_t>(facts.st_size);
+#endif
+    return file_ >= 0;
+  }
+  /// A new descriptor, which the caller closes; -1 if the host has none left.
+  [[nodiscard]] int duplicate() const noexcept {
+#if defined(__linux__)
+    return ::fcntl(file_, F_DUPFD_CLOEXEC, 0);
+#else
+    return -1;
+#endif
+  }
+  /// The same number for all descriptors of one file; 0: there is none.
+  [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }
+  [[nodiscard]] bool exists() const noexcept { return file_ >= 0; }
+  [[nodiscard]] int descriptor() const noexcept { return file_; }
+
+ private:
+  int file_ = -1;
+  std::uint64_t identity_ = 0;
 };
 
 /// The memory of page handles: one sparse memory file that can be mapped at several addresses. With address_only backing it
@@ -487,6 +551,7 @@ enum class sim_code : int {
   forked = 3,
   unloading = 4,
   invalid_device = 101,
+  operating_system = 304,
   invalid_handle = 400,
   not_ready = 600,
   illegal_address = 700,
@@ -498,6 +563,7 @@ enum class sim_code : int {
   capture_invalidated = 901,
   capture_merge = 902,
   capture_unmatched = 903,
+  capture_unjoined = 904,
   capture_isolation = 905,
   capture_implicit = 906,
   captured_event = 907
@@ -521,6 +587,8 @@ enum class sim_code : int {
       return make(failure::unloading, "cudaErrorCudartUnloading");
     case sim_code::invalid_device:
       return make(failure::no_device, "cudaErrorInvalidDevice");
+    case sim_code::operating_system:
+      return make(failure::other, "cudaErrorOperatingSystem");
     case sim_code::invalid_handle:
       return make(failure::other, "cudaErrorInvalidResourceHandle");
     case sim_code::not_ready:
@@ -543,6 +611,8 @@ enum class sim_code : int {
       return make(failure::other, "cudaErrorStreamCaptureMerge");
     case sim_code::capture_unmatched:
       return make(failure::other, "cudaErrorStreamCaptureUnmatched");
+    case sim_code::capture_unjoined:
+      return make(failure::other, "cudaErrorStreamCaptureUnjoined");
     case sim_code::capture_isolation:
       return make(failure::other, "cudaErrorStreamCaptureIsolation");
     case sim_code::capture_implicit:
@@ -650,18 +720,60 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  sim_code create(int device, std::size_t bytes, page_handle& handle) {
+  sim_code create(int device, std::size_t bytes, allocation_handle_type type, page_handle& handle) {
     if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
     if (bytes > usage(device).free()) return sim_code::out_of_memory;
-    page_piece made{bytes, device, 0, next_key_, 0, false};
-    if (!pages_.take(bytes, made.offset)) return sim_code::out_of_memory;
-    physical_.emplace(next_handle_, made);
+    page_piece made{bytes, device, 0, next_key_, 0, false, type, {}, false};
+    bool const taken =
+        type == allocation_handle_type::none ? pages_.take(bytes, made.offset) : made.file.create(bytes);
+    if (!taken) return sim_code::out_of_memory;
+    physical_.emplace(next_handle_, std::move(made));
     handle = next_handle_++;
     next_key_ += bytes;
-    auto& d = usage(device);
-    charge(d, bytes);
-    d.page_bytes += bytes;
-    ++d.handles;
+    charge_pages(device, bytes);
+    ++usage(device).handles;
+    return sim_code::ok;
+  }
+  /// As cuMemExportToShareableHandle: with the type of the creation only.
+  sim_code export_pages(page_handle handle, page_export& exported) {
+    auto const it = physical_.find(handle);
+    if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
+    if (exported.type == allocation_handle_type::none || it->second.type != exported.type)
+      return sim_code::invalid_value;
+    if (exported.type == allocation_handle_type::fabric) {
+      fabric_token const token{this, handle};
+      std::memcpy(exported.fabric.data(), &token, sizeof token);
+      return sim_code::ok;
+    }
+    int const descriptor = it->second.file.duplicate();
+    if (descriptor < 0) return sim_code::operating_system;
+    exported.descriptor = descriptor;
+    return sim_code::ok;
+  }
+  /// As cuMemImportFromShareableHandle. Memory of this machine keeps its identity, and its charge passes to the import if the
+  /// handle that it came from is destroyed first; memory of another machine is not charged.
+  sim_code import_pages(int device, page_export const& exported, page_handle& handle) {
+    page_piece made{0, device, 0, 0, 0, false, exported.type, {}, true};
+    if (exported.type == allocation_handle_type::fabric) {
+      fabric_token token{};
+      std::memcpy(&token, exported.fabric.data(), sizeof token);
+      auto const it = token.of == this ? physical_.find(token.handle) : physical_.end();
+      if (it == physical_.end()) return sim_code::invalid_value;
+      std::size_t bytes = 0;
+      if (!made.file.open(it->second.file.descriptor(), bytes)) return sim_code::operating_system;
+      made.bytes = bytes;
+    } else if (exported.type != allocation_handle_type::posix_file_descriptor ||
+               !made.file.open(exported.descriptor, made.bytes)) {
+      return sim_code::invalid_value;
+    }
+    if (made.bytes == 0 || made.bytes % granularity_ != 0) return sim_code::invalid_value;
+    auto const same = find_same(made, 0);
+    if (same != physical_.end() && same->second.device != device) return sim_code::invalid_device;
+    made.key = same != physical_.end() ? same->second.key : next_key_;
+    if (same == physical_.end()) next_key_ += made.bytes;
+    physical_.emplace(next_handle_, std::move(made));
+    handle = next_handle_++;
+    ++usage(device).handles;
     return sim_code::ok;
   }
 
@@ -688,7 +800,9 @@ class sim_memory {
       if (before->first + before->second.bytes > begin) return sim_code::invalid_value;
     }
     auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle, {}});
-    if (!device_space_.show(begin, bytes, pages_.descriptor(), behind->second.offset)) {
+    page_piece const& shown = behind->second;
+    int const file = shown.file.exists() ? shown.file.descriptor() : pages_.descriptor();
+    if (!device_space_.show(begin, bytes, file, shown.offset)) {
       maps_.erase(it);
       return sim_code::out_of_memory;
     }
@@ -869,7 +983,7 @@ class sim_memory {
     return it == physical_.end() ? 0 : it->second.bytes;
   }
 
-  /// Visits the physical pieces behind a range in order; returns false if part of it has no backing.
+  /// Visits the physical pieces behind a range in order. Skips what has no backing, and then returns false.
   template <class Visit>
   bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {
     std::uintptr_t at = address(p);
@@ -881,17 +995,21 @@ class sim_memory {
       visit(piece{it->second.key + offset, bytes});
       return true;
     }
-    while (at < end) {
-      auto it = maps_.upper_bound(at);
-      if (it == maps_.begin()) return false;
-      --it;
+    bool all = true;
+    auto it = maps_.upper_bound(at);
+    if (it != maps_.begin()) --it;
+    for (; at < end && it != maps_.end() && it->first < end; ++it) {
       std::uintptr_t const map_end = it->first + it->second.bytes;
-      if (map_end <= at) return false;
+      if (map_end <= at) continue;
+      if (it->first > at) {
+        all = false;
+        at = it->first;
+      }
       std::size_t const part = (map_end < end ? map_end : end) - at;
       visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part, it->first});
       at += part;
     }
-    return true;
+    return all && at == end;
   }
 
  private:
@@ -916,6 +1034,10 @@ class sim_memory {
     std::uint64_t key;
     std::size_t maps;
     bool destroyed;
+    allocation_handle_type type;
+    sim_shared_file
+        file;       ///< exists if the pages can be exported; otherwise they are in the file of all pages
+    bool imported;  ///< the memory is charged to another handle, or to another process
   };
   struct block {
     std::size_t bytes;
@@ -964,14 +1086,39 @@ class sim_memory {
   }
   void drop_if_unused(std::unordered_map<page_handle, page_piece>::iterator it) {
     if (!it->second.destroyed || it->second.maps != 0) return;
-    auto& d = usage(it->second.device);
-    d.used -= it->second.bytes;
-    d.page_bytes -= it->second.bytes;
-    --d.handles;
-    pages_.give(it->second.offset, it->second.bytes);
-    note_gone(it->second.key, it->second.bytes);
+    page_piece const& gone = it->second;
+    --usage(gone.device).handles;
+    auto const same = find_same(gone, it->first);
+    if (!gone.imported && same != physical_.end()) {
+      same->second.imported = false;
+    } else if (!gone.imported) {
+      usage(gone.device).used -= gone.bytes;
+      usage(gone.device).page_bytes -= gone.bytes;
+    }
+    if (!gone.file.exists()) pages_.give(gone.offset, gone.bytes);
+    if (same == physical_.end()) note_gone(gone.key, gone.bytes);
     physical_.erase(it);
   }
+  void charge_pages(int device, std::size_t bytes) noexcept {
+    auto& d = usage(device);
+    charge(d, bytes);
+    d.page_bytes += bytes;
+  }
+  /// Another handle of the same memory.
+  std::unordered_map<page_handle, page_piece>::iterator find_same(page_piece const& of,
+                                                                  page_handle but) noexcept {
+    std::uint64_t const identity = of.file.identity();
+    if (identity == 0) return physical_.end();
+    for (auto it = physical_.begin(); it != physical_.end(); ++it) {
+      if (it->first != but && it->second.file.identity() == identity) return it;
+    }
+    return physical_.end();
+  }
+
+  struct fabric_token {
+    sim_memory const* of;
+    page_handle handle;
+  };
 
   std::vector<sim_usage> devices_;
   std::size_t granularity_;
@@ -1062,6 +1209,8 @@ struct sim_costs {
   sim_cost_curve destroy_pages{{{2_MiB, 15'000}, {20_MiB, 16'000}, {200_MiB, 76'000}, {1_GiB, 338'000}}};
   sim_cost_curve map_pages{{{2_MiB, 25'600}, {20_MiB, 26'700}, {200_MiB, 34'700}, {1_GiB, 61'800}}};
   sim_nanoseconds share_pages = 25'000;  ///< one more cuMemSetAccess; estimated
+  sim_nanoseconds export_pages = 5'000;  ///< estimated, as is the next
+  sim_nanoseconds import_pages = 10'000;
   sim_cost_curve unmap_pages{{{2_MiB, 16'500}, {20_MiB, 16'500}, {200_MiB, 20'000}, {1_GiB, 29'000}}};
 
   // Blocks.
@@ -1097,6 +1246,7 @@ struct sim_costs {
     c.look = c.create_event = c.destroy_event = c.record_event = c.query_event = c.wait_event = 0;
     c.synchronize = c.create_stream = c.destroy_stream = c.launch = c.copy = c.memory_info = 0;
     c.memory_account = 0;
+    c.export_pages = c.import_pages = 0;
     c.page_granularity = c.share_pages = c.release_range = c.malloc_async_warm = c.free_async = 0;
     c.malloc_managed = c.free_managed = 0;
     c.reserve_range = c.create_pages = c.destroy_pages = c.map_pages = c.unmap_pages = level;
@@ -1121,8 +1271,19 @@ namespace tarn {
 /// Whether simulated devices support virtual memory management; some virtual GPUs do not.
 enum class sim_paging : std::uint8_t { available, missing };
 
+/// Whether simulated devices have memory pools, which cudaMallocAsync needs; some virtual GPUs and Jetson devices do not.
+enum class sim_memory_pools : std::uint8_t { available, missing };
+
 /// Whether simulated devices can access each other's pages, as over NVLink. Copies between them do not need it.
 enum class sim_peers : std::uint8_t { reachable, apart };
+
+/// How simulated pages can be exported. A page handle that can is a memory file of its own: another process that receives the
+/// descriptor and imports it into its own machine has the same memory, and keeps it if this process ends.
+enum class sim_sharing : std::uint8_t {
+  none,
+  descriptors,            ///< allocation_handle_type::posix_file_descriptor; Linux only
+  descriptors_and_fabric  ///< and fabric, within one machine
+};
 
 /// Whether the order checker is active (sim_order.hpp). It costs time and memory per access.
 enum class sim_checks : std::uint8_t {
@@ -1157,7 +1318,9 @@ struct sim_options {
   std::size_t granularity = 2_MiB;     ///< of pages
   sim_backing backing = sim_backing::host_backed;
   sim_paging paging = sim_paging::available;
+  sim_memory_pools memory_pools = sim_memory_pools::available;
   sim_peers peers = sim_peers::reachable;
+  sim_sharing sharing = sim_sharing::none;  ///< not the default: each handle would take a file descriptor
   sim_checks checks = sim_checks::off;
   sim_fork forked = sim_fork::refused;
   sim_tool tool = sim_tool::absent;  ///< attached: a pool's allocations are tracked, which costs time
@@ -1588,33 +1751,11 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 #include <utility>
 #include <vector>
 
-// ---- tarn/driver/sim/sim_order.hpp
-// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads. It reports any two
-// conflicting accesses to the same bytes by different owners that are not ordered.
-//
-// Every stream and every host timeline is an agent with a clock: entry i is the number of agent i's operations that are known
-// to be complete. Knowledge propagates as follows:
-//
-//   host enqueues on S      S learns what the host knows
-//   record(E, S)            E learns what S knows          wait(S, E)            S learns what E knows
-//   synchronize(S or E)     the host learns                query(E) = done       the host learns
-//
-//   publish(token)          the token learns               observe(token)        the host learns
-//
-// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread requests one timeline per
-// thread; then knowledge passes between threads only by publish and observe.
-//
-// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by the same owner are not checked;
-// when bytes change owners (freed, then allocated), the next owner's accesses must cover all accesses of previous owners.
-// Bytes are physical: a page that is remapped keeps its history.
+// ---- tarn/driver/sim/sim_access.hpp
+// Bytes that work of the simulated GPU reads or writes.
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
-#include <map>
-#include <string>
-#include <unordered_map>
-#include <vector>
 
 namespace tarn {
 
@@ -1633,333 +1774,6 @@ struct sim_access {
 [[nodiscard]] constexpr sim_access sim_writes(void const* p, std::size_t bytes) noexcept {
   return {p, bytes, sim_use::writes};
 }
-
-namespace detail {
-
-/// An agent: an index into every clock.
-using sim_agent = std::size_t;
-
-/// A vector clock: how much of each agent's past is known.
-class sim_clock {
- public:
-  [[nodiscard]] std::uint64_t at(sim_agent agent) const noexcept {
-    return agent < ticks_.size() ? ticks_[agent] : 0;
-  }
-  void raise(sim_agent agent, std::uint64_t tick) {
-    if (agent >= ticks_.size()) ticks_.resize(agent + 1);
-    if (ticks_[agent] < tick) ticks_[agent] = tick;
-  }
-  void join(sim_clock const& other) {
-    if (ticks_.size() < other.ticks_.size()) ticks_.resize(other.ticks_.size());
-    for (std::size_t i = 0; i < other.ticks_.size(); ++i) {
-      if (ticks_[i] < other.ticks_[i]) ticks_[i] = other.ticks_[i];
-    }
-  }
-  [[nodiscard]] bool is_empty() const noexcept { return ticks_.empty(); }
-  void clear() noexcept { ticks_.clear(); }
-  /// Finds the first agent whose tick here exceeds that in `known`; returns false if all ticks are known.
-  [[nodiscard]] bool exceeds(sim_clock const& known, sim_agent& who) const noexcept {
-    for (std::size_t i = 0; i < ticks_.size(); ++i) {
-      if (ticks_[i] > known.at(i)) {
-        who = i;
-        return true;
-      }
-    }
-    return false;
-  }
-
- private:
-  std::vector<std::uint64_t> ticks_;
-};
-
-/// The checker. Callers hold the machine's lock.
-class sim_order {
- public:
-  /// Adds an agent that knows nothing. `kind` and `number` name it in findings.
-  sim_agent add_agent(char const* kind, std::uint64_t number) {
-    agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number), 0, false});
-    return agents_.size() - 1;
-  }
-
-  /// Returns the latest agent of that name, for the last uses of a destroyed stream; `none` if there was none.
-  [[nodiscard]] sim_agent agent_of(char const* kind, std::uint64_t number) const {
-    std::string const name = std::string(kind) + ' ' + std::to_string(number);
-    for (sim_agent a = agents_.size(); a-- > 0;) {
-      if (agents_[a].name == name) return a;
-    }
-    return none;
-  }
-
-  [[nodiscard]] sim_clock const& clock(sim_agent agent) const noexcept { return agents_[agent].clock; }
-  void learn(sim_agent agent, sim_clock const& what) { agents_[agent].clock.join(what); }
-
-  /// Records that an event covers what the agent did so far.
-  void marked(sim_agent agent) {
-    agents_[agent].marked = agents_[agent].ticks;
-    agents_[agent].has_mark = true;
-  }
-
-  /// Counts one more operation of an agent; its own clock covers it from now on.
-  void tick(sim_agent agent) { agents_[agent].clock.raise(agent, ++agents_[agent].ticks); }
-
-  /// Returns true if everything that `first` has done is known to `second`.
-  [[nodiscard]] bool is_ordered(sim_agent first, sim_agent second) const noexcept {
-    return agents_[second].clock.at(first) >= agents_[first].ticks;
-  }
-
-  /// Gives bytes a new owner, whose accesses must cover all earlier ones.
-  void allocated(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
-    ++owners_;
-    bool free = true;
-    segment before;
-    each(memory, p, bytes, [&](segment& s) {
-      if (s.held && free) {
-        free = false;
-        before = s;
-      }
-      s.earlier_reads.join(s.reads);
-      s.earlier_writes.join(s.writes);
-      s.reads.clear();
-      s.writes.clear();
-      for (std::size_t i = most_previous; i-- > 1;) s.previous[i] = s.previous[i - 1];
-      s.previous[0] = s.current;
-      s.current = {owners_, p, bytes, on, none, ticks_of(on), 0};
-      s.held = true;
-      s.noted = true;
-    });
-    if (!free) add_finding("bytes allocated twice", {p, bytes, sim_use::writes}, before, on, none);
-  }
-
-  /// Takes bytes from their owner: nothing may access them until they have the next one.
-  void freed(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
-    bool held = true;
-    segment before;
-    each(memory, p, bytes, [&](segment& s) {
-      if (!s.held && held) {
-        held = false;
-        before = s;
-      }
-      s.held = false;
-      s.noted = true;
-      s.current.freed_on = on;
-      s.current.freed_at = ticks_of(on);
-    });
-    if (!held) add_finding("freed bytes that no block owns", {p, bytes, sim_use::writes}, before, on, none);
-  }
-
-  /// Checks and records one access by work on `agent`.
-  void access(sim_memory const& memory, sim_access const& a, sim_agent agent) {
-    sim_clock const& known = agents_[agent].clock;
-    std::uint64_t const now = agents_[agent].ticks;
-    bool reported = false;
-    each(memory, a.p, a.bytes, [&](segment& s) {
-      sim_agent other = none;
-      bool const writes = a.use == sim_use::writes;
-      if (s.noted && !s.held && !reported) {
-        reported = true;
-        add_finding(writes ? "write to freed bytes" : "read of freed bytes", a, s, agent, none);
-      } else if (!reported && s.earlier_writes.exceeds(known, other)) {
-        reported = true;
-        add_finding(writes ? "write not ordered after an earlier owner's write"
-                           : "read not ordered after an earlier owner's write",
-                    a, s, agent, other);
-      } else if (!reported && writes && s.earlier_reads.exceeds(known, other)) {
-        reported = true;
-        add_finding("write not ordered after an earlier owner's read", a, s, agent, other);
-      }
-      (writes ? s.writes : s.reads).raise(agent, now);
-    });
-    (void)memory.each_piece(a.p, a.bytes, [&](sim_memory::piece const& piece) {
-      if (piece.mapping != 0) through_[piece.mapping].raise(agent, now);
-    });
-  }
-
-  /// Checks that the host may unmap a range: all work that accessed memory through this mapping must be known to be complete.
-  /// Work through other mappings of the same memory does not matter.
-  void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
-                  char const* how) {
-    auto const it = through_.find(reinterpret_cast<std::uintptr_t>(p));
-    if (it == through_.end()) return;
-    sim_agent other = none;
-    if (it->second.exceeds(agents_[host].clock, other)) {
-      segment used;  // a segment that this agent used: its history is the most useful
-      each(memory, p, bytes, [&](segment& s) {
-        if (last_of(s, other) >= it->second.at(other)) used = s;
-      });
-      add_finding(how, {p, bytes, sim_use::writes}, used, host, other);
-    }
-    through_.erase(it);
-  }
-
-  /// Reports the use of a stream under a handle that belonged to another stream when the caller obtained it.
-  void stale_handle(char const* call, std::uint64_t meant, sim_agent is_now) {
-    if (findings_.size() >= most_findings) return;
-    findings_.push_back(
-        detail::concat({call, " with the handle of destroyed stream ", std::to_string(meant), ": it is ",
-                        name_of_agent(is_now), " now. Call identify() before using a remembered handle."}));
-  }
-  /// Reports the use of a destroyed stream: CUDA may crash.
-  void dead_handle(char const* call, std::uint64_t meant) {
-    if (findings_.size() >= most_findings) return;
-    findings_.push_back(
-        detail::concat({call, " with the handle of stream ", std::to_string(meant),
-                        ", which is destroyed: CUDA may crash. Mark the stream's work while it lives."}));
-  }
-
-  /// Removes the history of freed physical bytes.
-  void forget(std::uint64_t key, std::size_t bytes) {
-    split(key);
-    split(key + bytes);
-    segments_.erase(segments_.lower_bound(key), segments_.lower_bound(key + bytes));
-  }
-
-  [[nodiscard]] std::vector<std::string> const& findings() const noexcept { return findings_; }
-  [[nodiscard]] std::size_t segments() const noexcept { return segments_.size(); }
-
- private:
-  static constexpr sim_agent none = static_cast<sim_agent>(-1);
-  /// Maximum number of findings kept; the first ones matter.
-  static constexpr std::size_t most_findings = 1'000;
-  /// Number of previous owners that a finding lists.
-  static constexpr std::size_t most_previous = 3;
-
-  struct acting {
-    sim_clock clock;
-    std::uint64_t ticks;
-    std::string name;
-    std::uint64_t marked = 0;  ///< operations that its last event covers
-    bool has_mark = false;
-  };
-  /// One allocation of a block.
-  struct owner {
-    std::uint64_t number = 0;
-    void const* p = nullptr;
-    std::size_t bytes = 0;
-    sim_agent allocated_on = none;
-    sim_agent freed_on = none;
-    std::uint64_t allocated_at = 0;  ///< number of that agent's operations at the time
-    std::uint64_t freed_at = 0;
-  };
-  /// Bytes with the same history.
-  struct segment {
-    std::size_t bytes = 0;
-    bool held = false;   ///< has an owner now
-    bool noted = false;  ///< allocated() or freed() was called; other bytes are never reported as freed
-    owner current;
-    owner previous[most_previous];            ///< latest first
-    sim_clock reads, writes;                  ///< by the current owner
-    sim_clock earlier_reads, earlier_writes;  ///< by all previous owners
-  };
-
-  /// Makes `key` a boundary between segments.
-  void split(std::uint64_t key) {
-    auto it = segments_.lower_bound(key);
-    if (it == segments_.begin() || (it != segments_.end() && it->first == key)) return;
-    --it;
-    std::size_t const before = key - it->first;
-    if (before >= it->second.bytes) return;
-    segment rest = it->second;
-    rest.bytes -= before;
-    it->second.bytes = before;
-    segments_.emplace(key, std::move(rest));
-  }
-
-  /// Visits the segments behind a range, split to fit it; creates missing ones.
-  template <class Visit>
-  void each(sim_memory const& memory, void const* p, std::size_t bytes, Visit const& visit) {
-    if (bytes == 0) return;
-    (void)memory.each_piece(p, bytes, [&](sim_memory::piece piece) {
-      std::uint64_t const end = piece.key + piece.bytes;
-      split(piece.key);
-      split(end);
-      std::uint64_t at = piece.key;
-      auto it = segments_.lower_bound(at);
-      while (at < end) {
-        if (it == segments_.end() || it->first > at) {
-          std::uint64_t const until = it == segments_.end() || it->first > end ? end : it->first;
-          segment fresh;
-          fresh.bytes = until - at;
-          it = segments_.emplace_hint(it, at, std::move(fresh));
-        }
-        visit(it->second);
-        at += it->second.bytes;
-        ++it;
-      }
-    });
-  }
-
-  [[nodiscard]] std::uint64_t ticks_of(sim_agent who) const { return who == none ? 0 : agents_[who].ticks; }
-  [[nodiscard]] std::string name_of_agent(sim_agent who) const {
-    return who == none ? std::string("an unknown thread") : agents_[who].name;
-  }
-  void add_owner(std::string& text, owner const& o) const {
-    text += detail::concat({"block ", std::to_string(o.number), " ("});
-    message<64> size;
-    size.add_bytes(o.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(o.p));
-    text += size.c_str();
-    text += detail::concat({", allocated on ", name_of_agent(o.allocated_on), " after its operation ",
-                            std::to_string(o.allocated_at)});
-    text += o.freed_on == none ? std::string(", not freed)")
-                               : detail::concat({", freed on ", name_of_agent(o.freed_on),
-                                                 " after its operation ", std::to_string(o.freed_at), ")"});
-  }
-  /// Returns the last operation of an agent that accessed a segment.
-  [[nodiscard]] static std::uint64_t last_of(segment const& s, sim_agent who) {
-    std::uint64_t last = 0;
-    for (sim_clock const* c : {&s.reads, &s.writes, &s.earlier_reads, &s.earlier_writes}) {
-      if (c->at(who) > last) last = c->at(who);
-    }
-    return last;
-  }
-  /// Describes the missing event: after which operation, what is known instead, and whether an event was recorded at all.
-  void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
-    std::uint64_t const last = last_of(s, other);
-    acting const& them = agents_[other];
-    std::uint64_t const known = agents_[by].clock.at(other);
-    text += detail::concat({" Missing: an event recorded on ", them.name, " after its last use, operation ",
-                            std::to_string(last), ", that ", name_of_agent(by), " waits for. "});
-    text += known == 0 ? std::string("None of its work is known there")
-                       : detail::concat({"Known there: up to operation ", std::to_string(known)});
-    if (!them.has_mark) {
-      text += "; no event was ever recorded on it.";
-    } else if (them.marked < last) {
-      text += detail::concat({"; its last event covers up to operation ", std::to_string(them.marked), "."});
-    } else {
-      text += "; an event covers it, but was not waited for.";
-    }
-  }
-  void add_finding(char const* what, sim_access const& a, segment const& s, sim_agent by, sim_agent other) {
-    if (findings_.size() >= most_findings) return;
-    std::string text = what;
-    message<64> where;
-    where.add(": ").add_bytes(a.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(a.p));
-    text += where.c_str();
-    text += detail::concat({" by ", name_of_agent(by), " (operation ", std::to_string(ticks_of(by)), ")."});
-    if (s.current.number != 0) {
-      text += " Now: ";
-      add_owner(text, s.current);
-      text += '.';
-    }
-    char const* when = " Before: ";
-    for (owner const& o : s.previous) {
-      if (o.number == 0) break;
-      text += when;
-      add_owner(text, o);
-      text += '.';
-      when = " Before that: ";
-    }
-    if (other != none) add_missing(text, s, by, other);
-    findings_.push_back(std::move(text));
-  }
-
-  std::vector<acting> agents_;
-  std::map<std::uint64_t, segment> segments_;
-  std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by its start
-  std::uint64_t owners_ = 0;
-  std::vector<std::string> findings_;
-};
-
-}  // namespace detail
 
 }  // namespace tarn
 
@@ -2101,20 +1915,703 @@ class sim_conversion final : public sim_work {
 #include <vector>
 
 // ---- tarn/driver/sim/sim_streams.hpp
-// The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: the end of an
-// operation is known when it is enqueued, and the operation takes effect when the host's clock reaches that end.
-//
-// Over 400 lines: streams, events, default streams and captures all act on the same queues and clocks. Two classes would each need
-// the private state of the other.
+// The simulated GPU's streams: queues in virtual time, events, default streams, capture. Deterministic: see sim_timeline.
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+// ---- tarn/driver/sim/sim_capture.hpp
+// What a captured stream records: a graph of work, where a node starts after the nodes that it depends on.
+//
+//   work on S       a node that depends on the leaves of S, and is the only leaf of S from now on
+//   record(E, S)    E keeps the leaves of S           wait(S, E)    the leaves of E become leaves of S, too
+//
+// Every node belongs to a branch: a chain of nodes, each an ancestor of the next. Branch 0 begins with the first node.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace tarn::detail {
+
+/// The last nodes of a captured stream, by index.
+using sim_leaves = std::vector<std::size_t>;
+
+/// Adds the leaves that are missing.
+inline void join(sim_leaves& leaves, sim_leaves const& more) {
+  for (std::size_t const n : more) {
+    if (std::find(leaves.begin(), leaves.end(), n) == leaves.end()) leaves.push_back(n);
+  }
+}
+
+/// Work, or a change of owner of some bytes, at one place of a capture.
+struct sim_node {
+  enum class kind : std::uint8_t { work, allocated, freed };
+  kind what = kind::work;
+  int device = 0;
+  std::size_t branch = 0;
+  sim_leaves after;  ///< what it depends on
+  // Work.
+  std::shared_ptr<sim_work> work;
+  sim_nanoseconds duration = 0;
+  std::uint64_t owners = 0;  ///< sim_order::owners() when it was captured
+  // A change of owner. No node depends on it.
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// A capture, and then the graph that it recorded.
+class sim_capture {
+ public:
+  explicit sim_capture(stream_id from) noexcept : origin(from) {}
+
+  stream_id const origin;  ///< the stream where it began and must end
+  bool invalid = false;
+  bool open = true;
+  std::uint64_t holds = 0;  ///< sim_order::holds() when it ended
+
+  /// Bytes that the capture allocated or freed.
+  struct range {
+    void const* p = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  [[nodiscard]] std::vector<sim_node> const& nodes() const noexcept { return nodes_; }
+  /// Number of nodes that are work.
+  [[nodiscard]] std::size_t works() const noexcept { return works_; }
+  [[nodiscard]] std::size_t branches() const noexcept { return ends_.empty() ? 1 : ends_.size(); }
+
+  /// Adds work after the leaves of a stream, and makes it the stream's only leaf.
+  void add_work(sim_node node, sim_leaves& leaves) {
+    std::size_t const number = nodes_.size();
+    std::vector<std::size_t> known = known_after(leaves);
+    node.branch = branch_after(leaves, known);
+    if (node.branch == ends_.size()) ends_.push_back(0);
+    known.resize(ends_.size());
+    known[node.branch] = ends_[node.branch] = number + 1;
+    node.after = std::move(leaves);
+    nodes_.push_back(std::move(node));
+    known_.push_back(std::move(known));
+    leaves.assign(1, number);
+    ++works_;
+  }
+  /// Records that bytes change owners after the leaves of a stream.
+  void add_mark(sim_node node, sim_leaves const& leaves) {
+    node.branch = leaves.empty() ? 0 : nodes_[leaves.front()].branch;
+    nodes_.push_back(std::move(node));
+    known_.emplace_back();
+  }
+  /// Adds a whole graph after the leaves of a stream.
+  void add_graph(sim_capture const& graph, sim_leaves& leaves) {
+    std::vector<std::size_t> at(graph.nodes_.size());
+    sim_leaves all = leaves;
+    for (std::size_t i = 0; i < graph.nodes_.size(); ++i) {
+      sim_node node = graph.nodes_[i];
+      sim_leaves after;
+      for (std::size_t const n : node.after) after.push_back(at[n]);
+      if (after.empty()) after = leaves;
+      at[i] = nodes_.size();
+      if (node.what != sim_node::kind::work) {
+        add_mark(std::move(node), after);
+        continue;
+      }
+      for (std::size_t const n : after) all.erase(std::remove(all.begin(), all.end(), n), all.end());
+      add_work(std::move(node), after);
+      all.push_back(at[i]);
+    }
+    leaves = std::move(all);
+  }
+
+  /// Returns true if these leaves are ordered after all work.
+  [[nodiscard]] bool is_joined(sim_leaves const& leaves) const {
+    std::vector<std::size_t> known = known_after(leaves);
+    known.resize(ends_.size());
+    return known == ends_;
+  }
+
+  /// Blocks that it frees but did not allocate: each replay begins with them allocated.
+  [[nodiscard]] std::vector<range> const& inputs() const noexcept { return inputs_; }
+  /// Blocks that it allocates and does not free.
+  [[nodiscard]] std::vector<range> const& outputs() const noexcept { return outputs_; }
+
+  void end(std::uint64_t holds_now) {
+    open = false;
+    holds = holds_now;
+    for (sim_node const& n : nodes_) {
+      if (n.what == sim_node::kind::allocated) outputs_.push_back({n.p, n.bytes});
+      if (n.what != sim_node::kind::freed) continue;
+      auto const it = std::find_if(outputs_.begin(), outputs_.end(), [&](range r) { return r.p == n.p; });
+      if (it != outputs_.end()) {
+        outputs_.erase(it);
+      } else {
+        inputs_.push_back({n.p, n.bytes});
+      }
+    }
+  }
+
+ private:
+  /// For each branch, the number of its latest node among the leaves and their ancestors, plus one.
+  [[nodiscard]] std::vector<std::size_t> known_after(sim_leaves const& leaves) const {
+    std::vector<std::size_t> known(ends_.size());
+    for (std::size_t const n : leaves) {
+      for (std::size_t b = 0; b < known_[n].size(); ++b) known[b] = std::max(known[b], known_[n][b]);
+    }
+    return known;
+  }
+  /// Returns a branch whose latest node is an ancestor, if possible a dependency; else a new one.
+  [[nodiscard]] std::size_t branch_after(sim_leaves const& leaves,
+                                         std::vector<std::size_t> const& known) const {
+    for (std::size_t const n : leaves) {
+      if (ends_[nodes_[n].branch] == n + 1) return nodes_[n].branch;
+    }
+    std::size_t b = 0;
+    while (b < ends_.size() && known[b] != ends_[b]) ++b;
+    return b;
+  }
+
+  std::vector<sim_node> nodes_;
+  std::vector<std::vector<std::size_t>> known_;  ///< of each node, what known_after() would return for it
+  std::vector<std::size_t> ends_;                ///< of each branch, the number of its latest node, plus one
+  std::vector<range> inputs_, outputs_;
+  std::size_t works_ = 0;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/driver/sim/sim_order.hpp
+// The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads. It reports any two
+// conflicting accesses to the same bytes by different owners that are not ordered.
+//
+// Every stream and every host timeline is an agent with a clock: entry i is the number of agent i's operations that are known
+// to be complete. Knowledge propagates as follows:
+//
+//   host enqueues on S      S learns what the host knows
+//   record(E, S)            E learns what S knows          wait(S, E)            S learns what E knows
+//   synchronize(S or E)     the host learns                query(E) = done       the host learns
+//
+//   publish(token)          the token learns               observe(token)        the host learns
+//
+// Host threads are one timeline, in the order of their driver calls, unless sim_checks::each_thread requests one timeline per
+// thread; then knowledge passes between threads only by publish and observe.
+//
+// Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by the same owner are not checked;
+// when bytes change owners (freed, then allocated), the next owner's accesses must cover all accesses of previous owners.
+// Bytes are physical: a page that is remapped keeps its history.
+//
+// Replays of a graph access the addresses of its capture. Bytes that were allocated or freed on a captured stream are held by the
+// graph until eager work gets them, or, after graph_holds(), until graph_released(): each replay repeats the changes of owner in
+// the order of the capture. Other bytes must have the owner that they had when the access was captured.
+//
+// Over 400 lines: a segment, the changes of its owner and the text of a finding about it are read together.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+// ---- tarn/driver/sim/sim_agents.hpp
+// Who acts on the simulated GPU, and what each knows: the agents of the order checker and their vector clocks.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tarn::detail {
+
+/// An agent: an index into every clock.
+using sim_agent = std::size_t;
+
+/// A vector clock: how much of each agent's past is known.
+class sim_clock {
+ public:
+  [[nodiscard]] std::uint64_t at(sim_agent agent) const noexcept {
+    return agent < ticks_.size() ? ticks_[agent] : 0;
+  }
+  void raise(sim_agent agent, std::uint64_t tick) {
+    if (agent >= ticks_.size()) ticks_.resize(agent + 1);
+    if (ticks_[agent] < tick) ticks_[agent] = tick;
+  }
+  void join(sim_clock const& other) {
+    if (ticks_.size() < other.ticks_.size()) ticks_.resize(other.ticks_.size());
+    for (std::size_t i = 0; i < other.ticks_.size(); ++i) {
+      if (ticks_[i] < other.ticks_[i]) ticks_[i] = other.ticks_[i];
+    }
+  }
+  [[nodiscard]] bool is_empty() const noexcept { return ticks_.empty(); }
+  void clear() noexcept { ticks_.clear(); }
+  /// Finds the first agent whose tick here exceeds that in `known`; returns false if all ticks are known.
+  [[nodiscard]] bool exceeds(sim_clock const& known, sim_agent& who) const noexcept {
+    for (std::size_t i = 0; i < ticks_.size(); ++i) {
+      if (ticks_[i] > known.at(i)) {
+        who = i;
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  std::vector<std::uint64_t> ticks_;
+};
+
+/// The agents of a machine. Callers hold the machine's lock.
+class sim_agents {
+ public:
+  /// Adds an agent that knows nothing. `kind` and `number` name it in findings.
+  sim_agent add_agent(char const* kind, std::uint64_t number) {
+    agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number), 0, false});
+    return agents_.size() - 1;
+  }
+
+  /// Returns the latest agent of that name, for the last uses of a destroyed stream; `none` if there was none.
+  [[nodiscard]] sim_agent agent_of(char const* kind, std::uint64_t number) const {
+    std::string const name = std::string(kind) + ' ' + std::to_string(number);
+    for (sim_agent a = agents_.size(); a-- > 0;) {
+      if (agents_[a].name == name) return a;
+    }
+    return none;
+  }
+
+  [[nodiscard]] sim_clock const& clock(sim_agent agent) const noexcept { return agents_[agent].clock; }
+  void learn(sim_agent agent, sim_clock const& what) { agents_[agent].clock.join(what); }
+
+  /// Records that an event covers what the agent did so far.
+  void marked(sim_agent agent) {
+    agents_[agent].marked = agents_[agent].ticks;
+    agents_[agent].has_mark = true;
+  }
+
+  /// Counts one more operation of an agent; its own clock covers it from now on.
+  void tick(sim_agent agent) { agents_[agent].clock.raise(agent, ++agents_[agent].ticks); }
+
+  /// Returns true if everything that `first` has done is known to `second`.
+  [[nodiscard]] bool is_ordered(sim_agent first, sim_agent second) const noexcept {
+    return agents_[second].clock.at(first) >= agents_[first].ticks;
+  }
+
+ protected:
+  static constexpr sim_agent none = static_cast<sim_agent>(-1);
+
+  struct acting {
+    sim_clock clock;
+    std::uint64_t ticks;
+    std::string name;
+    std::uint64_t marked = 0;  ///< operations that its last event covers
+    bool has_mark = false;
+  };
+
+  [[nodiscard]] std::uint64_t ticks_of(sim_agent who) const { return who == none ? 0 : agents_[who].ticks; }
+  [[nodiscard]] std::string name_of_agent(sim_agent who) const {
+    return who == none ? std::string("an unknown thread") : agents_[who].name;
+  }
+
+  std::vector<acting> agents_;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+namespace detail {
+
+/// Whether a block was allocated or freed by eager work, or inside a capture.
+enum class sim_place : std::uint8_t { eager, captured };
+
+/// The checker. Callers hold the machine's lock.
+class sim_order : public sim_agents {
+ public:
+  /// Gives bytes a new owner, whose accesses must cover all earlier ones.
+  void allocated(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on,
+                 sim_place where = sim_place::eager) {
+    ++owners_;
+    if (where == sim_place::captured) ++holds_;
+    char const* wrong = nullptr;
+    segment before;
+    std::size_t behind = 0;
+    each(memory, p, bytes, [&](segment& s) {
+      behind += s.bytes;
+      char const* const found = s.held ? "bytes allocated twice"
+                                : s.promised && where == sim_place::eager
+                                    ? "bytes that a graph holds are allocated outside its captures"
+                                    : nullptr;
+      if (found != nullptr && wrong == nullptr) {
+        wrong = found;
+        before = s;
+      }
+      give(s, p, bytes, on);
+      if (where == sim_place::eager && !s.promised) s.kept = 0;  // a later replay is a finding
+      if (where == sim_place::captured && s.kept == 0) s.kept = holds_;
+    });
+    if (behind < bytes) without_pages_.insert(p);  // its pool falls asleep meanwhile
+    if (wrong != nullptr) add_finding(wrong, {p, bytes, sim_use::writes}, before, on, none);
+  }
+
+  /// Takes bytes from their owner: nothing may access them until they have the next one.
+  void freed(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on,
+             sim_place where = sim_place::eager) {
+    if (where == sim_place::captured) ++holds_;
+    bool held = true;
+    segment before;
+    each(memory, p, bytes, [&](segment& s) {
+      if (!s.held && held) {
+        held = false;
+        before = s;
+      }
+      take(s, on);
+      if (where == sim_place::captured && s.kept == 0) s.kept = holds_;
+    });
+    if (!held && without_pages_.erase(p) == 0)
+      add_finding("freed bytes that no block owns", {p, bytes, sim_use::writes}, before, on, none);
+  }
+
+  /// Lets the memory of graphs hold bytes until graph_released(). `holder` names that memory: bytes cannot have two.
+  void graph_holds(sim_memory const& memory, void const* p, std::size_t bytes, void const* holder) {
+    ++holds_;
+    bool reported = false;
+    each(memory, p, bytes, [&](segment& s) {
+      if (s.kept == 0) s.kept = holds_;
+      s.noted = s.promised = true;
+      if (holder == nullptr) return;
+      if (s.kept_by != nullptr && s.kept_by != holder && !reported) {
+        reported = true;
+        add_finding("bytes that the memory of two graphs holds", {p, bytes, sim_use::writes}, s, none, none);
+      }
+      s.kept_by = holder;
+    });
+  }
+  /// The same for physical memory that is new behind addresses that graphs held before: all of these graphs may use it.
+  void graph_holds_again(sim_memory const& memory, void const* p, std::size_t bytes) {
+    each(memory, p, bytes, [](segment& s) {
+      if (!s.noted) s.kept = 1;
+      s.promised = s.promised || !s.noted;
+    });
+  }
+  void graph_released(sim_memory const& memory, void const* p, std::size_t bytes) {
+    each(memory, p, bytes, [](segment& s) {
+      s.kept = 0;
+      s.promised = false;
+      s.kept_by = nullptr;
+    });
+  }
+
+  /// Returns the number of owners that bytes have had so far, for the accesses of a capture.
+  [[nodiscard]] std::uint64_t owners() const noexcept { return owners_; }
+  /// Returns the number of times that graphs took hold of bytes so far, for a capture that ends.
+  [[nodiscard]] std::uint64_t holds() const noexcept { return holds_; }
+  /// Returns true if no byte was freed.
+  [[nodiscard]] bool is_held(sim_memory const& memory, void const* p, std::size_t bytes) {
+    bool held = true;
+    each(memory, p, bytes, [&](segment& s) { held = held && (s.held || !s.noted); });
+    return held;
+  }
+
+  /// Returns true if a block of exactly these bytes owns some of them.
+  [[nodiscard]] bool is_owned(sim_memory const& memory, void const* p, std::size_t bytes) {
+    bool owned = false;
+    each(memory, p, bytes, [&](segment const& s) {
+      owned = owned || (s.held && s.current.p == p && s.current.bytes == bytes);
+    });
+    return owned;
+  }
+
+  /// Repeats in a replay what allocated() did in its capture, when `holds` was what holds() returned.
+  void allocated_again(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on,
+                       std::uint64_t holds) {
+    ++owners_;
+    each(memory, p, bytes, [&](segment& s) {
+      bool const is_others = s.held && (s.current.p != p || s.current.bytes != bytes);
+      // Lost: accesses by the replay are findings. In new physical memory at the same address the owner is not known.
+      if (!s.noted || !is_kept(s, holds) || is_others) return;
+      std::uint64_t const number = s.current.number;
+      bool const is_same =
+          s.held;  // the capture did not free it, and nothing else did: for other graphs it stays the same block
+      give(s, p, bytes, on);
+      if (is_same) s.current.number = number;
+    });
+  }
+  void freed_again(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on,
+                   std::uint64_t holds) {
+    each(memory, p, bytes, [&](segment& s) {
+      if (is_kept(s, holds) && s.current.p == p && s.current.bytes == bytes) take(s, on);
+    });
+  }
+
+  /// What the checker knew when an access was captured.
+  struct recorded {
+    std::uint64_t owners = 0;  ///< owners() when the access was captured
+    std::uint64_t holds = 0;   ///< holds() when the capture ended
+  };
+
+  /// Checks and records one access by work on `agent`.
+  /// @param replayed  null for eager work
+  void access(sim_memory const& memory, sim_access const& a, sim_agent agent,
+              recorded const* replayed = nullptr) {
+    sim_clock const& known = agents_[agent].clock;
+    std::uint64_t const now = agents_[agent].ticks;
+    bool reported = false;
+    each(memory, a.p, a.bytes, [&](segment& s) {
+      sim_agent other = none;
+      bool const writes = a.use == sim_use::writes;
+      if (s.noted && !s.held && !reported) {
+        reported = true;
+        add_finding(writes ? "write to freed bytes" : "read of freed bytes", a, s, agent, none);
+      } else if (!reported && replayed != nullptr && s.current.number > replayed->owners &&
+                 !is_kept(s, replayed->holds)) {
+        reported = true;
+        add_finding(writes ? "write by a replay to bytes that got another owner after the capture"
+                           : "read by a replay of bytes that got another owner after the capture",
+                    a, s, agent, none);
+      } else if (!reported && s.earlier_writes.exceeds(known, other)) {
+        reported = true;
+        add_finding(writes ? "write not ordered after an earlier owner's write"
+                           : "read not ordered after an earlier owner's write",
+                    a, s, agent, other);
+      } else if (!reported && writes && s.earlier_reads.exceeds(known, other)) {
+        reported = true;
+        add_finding("write not ordered after an earlier owner's read", a, s, agent, other);
+      }
+      (writes ? s.writes : s.reads).raise(agent, now);
+    });
+    (void)memory.each_piece(a.p, a.bytes, [&](sim_memory::piece const& piece) {
+      if (piece.mapping != 0) through_[piece.mapping].raise(agent, now);
+    });
+  }
+
+  /// Checks that the host may unmap a range: all work that accessed memory through this mapping must be known to be complete.
+  /// Work through other mappings of the same memory does not matter.
+  void taken_away(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent host,
+                  char const* how) {
+    auto const it = through_.find(reinterpret_cast<std::uintptr_t>(p));
+    if (it == through_.end()) return;
+    sim_agent other = none;
+    if (it->second.exceeds(agents_[host].clock, other)) {
+      segment used;  // a segment that this agent used: its history is the most useful
+      each(memory, p, bytes, [&](segment& s) {
+        if (last_of(s, other) >= it->second.at(other)) used = s;
+      });
+      add_finding(how, {p, bytes, sim_use::writes}, used, host, other);
+    }
+    through_.erase(it);
+  }
+
+  /// Reports the use of a stream under a handle that belonged to another stream when the caller obtained it.
+  void stale_handle(char const* call, std::uint64_t meant, sim_agent is_now) {
+    if (findings_.size() >= most_findings) return;
+    findings_.push_back(
+        detail::concat({call, " with the handle of destroyed stream ", std::to_string(meant), ": it is ",
+                        name_of_agent(is_now), " now. Call identify() before using a remembered handle."}));
+  }
+  /// Reports the use of a destroyed stream: CUDA may crash.
+  void dead_handle(char const* call, std::uint64_t meant) {
+    if (findings_.size() >= most_findings) return;
+    findings_.push_back(
+        detail::concat({call, " with the handle of stream ", std::to_string(meant),
+                        ", which is destroyed: CUDA may crash. Mark the stream's work while it lives."}));
+  }
+
+  /// Removes the history of freed physical bytes. A block in them keeps its addresses (its pool sleeps) and may be freed later.
+  void forget(std::uint64_t key, std::size_t bytes) {
+    split(key);
+    split(key + bytes);
+    auto const end = segments_.lower_bound(key + bytes);
+    for (auto it = segments_.lower_bound(key); it != end; it = segments_.erase(it)) {
+      if (it->second.held) without_pages_.insert(it->second.current.p);
+    }
+  }
+
+  [[nodiscard]] std::vector<std::string> const& findings() const noexcept { return findings_; }
+  [[nodiscard]] std::size_t segments() const noexcept { return segments_.size(); }
+
+ private:
+  /// Maximum number of findings kept; the first ones matter.
+  static constexpr std::size_t most_findings = 1'000;
+  /// Number of previous owners that a finding lists.
+  static constexpr std::size_t most_previous = 3;
+
+  /// One allocation of a block.
+  struct owner {
+    std::uint64_t number = 0;
+    void const* p = nullptr;
+    std::size_t bytes = 0;
+    sim_agent allocated_on = none;
+    sim_agent freed_on = none;
+    std::uint64_t allocated_at = 0;  ///< number of that agent's operations at the time
+    std::uint64_t freed_at = 0;
+  };
+  /// Bytes with the same history.
+  struct segment {
+    std::size_t bytes = 0;
+    bool held = false;       ///< has an owner now
+    bool noted = false;      ///< allocated() or freed() was called; other bytes are never reported as freed
+    std::uint64_t kept = 0;  ///< when a graph took hold of it; 0: no graph holds it
+    bool promised = false;   ///< graph_holds() was called: eager work must not get it
+    void const* kept_by = nullptr;  ///< the graph's memory, if named
+    owner current;
+    owner previous[most_previous];            ///< latest first
+    sim_clock reads, writes;                  ///< by the current owner
+    sim_clock earlier_reads, earlier_writes;  ///< by all previous owners
+  };
+
+  [[nodiscard]] static bool is_kept(segment const& s, std::uint64_t holds) noexcept {
+    return s.kept != 0 && s.kept <= holds;
+  }
+  /// Gives a segment the latest owner.
+  void give(segment& s, void const* p, std::size_t bytes, sim_agent on) {
+    s.earlier_reads.join(s.reads);
+    s.earlier_writes.join(s.writes);
+    s.reads.clear();
+    s.writes.clear();
+    for (std::size_t i = most_previous; i-- > 1;) s.previous[i] = s.previous[i - 1];
+    s.previous[0] = s.current;
+    s.current = {owners_, p, bytes, on, none, ticks_of(on), 0};
+    s.held = true;
+    s.noted = true;
+  }
+  void take(segment& s, sim_agent on) {
+    s.held = false;
+    s.noted = true;
+    s.current.freed_on = on;
+    s.current.freed_at = ticks_of(on);
+  }
+
+  /// Makes `key` a boundary between segments.
+  void split(std::uint64_t key) {
+    auto it = segments_.lower_bound(key);
+    if (it == segments_.begin() || (it != segments_.end() && it->first == key)) return;
+    --it;
+    std::size_t const before = key - it->first;
+    if (before >= it->second.bytes) return;
+    segment rest = it->second;
+    rest.bytes -= before;
+    it->second.bytes = before;
+    segments_.emplace(key, std::move(rest));
+  }
+
+  /// Visits the segments behind a range, split to fit it; creates missing ones.
+  template <class Visit>
+  void each(sim_memory const& memory, void const* p, std::size_t bytes, Visit const& visit) {
+    if (bytes == 0) return;
+    (void)memory.each_piece(p, bytes, [&](sim_memory::piece piece) {
+      std::uint64_t const end = piece.key + piece.bytes;
+      split(piece.key);
+      split(end);
+      std::uint64_t at = piece.key;
+      auto it = segments_.lower_bound(at);
+      while (at < end) {
+        if (it == segments_.end() || it->first > at) {
+          std::uint64_t const until = it == segments_.end() || it->first > end ? end : it->first;
+          segment fresh;
+          fresh.bytes = until - at;
+          it = segments_.emplace_hint(it, at, std::move(fresh));
+        }
+        visit(it->second);
+        at += it->second.bytes;
+        ++it;
+      }
+    });
+  }
+
+  void add_owner(std::string& text, owner const& o) const {
+    text += detail::concat({"block ", std::to_string(o.number), " ("});
+    message<64> size;
+    size.add_bytes(o.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(o.p));
+    text += size.c_str();
+    text += detail::concat({", allocated on ", name_of_agent(o.allocated_on), " after its operation ",
+                            std::to_string(o.allocated_at)});
+    text += o.freed_on == none ? std::string(", not freed)")
+                               : detail::concat({", freed on ", name_of_agent(o.freed_on),
+                                                 " after its operation ", std::to_string(o.freed_at), ")"});
+  }
+  /// Returns the last operation of an agent that accessed a segment.
+  [[nodiscard]] static std::uint64_t last_of(segment const& s, sim_agent who) {
+    std::uint64_t last = 0;
+    for (sim_clock const* c : {&s.reads, &s.writes, &s.earlier_reads, &s.earlier_writes}) {
+      if (c->at(who) > last) last = c->at(who);
+    }
+    return last;
+  }
+  /// Describes the missing event: after which operation, what is known instead, and whether an event was recorded at all.
+  void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
+    std::uint64_t const last = last_of(s, other);
+    sim_agents::acting const& them = agents_[other];
+    std::uint64_t const known = agents_[by].clock.at(other);
+    text += detail::concat({" Missing: an event recorded on ", them.name, " after its last use, operation ",
+                            std::to_string(last), ", that ", name_of_agent(by), " waits for. "});
+    text += known == 0 ? std::string("None of its work is known there")
+                       : detail::concat({"Known there: up to operation ", std::to_string(known)});
+    if (!them.has_mark) {
+      text += "; no event was ever recorded on it.";
+    } else if (them.marked < last) {
+      text += detail::concat({"; its last event covers up to operation ", std::to_string(them.marked), "."});
+    } else {
+      text += "; an event covers it, but was not waited for.";
+    }
+  }
+  void add_finding(char const* what, sim_access const& a, segment const& s, sim_agent by, sim_agent other) {
+    if (findings_.size() >= most_findings) return;
+    std::string text = what;
+    message<64> where;
+    where.add(": ").add_bytes(a.bytes).add(" at ").add_hex(reinterpret_cast<std::uintptr_t>(a.p));
+    text += where.c_str();
+    text += detail::concat({" by ", name_of_agent(by), " (operation ", std::to_string(ticks_of(by)), ")."});
+    if (s.current.number != 0) {
+      text += " Now: ";
+      add_owner(text, s.current);
+      text += '.';
+    }
+    char const* when = " Before: ";
+    for (owner const& o : s.previous) {
+      if (o.number == 0) break;
+      text += when;
+      add_owner(text, o);
+      text += '.';
+      when = " Before that: ";
+    }
+    if (other != none) add_missing(text, s, by, other);
+    findings_.push_back(std::move(text));
+  }
+
+  std::map<std::uint64_t, segment> segments_;
+  std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by its start
+  std::set<void const*> without_pages_;  ///< blocks that had no physical memory at some time
+  std::uint64_t owners_ = 0;
+  std::uint64_t holds_ = 0;
+  std::vector<std::string> findings_;
+};
+
+}  // namespace detail
+
+}  // namespace tarn
+// ---- tarn/driver/sim/sim_replay.hpp
+// Replay of a captured graph on the simulated GPU. A node starts when its dependencies have ended and the launching stream has
+// reached the launch; independent branches run at the same time.
+//
+// To the order checker, branch 0 is the launching stream, and each other branch of a graph is an agent, the same one in all
+// launches: they are ordered after each other, so it knows nothing that a later launch must not know.
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+// ---- tarn/driver/sim/sim_stream.hpp
+// One stream, one event and one device of the simulated GPU: what each has to wait for.
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
 
 // ---- tarn/driver/sim/sim_tsan.hpp
 // The simulated GPU under ThreadSanitizer: each stream is a separate thread, and only what orders streams and the host on a
@@ -2278,24 +2775,7 @@ class sim_ordered_work {
 
 }  // namespace tarn::detail
 
-namespace tarn {
-
-namespace detail {
-
-/// Operations that were recorded from a stream instead of run.
-struct sim_capture {
-  struct node {
-    std::shared_ptr<sim_work> work;
-    sim_nanoseconds duration;
-  };
-  std::vector<node> nodes;
-  stream_id origin = 0;  ///< the stream where it began and must end
-  bool invalid = false;
-  bool open = true;
-};
-
-/// Whether a host thread knows all that other threads knew at their last driver call, or only what was published to it.
-enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
+namespace tarn::detail {
 
 /// How far device work runs beyond its nominal duration: a different schedule for each seed. See sim_options.
 struct sim_schedule {
@@ -2304,6 +2784,15 @@ struct sim_schedule {
   unsigned slow_streams = 0;
   sim_nanoseconds slowness = 0;
   sim_nanoseconds late_events = 0;
+
+  /// Returns a number below `most`, drawn from the seed (splitmix64).
+  sim_nanoseconds draw(sim_nanoseconds most) noexcept {
+    if (seed == 0 || most == 0) return 0;
+    std::uint64_t z = (seed += 0x9E3779B97F4A7C15);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+    return (z ^ (z >> 31)) % most;
+  }
 };
 
 enum class sim_blocking : std::uint8_t { with_legacy, independent };
@@ -2317,43 +2806,100 @@ struct sim_stream {
   bool slow = false;         ///< as drawn from the schedule
   sim_nanoseconds tail = 0;  ///< when all work so far has completed
   std::shared_ptr<sim_capture> capture;
+  sim_leaves leaves;  ///< in the capture
   sim_agent agent = 0;
   [[no_unique_address]] sim_past past;  ///< work that new work is ordered after
   [[no_unique_address]] sim_context context;
+
+  void leave_capture() noexcept {
+    capture.reset();
+    leaves.clear();
+  }
 };
 
 struct sim_event {
+  std::uint64_t serial = 0;  ///< of a shared event, never reused; 0: not shared
   int device = 0;
   sim_nanoseconds time = 0;  ///< when the event is reached; 0: never recorded
   std::shared_ptr<sim_capture> capture;
+  sim_leaves leaves;  ///< of the stream, if it was recorded in a capture
   sim_clock clock;
   [[no_unique_address]] sim_past past;
 };
 
-/// All streams and events of a machine, and its clock. Callers hold the machine's lock.
-class sim_streams {
- public:
-  sim_streams(int devices, sim_memory& memory, sim_schedule const& schedule, sim_order* order,
-              sim_hosts hosts)
-      : memory_(memory),
-        devices_(static_cast<std::size_t>(devices)),
-        machine_(next_machine.fetch_add(1, std::memory_order_relaxed)),
-        schedule_(schedule),
-        order_(order),
-        hosts_(hosts) {
-    if (order_ != nullptr && hosts_ == sim_hosts::one_timeline) host_ = order_->add_agent("host", 0);
-    for (int d = 0; d < devices; ++d) {
-      sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
-      // Fixed identities below all others, from 1: 0 means unknown.
-      legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
-      legacy.legacy = legacy.is_default = true;
+/// Extra time before an operation on a stream ends.
+[[nodiscard]] inline sim_nanoseconds delay_on(sim_stream const& stream, sim_schedule& schedule) noexcept {
+  return schedule.draw(schedule.jitter) + (stream.slow ? schedule.draw(schedule.slowness) : 0);
+}
+
+/// The default streams of a device, and what all its streams have done, destroyed ones included.
+struct sim_device {
+  sim_stream legacy;
+  std::unordered_map<std::uint64_t, sim_stream> per_thread;
+  sim_nanoseconds tail = 0;           ///< of all streams
+  sim_nanoseconds blocking_tail = 0;  ///< of those that the legacy stream waits for
+  sim_clock clock;                    ///< of all streams
+  sim_clock blocking_clock;
+  [[no_unique_address]] sim_past past;  ///< of all streams
+  [[no_unique_address]] sim_past blocking_past;
+
+  /// Returns when the stream could start work enqueued now. Passes to it the knowledge of the streams that the rules of the legacy
+  /// default stream make it wait for.
+  sim_nanoseconds start_on(sim_stream& stream, sim_nanoseconds now, sim_order* order) const {
+    sim_nanoseconds start = stream.tail < now ? now : stream.tail;
+    bool const blocking = stream.blocking == sim_blocking::with_legacy;
+    sim_nanoseconds const other = stream.legacy ? blocking_tail : blocking ? legacy.tail : 0;
+    if (start < other) start = other;
+    if (stream.legacy) {
+      stream.past.join(blocking_past);
+      if (order != nullptr) order->learn(stream.agent, blocking_clock);
+    } else if (blocking) {
+      stream.past.join(legacy.past);
+      if (order != nullptr) order->learn(stream.agent, order->clock(legacy.agent));
     }
+    return start;
   }
+  void finish_on(sim_stream& stream, sim_nanoseconds end, sim_order const* order) {
+    stream.tail = end;
+    if (tail < end) tail = end;
+    if (stream.blocking == sim_blocking::with_legacy && blocking_tail < end) blocking_tail = end;
+    share(stream, order);
+  }
+  /// Passes what a stream knows to those that wait for the whole device.
+  void share(sim_stream const& stream, sim_order const* order) {
+    bool const blocking = stream.blocking == sim_blocking::with_legacy;
+    past.join(stream.past);
+    if (blocking) blocking_past.join(stream.past);
+    if (order == nullptr) return;
+    clock.join(order->clock(stream.agent));
+    if (blocking) blocking_clock.join(order->clock(stream.agent));
+  }
+};
+
+}  // namespace tarn::detail
+// ---- tarn/driver/sim/sim_timeline.hpp
+// The clock of a simulated machine, the operations that have not ended, and the fault of each device. The end of an operation is
+// known when it is enqueued; the operation takes effect when the clock reaches that end.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace tarn::detail {
+
+/// Callers hold the machine's lock, except for now().
+class sim_timeline {
+ public:
+  sim_timeline(int devices, sim_memory& memory)
+      : memory_(memory), faults_(static_cast<std::size_t>(devices), sim_code::ok) {}
 
   [[nodiscard]] sim_nanoseconds now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
   /// Advances the host's clock and runs operations that have become due.
-  void advance(sim_nanoseconds by) { advance_to(now() + by); }
   void advance_to(sim_nanoseconds time) {
     if (time > now()) now_.store(time, std::memory_order_relaxed);
     while (!pending_.empty() && pending_.begin()->first.first <= now()) {
@@ -2365,10 +2911,217 @@ class sim_streams {
   }
 
   /// The error state of a device; once set, every call on the device returns it.
-  [[nodiscard]] sim_code& fault(int device) noexcept {
-    return devices_[static_cast<std::size_t>(device)].fault;
+  [[nodiscard]] sim_code& fault(int device) noexcept { return faults_[static_cast<std::size_t>(device)]; }
+
+  /// Adds an operation that ends at a known time, after what is in `past`; adds it to `past`.
+  /// @param owner  what keeps the work alive, if `work` does not
+  void add(sim_nanoseconds end, int device, std::shared_ptr<sim_work> work, sim_context& context,
+           sim_past& past, stream_id stream, std::shared_ptr<void const> owner = nullptr) {
+    std::uint64_t const number = ++next_;
+    pending_.emplace(std::pair(end, number),
+                     operation{device, std::move(owner), {std::move(work), context, past, stream, number}});
+  }
+  /// Number of operations that have not ended.
+  [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
+
+ private:
+  struct operation {
+    int device;
+    std::shared_ptr<void const> owner;
+    sim_ordered_work<sim_work> work;
+  };
+
+  /// The host looks up what the work accesses; the stream performs the work.
+  sim_code run(operation& o) {
+    sim_code const allowed = o.work.look([&](sim_work& work) { return work.check(memory_); });
+    if (allowed != sim_code::ok) return allowed;
+    sim_inside_work.store(true, std::memory_order_relaxed);
+    o.work.run();
+    sim_inside_work.store(false, std::memory_order_relaxed);
+    return sim_code::ok;
   }
 
+  sim_memory& memory_;
+  std::vector<sim_code> faults_;
+  std::map<std::pair<sim_nanoseconds, std::uint64_t>, operation> pending_;
+  std::uint64_t next_ = 0;
+  std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// A graph that can be launched, like a cudaGraphExec_t. Its launches are ordered after each other.
+struct sim_exec {
+  struct branch {
+    stream_id id = 0;
+    sim_agent agent = 0;
+    [[no_unique_address]] sim_context context;
+  };
+  std::shared_ptr<sim_capture const> graph;
+  void const* machine = nullptr;  ///< its streams
+  std::vector<branch> branches;   ///< all but branch 0
+  sim_nanoseconds end = 0;        ///< of the last launch
+  sim_clock clock;                ///< what is known after the last launch
+  [[no_unique_address]] sim_past past;
+};
+
+/// One launch.
+class sim_replay {
+ public:
+  sim_replay(sim_memory const& memory, sim_timeline& timeline, sim_order* order, sim_schedule& schedule,
+             std::vector<sim_device>& devices, sim_stream& stream, sim_exec& exec)
+      : memory_(memory),
+        timeline_(timeline),
+        order_(order),
+        schedule_(schedule),
+        devices_(devices),
+        stream_(stream),
+        exec_(exec),
+        graph_(*exec.graph),
+        done_(graph_.nodes().size()) {}
+
+  /// Enqueues all nodes. Work enqueued on the stream afterwards is ordered after them.
+  /// @param start  when the stream has reached the launch
+  void run(sim_nanoseconds start) {
+    begin_.end = start < exec_.end ? exec_.end : start;
+    stream_.past.join(exec_.past);
+    begin_.past = stream_.past;
+    std::vector<sim_capture::range> const freed_since = take_inputs();
+    sim_nanoseconds end = begin_.end;
+    for (std::size_t i = 0; i < done_.size(); ++i) {
+      sim_node const& n = graph_.nodes()[i];
+      if (n.what == sim_node::kind::work) {
+        add(n, done_[i]);
+        end = std::max(end, done_[i].end);
+      } else if (order_ != nullptr) {
+        if (!is_others(n.p, n.bytes)) change_owner(n.what, n.p, n.bytes, agent_of(n.branch));
+      }
+    }
+    for (moment const& m : done_) stream_.past.join(m.past);
+    if (order_ != nullptr) {
+      for (auto const& b : exec_.branches) order_->learn(stream_.agent, order_->clock(b.agent));
+      // One operation after all branches: whoever knows it knows them.
+      if (!exec_.branches.empty()) order_->tick(stream_.agent);
+      for (auto const& r : freed_since) change_owner(sim_node::kind::freed, r.p, r.bytes, stream_.agent);
+      exec_.clock = order_->clock(stream_.agent);
+    }
+    exec_.past = stream_.past;
+    exec_.end = end;
+    device(stream_.device).finish_on(stream_, end, order_);
+  }
+
+ private:
+  /// When a node ends, and what is known then.
+  struct moment {
+    sim_nanoseconds end = 0;
+    sim_clock clock;
+    [[no_unique_address]] sim_past past;
+  };
+
+  [[nodiscard]] sim_device& device(int number) noexcept { return devices_[static_cast<std::size_t>(number)]; }
+  [[nodiscard]] sim_agent agent_of(std::size_t branch) const noexcept {
+    return branch == 0 ? stream_.agent : exec_.branches[branch - 1].agent;
+  }
+  void change_owner(sim_node::kind what, void const* p, std::size_t bytes, sim_agent on) {
+    if (what == sim_node::kind::allocated) {
+      order_->allocated_again(memory_, p, bytes, on, graph_.holds);
+    } else {
+      order_->freed_again(memory_, p, bytes, on, graph_.holds);
+    }
+  }
+  /// Passes to the stream what the last launch knew, and makes the bytes that the graph holds what they were when its capture
+  /// began. Returns the blocks of the capture that were freed since: they are free again afterwards.
+  std::vector<sim_capture::range> take_inputs() {
+    std::vector<sim_capture::range> freed_since;
+    if (order_ == nullptr) return freed_since;
+    order_->learn(stream_.agent, exec_.clock);
+    begin_.clock = order_->clock(stream_.agent);
+    for (auto const& r : graph_.outputs()) {
+      if (!order_->is_held(memory_, r.p, r.bytes)) freed_since.push_back(r);
+    }
+    note_others();
+    for (auto const& r : graph_.inputs()) {
+      if (is_others(r.p, r.bytes)) continue;
+      change_owner(sim_node::kind::allocated, r.p, r.bytes, stream_.agent);
+    }
+    return freed_since;
+  }
+  /// Notes the blocks that a later capture of the same memory got in place of one that this graph frees, and that are live now: they
+  /// stay live. Their contents are lost.
+  void note_others() {
+    for (sim_node const& n : graph_.nodes()) {
+      if (n.what == sim_node::kind::freed && !is_others(n.p, n.bytes) &&
+          order_->is_owned(memory_, n.p, n.bytes))
+        others_.push_back({n.p, n.bytes});
+    }
+  }
+  [[nodiscard]] bool is_others(void const* p, std::size_t bytes) const {
+    return std::any_of(others_.begin(), others_.end(),
+                       [&](auto const& r) { return r.p == p && r.bytes == bytes; });
+  }
+  void add(sim_node const& n, moment& m) {
+    sim_agent const agent = agent_of(n.branch);
+    wait_for(begin_, m, agent);
+    for (std::size_t const before : n.after) wait_for(done_[before], m, agent);
+    m.end += n.duration + delay_on(stream_, schedule_);
+    if (order_ != nullptr) {
+      order_->tick(agent);
+      sim_order::recorded const captured{n.owners, graph_.holds};
+      for (sim_access const& a : n.work->accesses()) order_->access(memory_, a, agent, &captured);
+      m.clock = order_->clock(agent);
+    }
+    // Streams destroy the work that they ran; this work belongs to the graph.
+    std::shared_ptr<sim_work> work(std::shared_ptr<void>(), n.work.get());
+    if (n.branch == 0) {
+      timeline_.add(m.end, n.device, std::move(work), stream_.context, m.past, stream_.id, exec_.graph);
+    } else {
+      auto& b = exec_.branches[n.branch - 1];
+      timeline_.add(m.end, n.device, std::move(work), b.context, m.past, b.id, exec_.graph);
+    }
+    if (n.device == stream_.device) return;  // the stream's end covers it
+    auto& d = device(n.device);
+    d.tail = std::max(d.tail, m.end);
+    d.past.join(m.past);
+    d.clock.join(m.clock);
+  }
+  void wait_for(moment const& before, moment& m, sim_agent agent) {
+    m.end = std::max(m.end, before.end);
+    m.past.join(before.past);
+    if (order_ != nullptr) order_->learn(agent, before.clock);
+  }
+
+  sim_memory const& memory_;
+  sim_timeline& timeline_;
+  sim_order* order_;
+  sim_schedule& schedule_;
+  std::vector<sim_device>& devices_;
+  sim_stream& stream_;
+  sim_exec& exec_;
+  sim_capture const& graph_;
+  moment begin_;
+  std::vector<sim_capture::range> others_;
+  std::vector<moment> done_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/driver/sim/sim_stream_table.hpp
+// The devices, streams and events of a simulated machine, and their handles.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tarn::detail {
+
+/// Callers hold the machine's lock.
+class sim_stream_table {
+ public:
   /// Returns the stream of a handle; default handles mean the given device's. Null if there is none. A per-thread default
   /// stream of another thread cannot be reached by its handle: the legacy default stream, which is ordered with it, is returned
   /// instead (as in cuda_driver).
@@ -2385,6 +3138,12 @@ class sim_streams {
     return it == streams_.end() ? nullptr : &it->second;
   }
 
+  /// Whether a stream that was created exists, by its handle and identity.
+  [[nodiscard]] bool has(stream_ref stream) const noexcept {
+    auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
+    return it != streams_.end() && it->second.id == stream.id();
+  }
+
   /// Handles are reused, the latest freed first, as drivers do; identities are never reused.
   void create_stream(int device, sim_blocking blocking, stream_ref& stream) {
     stream_id const id = next_id_++;
@@ -2392,21 +3151,30 @@ class sim_streams {
     streams_.emplace(handle, make_stream(device, blocking, id));
     stream = stream_ref::from(reinterpret_cast<void*>(handle), id);
   }
-  /// Work already enqueued continues; default streams are not destroyed.
-  sim_code destroy_stream(stream_ref stream) {
-    if (reinterpret_cast<std::uintptr_t>(stream.handle()) <= per_thread_handle) return sim_code::ok;
-    auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
-    if (it == streams_.end()) return sim_code::invalid_handle;
-    if (it->second.capture) it->second.capture->invalid = true;
-    free_streams_.push_back(it->first);
-    streams_.erase(it);
-    return sim_code::ok;
-  }
 
   void create_event(int device, event_handle& event) {
     std::uintptr_t const handle = take_handle(free_events_, next_event_, event_handles);
-    events_[handle].device = device;
+    auto made = std::make_shared<sim_event>();
+    made->device = device;
+    events_[handle] = std::move(made);
     event = reinterpret_cast<void*>(handle);
+  }
+  /// Creates an event that open_event() finds by the serial number returned.
+  std::uint64_t create_shared_event(int device, event_handle& event) {
+    create_event(device, event);
+    return find_event(event)->serial = ++last_serial_;
+  }
+  /// A second handle of a shared event, which lives until the last of its handles is destroyed.
+  sim_code open_event(std::uint64_t serial, event_handle& event) {
+    for (auto const& [of, shared] : events_) {
+      if (serial == 0 || shared->serial != serial) continue;
+      std::shared_ptr<sim_event> const same = shared;
+      std::uintptr_t const handle = take_handle(free_events_, next_event_, event_handles);
+      events_[handle] = same;
+      event = reinterpret_cast<void*>(handle);
+      return sim_code::ok;
+    }
+    return sim_code::invalid_value;
   }
   sim_code destroy_event(event_handle event) {
     auto const it = events_.find(reinterpret_cast<std::uintptr_t>(event));
@@ -2417,7 +3185,140 @@ class sim_streams {
   }
   sim_event* find_event(event_handle event) noexcept {
     auto const it = events_.find(reinterpret_cast<std::uintptr_t>(event));
-    return it == events_.end() ? nullptr : &it->second;
+    return it == events_.end() ? nullptr : it->second.get();
+  }
+
+  [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
+  [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
+
+ protected:
+  sim_stream_table(int devices, sim_schedule const& schedule, sim_order* order)
+      : devices_(static_cast<std::size_t>(devices)),
+        schedule_(schedule),
+        order_(order),
+        machine_(next_machine.fetch_add(1, std::memory_order_relaxed)) {
+    for (int d = 0; d < devices; ++d) {
+      sim_stream& legacy = devices_[static_cast<std::size_t>(d)].legacy;
+      // Fixed identities below all others, from 1: 0 means unknown.
+      legacy = make_stream(d, sim_blocking::with_legacy, first_legacy_id + static_cast<stream_id>(d));
+      legacy.legacy = legacy.is_default = true;
+    }
+  }
+
+  /// Work already enqueued continues; default streams are not destroyed.
+  /// @param capture  the capture that the stream takes part in, if any
+  /// @param id       the identity of the stream
+  sim_code take_stream(stream_ref stream, std::shared_ptr<sim_capture>& capture, stream_id& id) {
+    if (reinterpret_cast<std::uintptr_t>(stream.handle()) <= per_thread_handle) return sim_code::ok;
+    auto const it = streams_.find(reinterpret_cast<std::uintptr_t>(stream.handle()));
+    if (it == streams_.end()) return sim_code::invalid_handle;
+    capture = std::move(it->second.capture);
+    id = it->second.id;
+    free_streams_.push_back(it->first);
+    streams_.erase(it);
+    return sim_code::ok;
+  }
+  [[nodiscard]] stream_id new_id() noexcept { return next_id_++; }
+
+  template <class Visit>
+  void each_stream(int device, Visit const& visit) {
+    auto& d = devices_[static_cast<std::size_t>(device)];
+    visit(d.legacy);
+    for (auto& [thread, s] : d.per_thread) visit(s);
+    for (auto& [handle, s] : streams_) {
+      if (s.device == device) visit(s);
+    }
+  }
+
+  std::vector<sim_device> devices_;
+  sim_schedule schedule_;
+  sim_order* order_;
+
+ private:
+  static constexpr std::uintptr_t legacy_handle = 1;      // cudaStreamLegacy
+  static constexpr std::uintptr_t per_thread_handle = 2;  // cudaStreamPerThread
+  static constexpr stream_id first_legacy_id = 1;
+  static constexpr std::uintptr_t stream_handles = 0x51000000;
+  static constexpr std::uintptr_t event_handles = 0x52000000;
+
+  sim_stream& own_default_stream(int device) {
+    auto& streams_here = devices_[static_cast<std::size_t>(device)].per_thread;
+    auto const thread = thread_number();
+    auto it = streams_here.find(thread);
+    if (it == streams_here.end()) {
+      it = streams_here.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;
+    }
+    it->second.is_default = true;
+    return it->second;
+  }
+  sim_stream make_stream(int device, sim_blocking blocking, stream_id id) {
+    sim_stream s;
+    s.id = id;
+    s.device = device;
+    s.blocking = blocking;
+    if (schedule_.slow_streams != 0)
+      s.slow = schedule_.draw(1000) < schedule_.slow_streams && schedule_.seed != 0;
+    if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
+    return s;
+  }
+  std::uintptr_t take_handle(std::vector<std::uintptr_t>& free, std::uintptr_t& next,
+                             std::uintptr_t base) const {
+    if (free.empty()) return (machine_ % 0x8000 + 1) << 32 | (base + 16 * next++);
+    std::uintptr_t const handle = free.back();
+    free.pop_back();
+    return handle;
+  }
+
+  /// Numbers the machines, so that handles of one machine are invalid on another.
+  inline static std::atomic<std::uintptr_t> next_machine{0};
+
+  std::uintptr_t machine_;
+  std::unordered_map<std::uintptr_t, sim_stream> streams_;
+  std::unordered_map<std::uintptr_t, std::shared_ptr<sim_event>> events_;
+  std::uint64_t last_serial_ = 0;
+  std::vector<std::uintptr_t> free_streams_, free_events_;
+  std::uintptr_t next_stream_ = 0, next_event_ = 0;
+  stream_id next_id_ = 4096;  // above every device's legacy stream
+};
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+namespace detail {
+
+/// Whether a host thread knows all that other threads knew at their last driver call, or only what was published to it.
+enum class sim_hosts : std::uint8_t { one_timeline, each_thread };
+
+/// What the streams and events of a machine do, and its clock. Callers hold the machine's lock.
+class sim_streams : public sim_stream_table {
+ public:
+  sim_streams(int devices, sim_memory& memory, sim_schedule const& schedule, sim_order* order,
+              sim_hosts hosts)
+      : sim_stream_table(devices, schedule, order),
+        memory_(memory),
+        timeline_(devices, memory),
+        hosts_(hosts) {
+    if (order_ != nullptr && hosts_ == sim_hosts::one_timeline) host_ = order_->add_agent("host", 0);
+  }
+
+  [[nodiscard]] sim_nanoseconds now() const noexcept { return timeline_.now(); }
+
+  /// Advances the host's clock and runs operations that have become due.
+  void advance(sim_nanoseconds by) { advance_to(now() + by); }
+  void advance_to(sim_nanoseconds time) { timeline_.advance_to(time); }
+
+  /// The error state of a device; once set, every call on the device returns it.
+  [[nodiscard]] sim_code& fault(int device) noexcept { return timeline_.fault(device); }
+
+  /// Work already enqueued continues; default streams are not destroyed.
+  sim_code destroy_stream(stream_ref stream) {
+    std::shared_ptr<sim_capture> left;
+    stream_id id = 0;
+    if (sim_code const refused = take_stream(stream, left, id); refused != sim_code::ok) return refused;
+    if (left) invalidate(*left);
+    if (left && left->origin == id) close(left);  // nothing can end it now
+    return sim_code::ok;
   }
 
   sim_code record(sim_event& event, sim_stream& stream) {
@@ -2425,11 +3326,12 @@ class sim_streams {
     if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
     if (stream.capture) {
       event.capture = stream.capture;
+      event.leaves = stream.leaves;
       ++captured_;
       return sim_code::ok;
     }
     event.capture.reset();
-    event.time = start_on(stream) + draw(schedule_.late_events);
+    event.time = start_on(stream) + schedule_.draw(schedule_.late_events);
     finish_on(stream, event.time);
     event.past = stream.past;
     if (order_ != nullptr) {
@@ -2439,15 +3341,13 @@ class sim_streams {
     return sim_code::ok;
   }
 
-  /// Marks all work of the event's device, as cuCtxRecordEvent does; fails while any stream there is captured (the real call
-  /// also ends the capture).
+  /// Marks all work of the event's device, as cuCtxRecordEvent does. Fails while any stream there is captured, and invalidates the
+  /// captures.
   sim_code record_all(sim_event& event) {
-    bool capturing = false;
-    each_stream(event.device, [&](sim_stream const& s) { capturing = capturing || s.capture != nullptr; });
-    if (capturing) return sim_code::capture_unsupported;
+    if (sim_code const refused = invalidate_all(event.device); refused != sim_code::ok) return refused;
     auto& d = devices_[static_cast<std::size_t>(event.device)];
     event.capture.reset();
-    event.time = (d.tail < now() ? now() : d.tail) + draw(schedule_.late_events);
+    event.time = (d.tail < now() ? now() : d.tail) + schedule_.draw(schedule_.late_events);
     event.past = d.past;
     if (order_ != nullptr) {
       event.clock = d.clock;
@@ -2461,21 +3361,23 @@ class sim_streams {
     if (event.capture) {
       if (!event.capture->open) return sim_code::captured_event;
       if (stream.capture && stream.capture != event.capture) {
-        stream.capture->invalid = event.capture->invalid = true;
+        invalidate(*stream.capture);
+        invalidate(*event.capture);
         return sim_code::capture_merge;
       }
       if (stream.legacy) {
-        event.capture->invalid = true;
+        invalidate(*event.capture);
         return sim_code::capture_implicit;
       }
       stream.capture = event.capture;  // a fork: the waiting stream is captured, too
+      detail::join(stream.leaves, event.leaves);
       ++captured_;
       return sim_code::ok;
     }
     if (stream.capture) {
       ++captured_;
       if (event.time == 0) return sim_code::ok;
-      stream.capture->invalid = true;
+      invalidate(*stream.capture);
       return sim_code::capture_isolation;
     }
     if (event.time == 0) return sim_code::ok;
@@ -2483,17 +3385,14 @@ class sim_streams {
     if (start < event.time) start = event.time;
     finish_on(stream, start);
     stream.past.join(event.past);
-    share_past(stream);
-    if (order_ != nullptr) {
-      order_->learn(stream.agent, event.clock);
-      share_clock(stream);
-    }
+    if (order_ != nullptr) order_->learn(stream.agent, event.clock);
+    device_of(stream).share(stream, order_);
     return sim_code::ok;
   }
 
   sim_code query(sim_event const& event) {
     if (event.capture) {
-      event.capture->invalid = true;
+      invalidate(*event.capture);
       return sim_code::captured_event;
     }
     if (event.time > now()) return sim_code::not_ready;
@@ -2504,7 +3403,7 @@ class sim_streams {
 
   sim_code synchronize(sim_event const& event) {
     if (event.capture) {
-      event.capture->invalid = true;
+      invalidate(*event.capture);
       return sim_code::captured_event;
     }
     advance_to(event.time);
@@ -2515,7 +3414,7 @@ class sim_streams {
   sim_code synchronize(sim_stream& stream) {
     if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
     if (stream.capture) {
-      stream.capture->invalid = true;
+      invalidate(*stream.capture);
       return sim_code::capture_unsupported;
     }
     sim_nanoseconds const end = start_on(stream);
@@ -2525,13 +3424,7 @@ class sim_streams {
     return sim_code::ok;
   }
   sim_code synchronize_device(int device) {
-    bool capturing = false;
-    each_stream(device, [&](sim_stream& s) {
-      if (!s.capture) return;
-      s.capture->invalid = true;
-      capturing = true;
-    });
-    if (capturing) return sim_code::capture_unsupported;
+    if (sim_code const refused = invalidate_all(device); refused != sim_code::ok) return refused;
     join_device(device);
     return sim_code::ok;
   }
@@ -2551,46 +3444,85 @@ class sim_streams {
     if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
     if (stream.capture) {
       if (who == caller::driver) ++captured_;
-      stream.capture->nodes.push_back({std::move(work), duration});
+      sim_node node;
+      node.device = stream.device;
+      node.work = std::move(work);
+      node.duration = duration;
+      if (order_ != nullptr) node.owners = order_->owners();
+      stream.capture->add_work(std::move(node), stream.leaves);
       return sim_code::ok;
     }
-    sim_nanoseconds const end = start_on(stream) + duration + delay(stream);
+    sim_nanoseconds const end = start_on(stream) + duration + delay_on(stream, schedule_);
     if (order_ != nullptr) {
       order_->tick(stream.agent);
       for (sim_access const& a : work->accesses()) order_->access(memory_, a, stream.agent);
     }
-    int const device = stream.device;
-    std::uint64_t const number = ++next_operation_;
-    pending_.emplace(std::pair(end, number),
-                     operation{device, {std::move(work), stream.context, stream.past, stream.id, number}});
+    timeline_.add(end, stream.device, std::move(work), stream.context, stream.past, stream.id);
     finish_on(stream, end);
     return sim_code::ok;
+  }
+
+  /// Enqueues a replay; on a captured stream, adds the graph's nodes to the capture.
+  sim_code launch(sim_stream& stream, sim_exec& exec) {
+    if (exec.machine != this) return sim_code::invalid_value;
+    if (sim_code const refused = check_capture(stream); refused != sim_code::ok) return refused;
+    if (stream.capture) {
+      stream.capture->add_graph(*exec.graph, stream.leaves);
+      return sim_code::ok;
+    }
+    while (exec.branches.size() + 1 < exec.graph->branches()) {
+      auto& b = exec.branches.emplace_back();
+      b.id = new_id();
+      if (order_ != nullptr) b.agent = order_->add_agent("branch", b.id);
+    }
+    sim_nanoseconds const start = start_on(stream);
+    sim_replay(memory_, timeline_, order_, schedule_, devices_, stream, exec).run(start);
+    return sim_code::ok;
+  }
+
+  /// Notifies the checker that bytes changed owners in the order of a stream; replays repeat it if the stream is captured.
+  void change_owner(sim_stream& stream, sim_node::kind what, void const* p, std::size_t bytes) {
+    bool const captured = stream.capture != nullptr;
+    sim_place const place = captured ? sim_place::captured : sim_place::eager;
+    change_owner(stream.agent, what, p, bytes, place);
+    if (!captured) return;
+    sim_node node;
+    node.what = what;
+    node.device = stream.device;
+    node.p = p;
+    node.bytes = bytes;
+    stream.capture->add_mark(std::move(node), stream.leaves);
+  }
+  void change_owner(sim_agent on, sim_node::kind what, void const* p, std::size_t bytes,
+                    sim_place place = sim_place::eager) {
+    if (what == sim_node::kind::allocated) {
+      order_->allocated(memory_, p, bytes, on, place);
+    } else {
+      order_->freed(memory_, p, bytes, on, place);
+    }
   }
 
   sim_code begin_capture(sim_stream& stream) {
     if (stream.legacy) return sim_code::capture_unsupported;
     if (stream.capture) return sim_code::capture_unmatched;
-    stream.capture = std::make_shared<sim_capture>();
-    stream.capture->origin = stream.id;
+    stream.capture = std::make_shared<sim_capture>(stream.id);
     ++open_captures_;
     return sim_code::ok;
   }
-  sim_code end_capture(sim_stream& stream, std::shared_ptr<sim_capture const>& graph) {
+  sim_code end_capture(sim_stream& stream, std::shared_ptr<sim_exec>& graph) {
     if (!stream.capture) return sim_code::capture_unmatched;
     if (stream.capture->origin != stream.id) {
-      stream.capture->invalid = true;
+      invalidate(*stream.capture);
       return sim_code::capture_unmatched;
     }
     std::shared_ptr<sim_capture> const done = stream.capture;
-    done->open = false;
-    --open_captures_;
-    for (std::size_t d = 0; d < devices_.size(); ++d) {
-      each_stream(static_cast<int>(d), [&](sim_stream& s) {
-        if (s.capture == done) s.capture.reset();
-      });
-    }
+    bool const joined = done->is_joined(stream.leaves);
+    close(done);
     if (done->invalid) return sim_code::capture_invalidated;
-    graph = done;
+    if (!joined) return sim_code::capture_unjoined;
+    graph = std::make_shared<sim_exec>();
+    graph->graph = done;
+    graph->machine = this;
     return sim_code::ok;
   }
   /// Also true for the legacy stream while a stream that it synchronises with is captured: work on it would invalidate that.
@@ -2606,9 +3538,9 @@ class sim_streams {
 
   void count_captured() noexcept { ++captured_; }
   [[nodiscard]] std::size_t captured() const noexcept { return captured_; }
-  [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
-  [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
-  [[nodiscard]] std::size_t pending() const noexcept { return pending_.size(); }
+  /// Number of captures that were invalidated so far.
+  [[nodiscard]] std::size_t invalidated() const noexcept { return invalidated_; }
+  [[nodiscard]] std::size_t pending() const noexcept { return timeline_.pending(); }
 
   /// The calling thread's agent in the order checker.
   [[nodiscard]] sim_agent host() {
@@ -2634,167 +3566,61 @@ class sim_streams {
   sim_nanoseconds end_of(sim_stream& stream) { return start_on(stream); }
 
  private:
-  /// Passes the host's knowledge to a stream that it is about to use.
-  void host_reaches(sim_stream& stream) {
-    if (order_ == nullptr) return;
-    order_->learn(stream.agent, order_->clock(host()));
+  void invalidate(sim_capture& capture) noexcept {
+    if (!capture.open || capture.invalid) return;
+    capture.invalid = true;
+    ++invalidated_;
   }
-
-  static constexpr std::uintptr_t legacy_handle = 1;      // cudaStreamLegacy
-  static constexpr std::uintptr_t per_thread_handle = 2;  // cudaStreamPerThread
-  static constexpr stream_id first_legacy_id = 1;
-  static constexpr std::uintptr_t stream_handles = 0x51000000;
-  static constexpr std::uintptr_t event_handles = 0x52000000;
-
-  struct device_state {
-    sim_stream legacy;
-    std::unordered_map<std::uint64_t, sim_stream> per_thread;
-    sim_nanoseconds tail = 0;           ///< of all streams, including destroyed ones
-    sim_nanoseconds blocking_tail = 0;  ///< of those that the legacy stream waits for
-    sim_clock clock;                    ///< of all streams
-    sim_clock blocking_clock;
-    [[no_unique_address]] sim_past past;  ///< of all streams
-    [[no_unique_address]] sim_past blocking_past;
-    sim_code fault = sim_code::ok;
-  };
-  struct operation {
-    int device;
-    sim_ordered_work<sim_work> work;
-  };
-
-  sim_stream& own_default_stream(int device) {
-    auto& streams_here = devices_[static_cast<std::size_t>(device)].per_thread;
-    auto const thread = thread_number();
-    auto it = streams_here.find(thread);
-    if (it == streams_here.end()) {
-      it = streams_here.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;
-    }
-    it->second.is_default = true;
-    return it->second;
+  /// Invalidates the captures of a device's streams; returns an error if there are any.
+  sim_code invalidate_all(int device) {
+    if (open_captures_ == 0) return sim_code::ok;
+    sim_code outcome = sim_code::ok;
+    each_stream(device, [&](sim_stream& s) {
+      if (!s.capture) return;
+      invalidate(*s.capture);
+      outcome = sim_code::capture_unsupported;
+    });
+    return outcome;
   }
-  sim_stream make_stream(int device, sim_blocking blocking, stream_id id) {
-    sim_stream s;
-    s.id = id;
-    s.device = device;
-    s.blocking = blocking;
-    if (schedule_.slow_streams != 0) s.slow = draw(1000) < schedule_.slow_streams && schedule_.seed != 0;
-    if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
-    return s;
-  }
-  std::uintptr_t take_handle(std::vector<std::uintptr_t>& free, std::uintptr_t& next,
-                             std::uintptr_t base) const {
-    if (free.empty()) return (machine_ % 0x8000 + 1) << 32 | (base + 16 * next++);
-    std::uintptr_t const handle = free.back();
-    free.pop_back();
-    return handle;
-  }
-
-  template <class Visit>
-  void each_stream(int device, Visit const& visit) {
-    auto& d = devices_[static_cast<std::size_t>(device)];
-    visit(d.legacy);
-    for (auto& [thread, s] : d.per_thread) visit(s);
-    for (auto& [handle, s] : streams_) {
-      if (s.device == device) visit(s);
+  /// Ends a capture: its streams run their work again.
+  void close(std::shared_ptr<sim_capture> const& capture) {
+    capture->end(order_ != nullptr ? order_->holds() : 0);
+    --open_captures_;
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      each_stream(static_cast<int>(d), [&](sim_stream& s) {
+        if (s.capture == capture) s.leave_capture();
+      });
     }
   }
-
   sim_code check_capture(sim_stream& stream) {
     if (stream.capture && stream.capture->invalid) return sim_code::capture_invalidated;
     if (!stream.legacy || open_captures_ == 0) return sim_code::ok;
     bool spoiled = false;
     each_stream(stream.device, [&](sim_stream& s) {
       if (!s.capture || s.blocking == sim_blocking::independent) return;
-      s.capture->invalid = true;
+      invalidate(*s.capture);
       spoiled = true;
     });
     return spoiled ? sim_code::capture_implicit : sim_code::ok;
   }
 
-  /// Returns when the stream could start work enqueued now. Passes to it the knowledge of the host, and of the streams that the
-  /// rules of the legacy default stream make it wait for.
+  [[nodiscard]] sim_device& device_of(sim_stream const& stream) noexcept {
+    return devices_[static_cast<std::size_t>(stream.device)];
+  }
+  /// Returns when the stream could start work enqueued now; passes to it the knowledge of the host and of what it waits for.
   sim_nanoseconds start_on(sim_stream& stream) {
-    auto const& d = devices_[static_cast<std::size_t>(stream.device)];
-    sim_nanoseconds start = stream.tail < now() ? now() : stream.tail;
-    bool const blocking = stream.blocking == sim_blocking::with_legacy;
-    sim_nanoseconds const other = stream.legacy ? d.blocking_tail : blocking ? d.legacy.tail : 0;
-    if (start < other) start = other;
-    if (stream.legacy) {
-      stream.past.join(d.blocking_past);
-    } else if (blocking) {
-      stream.past.join(d.legacy.past);
-    }
-    if (order_ != nullptr) {
-      host_reaches(stream);
-      if (stream.legacy) {
-        order_->learn(stream.agent, d.blocking_clock);
-      } else if (blocking) {
-        order_->learn(stream.agent, order_->clock(d.legacy.agent));
-      }
-    }
-    return start;
+    if (order_ != nullptr) order_->learn(stream.agent, order_->clock(host()));
+    return device_of(stream).start_on(stream, now(), order_);
   }
   void finish_on(sim_stream& stream, sim_nanoseconds end) {
-    auto& d = devices_[static_cast<std::size_t>(stream.device)];
-    stream.tail = end;
-    if (d.tail < end) d.tail = end;
-    if (stream.blocking == sim_blocking::with_legacy && d.blocking_tail < end) d.blocking_tail = end;
-    share_past(stream);
-    share_clock(stream);
+    device_of(stream).finish_on(stream, end, order_);
   }
-  void share_past(sim_stream& stream) {
-    auto& d = devices_[static_cast<std::size_t>(stream.device)];
-    d.past.join(stream.past);
-    if (stream.blocking == sim_blocking::with_legacy) d.blocking_past.join(stream.past);
-  }
-  void share_clock(sim_stream& stream) {
-    if (order_ == nullptr) return;
-    auto& d = devices_[static_cast<std::size_t>(stream.device)];
-    d.clock.join(order_->clock(stream.agent));
-    if (stream.blocking == sim_blocking::with_legacy) d.blocking_clock.join(order_->clock(stream.agent));
-  }
-
-  /// The host looks up what the work accesses; the stream performs the work.
-  sim_code run(operation& o) {
-    sim_code const allowed = o.work.look([&](sim_work& work) { return work.check(memory_); });
-    if (allowed != sim_code::ok) return allowed;
-    sim_inside_work.store(true, std::memory_order_relaxed);
-    o.work.run();
-    sim_inside_work.store(false, std::memory_order_relaxed);
-    return sim_code::ok;
-  }
-
-  /// Extra time before an operation ends.
-  sim_nanoseconds delay(sim_stream const& stream) noexcept {
-    return draw(schedule_.jitter) + (stream.slow ? draw(schedule_.slowness) : 0);
-  }
-  /// Returns a number below `most`, drawn from the seed (splitmix64).
-  sim_nanoseconds draw(sim_nanoseconds most) noexcept {
-    if (schedule_.seed == 0 || most == 0) return 0;
-    std::uint64_t z = (schedule_.seed += 0x9E3779B97F4A7C15);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-    return (z ^ (z >> 31)) % most;
-  }
-
-  /// Numbers the machines, so that handles of one machine are invalid on another.
-  inline static std::atomic<std::uintptr_t> next_machine{0};
 
   sim_memory& memory_;
-  std::vector<device_state> devices_;
-  std::uintptr_t machine_;
-  std::unordered_map<std::uintptr_t, sim_stream> streams_;
-  std::unordered_map<std::uintptr_t, sim_event> events_;
-  std::vector<std::uintptr_t> free_streams_, free_events_;
-  std::uintptr_t next_stream_ = 0, next_event_ = 0;
-  stream_id next_id_ = 4096;  // above every device's legacy stream
-  std::map<std::pair<sim_nanoseconds, std::uint64_t>, operation> pending_;
-  std::uint64_t next_operation_ = 0;
-  std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
+  sim_timeline timeline_;
   std::size_t captured_ = 0;
+  std::size_t invalidated_ = 0;
   std::size_t open_captures_ = 0;  ///< begun and not ended; while 0, no stream has to be searched
-  sim_schedule schedule_;
-  sim_order* order_;
   sim_hosts hosts_;
   sim_agent host_ = 0;
   std::unordered_map<std::uint64_t, sim_agent> threads_;
@@ -2944,15 +3770,16 @@ struct sim_state {
 
 }  // namespace detail
 
-/// Work recorded from a captured stream; launch it any number of times.
+/// Work recorded from a captured stream; launch it any number of times, on the machine where it was captured. Copies are the same
+/// graph, whose launches are ordered after each other, like those of one cudaGraphExec_t.
 class sim_graph {
  public:
-  [[nodiscard]] bool is_empty() const noexcept { return !capture_ || capture_->nodes.empty(); }
-  [[nodiscard]] std::size_t size() const noexcept { return capture_ ? capture_->nodes.size() : 0; }
+  [[nodiscard]] bool is_empty() const noexcept { return size() == 0; }
+  [[nodiscard]] std::size_t size() const noexcept { return exec_ ? exec_->graph->works() : 0; }
 
  private:
   friend class sim_machine;
-  std::shared_ptr<detail::sim_capture const> capture_;
+  std::shared_ptr<detail::sim_exec> exec_;
 };
 
 /// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any handle or driver of
@@ -3013,20 +3840,9 @@ class sim_machine {
                 std::initializer_list<sim_access> touched = {}) const {
     return launch(stream, duration, touched, [] {});
   }
-  /// Launches what a capture recorded, one operation after the other.
-  status launch(stream_ref stream, sim_graph const& graph) const {
-    std::lock_guard const lock(state_->mutex);
-    state_->streams.advance(state_->options.costs.launch);
-    auto* const s = state_->streams.find(stream, 0);
-    if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
-    if (!graph.capture_) return detail::sim_status(detail::sim_code::invalid_value, "launch");
-    for (auto const& node : graph.capture_->nodes) {
-      auto const outcome =
-          state_->streams.enqueue(*s, node.duration, node.work, detail::sim_streams::caller::user);
-      if (outcome != detail::sim_code::ok) return detail::sim_status(outcome, "launch");
-    }
-    return {};
-  }
+  /// Launches what a capture recorded. A node starts when the nodes that it depends on have ended; later work on `stream` waits
+  /// for all of them. On a captured stream, adds the graph to the capture.
+  status launch(stream_ref stream, sim_graph const& graph) const { return launch_on(0, stream, graph); }
 
   /// Creates a stream that synchronises with the legacy default stream, as cudaStreamCreate does.
   status create_blocking_stream(device_id device, stream_ref& stream) const {
@@ -3038,24 +3854,18 @@ class sim_machine {
 
   // Capture, in relaxed mode: other calls of the capturing thread are not restricted.
 
-  status begin_capture(stream_ref stream) const {
-    std::lock_guard const lock(state_->mutex);
-    auto* const s = state_->streams.find(stream, 0);
-    auto const outcome = s == nullptr ? detail::sim_code::invalid_handle : state_->streams.begin_capture(*s);
-    return detail::sim_status(outcome, "begin_capture");
-  }
-  /// Ends the capture; returns an error if it was invalidated.
-  status end_capture(stream_ref stream, sim_graph& graph) const {
-    std::lock_guard const lock(state_->mutex);
-    auto* const s = state_->streams.find(stream, 0);
-    auto const outcome =
-        s == nullptr ? detail::sim_code::invalid_handle : state_->streams.end_capture(*s, graph.capture_);
-    return detail::sim_status(outcome, "end_capture");
-  }
+  status begin_capture(stream_ref stream) const { return begin_capture_on(0, stream); }
+  /// Ends the capture; returns an error if it was invalidated, or if work of it is not joined to `stream`.
+  status end_capture(stream_ref stream, sim_graph& graph) const { return end_capture_on(0, stream, graph); }
   /// Number of driver calls recorded into graphs; for an allocator each one is an error.
   [[nodiscard]] std::size_t captured_calls() const {
     std::lock_guard const lock(state_->mutex);
     return state_->streams.captured();
+  }
+  /// Number of captures that a call has invalidated so far.
+  [[nodiscard]] std::size_t invalidated_captures() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->streams.invalidated();
   }
 
   // Memory.
@@ -3137,16 +3947,30 @@ class sim_machine {
 
   // The order checker; without sim_checks::stream_order these do nothing.
 
-  /// Records that bytes have a new owner, which first uses them on `stream`.
+  /// Records that bytes have a new owner, which first uses them on `stream`. On a captured stream, each replay repeats this and
+  /// freed() at their place in the graph, and the graph may use the bytes until eager work gets them.
   void allocated(void const* p, std::size_t bytes, stream_ref stream) const {
-    note(stream, [&](detail::sim_order& order, detail::sim_agent on) {
-      order.allocated(state_->memory, p, bytes, on);
-    });
+    change_owner(stream, detail::sim_node::kind::allocated, p, bytes);
   }
   /// Records that the owner has finished with bytes in the order of `stream`.
   void freed(void const* p, std::size_t bytes, stream_ref stream) const {
-    note(stream,
-         [&](detail::sim_order& order, detail::sim_agent on) { order.freed(state_->memory, p, bytes, on); });
+    change_owner(stream, detail::sim_node::kind::freed, p, bytes);
+  }
+  /// Records that the memory of graphs holds bytes: only captures may allocate them, and replays may use them although they are
+  /// free. `holder`, unless null, names that memory; bytes cannot have two.
+  void graph_holds(void const* p, std::size_t bytes, void const* holder = nullptr) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->order->graph_holds(state_->memory, p, bytes, holder);
+  }
+  /// Records that bytes that graphs held have new physical memory: the pool has slept, or was compacted.
+  void graph_holds_again(void const* p, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->order->graph_holds_again(state_->memory, p, bytes);
+  }
+  /// Records that no graph holds the bytes any more: replays must not access them.
+  void graph_released(void const* p, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->order->graph_released(state_->memory, p, bytes);
   }
   /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token later, like the
   /// release and acquire of a mutex.
@@ -3207,15 +4031,38 @@ class sim_machine {
     return detail::sim_status(
         state_->streams.enqueue(*s, duration, std::move(work), detail::sim_streams::caller::user), "launch");
   }
+  status launch_on(int device, stream_ref stream, sim_graph const& graph) const {
+    return on_stream(device, stream, "launch", [&](detail::sim_stream& s) {
+      state_->streams.advance(state_->options.costs.launch);
+      if (auto const broken = state_->streams.fault(s.device); broken != detail::sim_code::ok) return broken;
+      return graph.exec_ ? state_->streams.launch(s, *graph.exec_) : detail::sim_code::invalid_value;
+    });
+  }
+  status begin_capture_on(int device, stream_ref stream) const {
+    return on_stream(device, stream, "begin_capture",
+                     [&](detail::sim_stream& s) { return state_->streams.begin_capture(s); });
+  }
+  status end_capture_on(int device, stream_ref stream, sim_graph& graph) const {
+    return on_stream(device, stream, "end_capture",
+                     [&](detail::sim_stream& s) { return state_->streams.end_capture(s, graph.exec_); });
+  }
+  /// Calls `f` with a stream; a default stream is that of `device`.
   template <class F>
-  void note(stream_ref stream, F const& f) const {
+  status on_stream(int device, stream_ref stream, char const* call, F const& f) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, call);
+    auto* const s = state_->streams.find(stream, device);
+    return detail::sim_status(s == nullptr ? detail::sim_code::invalid_handle : f(*s), call);
+  }
+  void change_owner(stream_ref stream, detail::sim_node::kind what, void const* p, std::size_t bytes) const {
     std::lock_guard const lock(state_->mutex);
     if (!state_->order) return;
     // Memory changes owners even if the stream was destroyed or its handle was reused.
     auto* const s = state_->streams.find(stream, 0);
     bool const known =
         s != nullptr && (stream.id() == stream_ref::unknown_id || stream.id() == s->id || s->is_default);
-    f(*state_->order, known ? s->agent : state_->order->agent_of("stream", stream.id()));
+    if (known) return state_->streams.change_owner(*s, what, p, bytes);
+    state_->streams.change_owner(state_->order->agent_of("stream", stream.id()), what, p, bytes);
   }
 
   std::shared_ptr<detail::sim_state> state_;
@@ -3436,8 +4283,13 @@ class sim_driver {
                  [&](state& m) { return m.memory.release(p, bytes); });
   }
   status create_pages(std::size_t bytes, page_handle& handle) const noexcept {
-    return paged(driver_call::create_pages, costs().create_pages.at(bytes),
-                 [&](state& m) { return m.memory.create(device_.value, bytes, handle); });
+    return create_pages(bytes, allocation_handle_type::none, handle);
+  }
+  status create_pages(std::size_t bytes, allocation_handle_type type, page_handle& handle) const noexcept {
+    return paged(driver_call::create_pages, costs().create_pages.at(bytes), [&](state& m) {
+      if (!exports(m, type)) return code::not_supported;
+      return m.memory.create(device_.value, bytes, type, handle);
+    });
   }
   status destroy_pages(page_handle handle) const noexcept {
     return paged_by_size(
@@ -3470,6 +4322,51 @@ class sim_driver {
     });
   }
 
+  status can_export_pages(allocation_handle_type type, bool& yes) const noexcept {
+    return paged(driver_call::can_export_pages, costs().look, [&](state& m) {
+      yes = exports(m, type);
+      return code::ok;
+    });
+  }
+  status export_pages(page_handle handle, page_export& exported) const noexcept {
+    return paged(driver_call::export_pages, costs().export_pages,
+                 [&](state& m) { return m.memory.export_pages(handle, exported); });
+  }
+  status import_pages(page_export const& exported, page_handle& handle) const noexcept {
+    return paged(driver_call::import_pages, costs().import_pages, [&](state& m) {
+      if (!exports(m, exported.type)) return code::not_supported;
+      return m.memory.import_pages(device_.value, exported, handle);
+    });
+  }
+  /// Only drivers of the same machine can open it: another process's machine has its own time.
+  status create_shared_event(event_handle& event, shared_event_token& token) const noexcept {
+    return call(driver_call::create_shared_event, costs().create_event, [&](state& m) {
+      if (m.options.sharing == sim_sharing::none) return code::not_supported;
+      event_token const made{&m, m.streams.create_shared_event(device_.value, event), event_token::mark};
+      std::memcpy(token.data(), &made, sizeof made);
+      return code::ok;
+    });
+  }
+  status open_shared_event(shared_event_token const& token, event_handle& event) const noexcept {
+    return call(driver_call::open_shared_event, costs().create_event, [&](state& m) {
+      event_token of{};
+      std::memcpy(&of, token.data(), sizeof of);
+      if (of.magic != event_token::mark) return code::invalid_value;
+      return of.machine == &m ? m.streams.open_event(of.serial, event) : code::not_supported;
+    });
+  }
+  /// No simulated device has dma-bufs: they are of the kernel.
+  status export_dma_buf(void*, std::size_t, int&) const noexcept {
+    return call(driver_call::export_dma_buf, costs().look, [](state&) { return code::not_supported; });
+  }
+  /// The same for the devices of one number of all simulated machines: a second process can import what the first has exported.
+  status uuid(device_uuid& id) const noexcept {
+    return call(driver_call::uuid, costs().look, [&](state&) {
+      id = {'t', 'a', 'r', 'n', ' ', 's', 'i', 'm', static_cast<unsigned char>(device_.value)};
+      return code::ok;
+    });
+  }
+
   [[nodiscard]] memory_tool_ref memory_tool() const noexcept {
     detail::sim_state& m = *machine_.state_;
     return memory_tool_ref(m.memory.tool() != nullptr ? &m : nullptr);
@@ -3491,9 +4388,13 @@ class sim_driver {
       return m.memory.free(p, detail::sim_kind::device);
     });
   }
+  [[nodiscard]] bool has_memory_pools() const noexcept {
+    return machine_.state_->options.memory_pools == sim_memory_pools::available;
+  }
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
     return on_stream(
         driver_call::malloc_async, costs().malloc_async_warm, stream, [&](state& m, detail::sim_stream& s) {
+          if (!has_memory_pools()) return code::not_supported;
           if (s.capture) m.streams.count_captured();
           (void)m.streams.end_of(s);
           auto warmth = detail::sim_warmth::warm;
@@ -3508,6 +4409,7 @@ class sim_driver {
   status free_async(void* p, stream_ref stream) const noexcept {
     return on_stream(driver_call::free_async, costs().free_async, stream,
                      [&](state& m, detail::sim_stream& s) {
+                       if (!has_memory_pools()) return code::not_supported;
                        if (s.capture) m.streams.count_captured();
                        sim_nanoseconds const end = m.streams.end_of(s);
                        return m.async[static_cast<std::size_t>(s.device)].free(p, s, end);
@@ -3560,12 +4462,25 @@ class sim_driver {
                 std::initializer_list<sim_access> touched = {}) const {
     return launch(stream, duration, touched, [] {});
   }
+  status launch(stream_ref stream, sim_graph const& graph) const {
+    return machine_.launch_on(device_.value, stream, graph);
+  }
+  /// Captures as sim_machine does, with this device's default streams.
+  status begin_capture(stream_ref stream) const { return machine_.begin_capture_on(device_.value, stream); }
+  status end_capture(stream_ref stream, sim_graph& graph) const {
+    return machine_.end_capture_on(device_.value, stream, graph);
+  }
 
   friend bool operator==(sim_driver const& a, sim_driver const& b) noexcept {
     return a.machine_ == b.machine_ && a.device_ == b.device_;
   }
 
  protected:
+  [[nodiscard]] bool is_made(stream_ref stream) const noexcept {
+    detail::sim_state& m = *machine_.state_;
+    std::lock_guard const lock(m.mutex);
+    return m.streams.has(stream);
+  }
   /// Marks all work of the device; see sim_marking_driver.
   status record_all_work(event_handle event) const noexcept {
     return on_event(driver_call::record_event, costs().record_event, event,
@@ -3604,6 +4519,22 @@ class sim_driver {
     if (m.memory.device_of(to) == m.memory.device_of(from)) return costs().on_device_rate;
     return m.options.peers == sim_peers::reachable ? costs().peer_rate : costs().staged_rate;
   }
+  [[nodiscard]] static bool exports(state const& m, allocation_handle_type type) noexcept {
+    switch (type) {
+      case allocation_handle_type::none:
+        return true;
+      case allocation_handle_type::posix_file_descriptor:
+        return m.options.sharing != sim_sharing::none;
+      default:
+        return m.options.sharing == sim_sharing::descriptors_and_fabric;
+    }
+  }
+  struct event_token {
+    static constexpr std::uint64_t mark = 0x7461726e65766e74;
+    state const* machine;
+    std::uint64_t serial;
+    std::uint64_t magic;
+  };
   static device_id& current() noexcept {
     static thread_local device_id device;
     return device;
@@ -3706,11 +4637,13 @@ class sim_marking_driver : public sim_driver {
   sim_marking_driver() = default;
   sim_marking_driver(sim_driver const& driver) noexcept : sim_driver(driver) {}  // NOLINT: the same device
   status record_all(event_handle event) const noexcept { return record_all_work(event); }
+  /// As cuda_driver's: whether create_stream() created the stream and it is not destroyed. Passes no handle to the device.
+  [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return is_made(stream); }
 };
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
               registering_driver<sim_driver> && describing_driver<sim_driver> &&
-              accounting_driver<sim_driver>);
+              accounting_driver<sim_driver> && sharing_driver<sim_driver>);
 
 }  // namespace tarn
 // ---- tarn/source/registered_host.hpp
@@ -3879,6 +4812,7 @@ struct registered_options {
 /// mmap, madvise, mbind, and the driver's register_host.
 struct registered_calls {
   using properties = property_set<device_accessible, host_accessible>;
+  static constexpr char const* backend = "cudaHostRegister";
   registered_options options;
 
   template <registering_driver D>

@@ -2,9 +2,6 @@
 // Locks around fork(). Pools and policies with threads inside: tests/faults/endings.hpp.
 #include "tarn/core/at_fork.hpp"
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -12,25 +9,9 @@
 #include <thread>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 
 using namespace tarn;
-
-namespace {
-
-/// Runs `act` in a child. Returns the child's exit status: 0 if `act` returned true.
-template <class Act>
-int child_of(Act const& act) {
-  pid_t const pid = ::fork();
-  if (pid == 0) {
-    (void)::alarm(20);
-    ::_exit(act() ? 0 : 1);
-  }
-  int status = -1;
-  if (pid < 0 || ::waitpid(pid, &status, 0) != pid || !WIFEXITED(status)) return -1;
-  return WEXITSTATUS(status);
-}
-
-}  // namespace
 
 TEST_CASE("fork_mutex under contention is free in each child, and its data is consistent after a fork",
           "[core][at_fork]") {
@@ -55,6 +36,31 @@ TEST_CASE("fork_mutex under contention is free in each child, and its data is co
   over = true;
   other.join();
   CHECK(bad == 0);
+}
+
+TEST_CASE(
+    "recursive_fork_mutex held by another thread at the fork is unlocked by its next owner in the child",
+    "[core][at_fork]") {
+  detail::recursive_fork_mutex mutex;
+  std::atomic<bool> held{false};
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    std::lock_guard const guard(mutex);
+    held = true;
+    while (!over) std::this_thread::yield();
+  });
+  while (!held) std::this_thread::yield();
+  CHECK(child_of([&] {
+          { std::lock_guard const guard(mutex); }
+          bool is_free = false;
+          std::thread([&] {
+            is_free = mutex.try_lock();
+            if (is_free) mutex.unlock();
+          }).join();
+          return is_free;
+        }) == 0);
+  over = true;
+  other.join();
 }
 
 TEST_CASE("fork_mutex held by the forking thread stays held by it in parent and child", "[core][at_fork]") {

@@ -13,6 +13,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/sharing_driver.hpp"
 
 namespace tarn {
 
@@ -241,6 +242,47 @@ class faulty {
   {
     return through(driver_call::share_pages, [&] { return driver_.share_pages(p, bytes, other); });
   }
+  status can_export_pages(allocation_handle_type type, bool& yes) const noexcept
+    requires sharing_driver<Driver>
+  {
+    return through(driver_call::can_export_pages, [&] { return driver_.can_export_pages(type, yes); });
+  }
+  status create_pages(std::size_t bytes, allocation_handle_type type, page_handle& handle) const noexcept
+    requires sharing_driver<Driver>
+  {
+    return through(driver_call::create_pages, [&] { return driver_.create_pages(bytes, type, handle); });
+  }
+  status export_pages(page_handle handle, page_export& exported) const noexcept
+    requires sharing_driver<Driver>
+  {
+    return through(driver_call::export_pages, [&] { return driver_.export_pages(handle, exported); });
+  }
+  status import_pages(page_export const& exported, page_handle& handle) const noexcept
+    requires sharing_driver<Driver>
+  {
+    return through(driver_call::import_pages, [&] { return driver_.import_pages(exported, handle); });
+  }
+  status create_shared_event(event_handle& event, shared_event_token& token) const noexcept
+    requires sharing_driver<Driver>
+  {
+    return through(driver_call::create_shared_event,
+                   [&] { return driver_.create_shared_event(event, token); });
+  }
+  status open_shared_event(shared_event_token const& token, event_handle& event) const noexcept
+    requires sharing_driver<Driver>
+  {
+    return through(driver_call::open_shared_event, [&] { return driver_.open_shared_event(token, event); });
+  }
+  status export_dma_buf(void* p, std::size_t bytes, int& descriptor) const noexcept
+    requires sharing_driver<Driver>
+  {
+    return through(driver_call::export_dma_buf, [&] { return driver_.export_dma_buf(p, bytes, descriptor); });
+  }
+  status uuid(device_uuid& id) const noexcept
+    requires sharing_driver<Driver>
+  {
+    return through(driver_call::uuid, [&] { return driver_.uuid(id); });
+  }
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return through(driver_call::memory_info, [&] { return driver_.memory_info(free, total); });
   }
@@ -295,6 +337,11 @@ class faulty {
     requires block_driver<Driver>
   {
     return through(driver_call::free_device, [&] { return driver_.free_device(p); });
+  }
+  [[nodiscard]] bool has_memory_pools() const noexcept
+    requires requires(Driver const& d) { d.has_memory_pools(); }
+  {
+    return driver_.has_memory_pools();
   }
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept
     requires block_driver<Driver>

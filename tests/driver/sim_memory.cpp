@@ -412,7 +412,7 @@ TEST_CASE("sim_machine numbers physical bytes and reports those that are release
   page_handle handle{};
   REQUIRE(memory.allocate(0, 1_MiB, detail::sim_kind::device, p) == detail::sim_code::ok);
   REQUIRE(memory.reserve(4_MiB, 0, base) == detail::sim_code::ok);
-  REQUIRE(memory.create(0, 2_MiB, handle) == detail::sim_code::ok);
+  REQUIRE(memory.create(0, 2_MiB, allocation_handle_type::none, handle) == detail::sim_code::ok);
   REQUIRE(memory.map(base, 2_MiB, handle) == detail::sim_code::ok);
   REQUIRE(memory.allocate(0, 1_MiB, detail::sim_kind::device, q) == detail::sim_code::ok);
   std::vector<detail::sim_memory::piece> pieces;

@@ -569,6 +569,34 @@ TEST_CASE("sim_order gives new physical memory no history", "[driver][sim][order
   CHECK(t.found() == 0);
 }
 
+TEST_CASE("sim_order records that a block is freed while only its end has physical memory",
+          "[driver][sim][order]") {
+  sim_machine const machine(
+      sim_options{.backing = sim_backing::address_only, .checks = sim_checks::stream_order});
+  sim_driver const driver = machine.driver();
+  scoped_stream<sim_driver> s(driver);
+  void* p = nullptr;
+  page_handle first{}, second{};
+  REQUIRE(driver.reserve_range(4_MiB, 2_MiB, p).ok());
+  REQUIRE(driver.create_pages(2_MiB, first).ok());
+  REQUIRE(driver.create_pages(2_MiB, second).ok());
+  REQUIRE(driver.map_pages(p, 2_MiB, first).ok());
+  char* const q = static_cast<char*>(p) + 2_MiB;
+  REQUIRE(driver.map_pages(q, 2_MiB, second).ok());
+  machine.allocated(p, 4_MiB, s);
+  REQUIRE(driver.unmap_pages(p, 2_MiB).ok());
+  REQUIRE(driver.destroy_pages(first).ok());
+  machine.freed(p, 4_MiB, s);
+  machine.allocated(q, 1_MiB, s);
+  CHECK(machine.findings().empty());
+  CHECK_FALSE(machine.is_accessible(p, 4_MiB));
+  CHECK(machine.is_accessible(q, 2_MiB));
+  CHECK_FALSE(machine.is_accessible(q, 2_MiB + 1));
+  REQUIRE(driver.unmap_pages(q, 2_MiB).ok());
+  REQUIRE(driver.destroy_pages(second).ok());
+  REQUIRE(driver.release_range(p, 4_MiB).ok());
+}
+
 TEST_CASE("sim_order accepts reuse by malloc_async", "[driver][sim][order]") {
   checked t;
   void *p = nullptr, *q = nullptr;

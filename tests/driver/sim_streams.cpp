@@ -464,6 +464,7 @@ TEST_CASE("calls that CUDA forbids during capture fail and end the sim capture",
     code = driver.wait_event(b, event).code - 902;
   }
   CHECK(code == 0);
+  CHECK(machine.invalidated_captures() >= 1);
   CHECK(machine.launch(a, 1).code == 901);
   sim_graph graph;
   CHECK(machine.end_capture(a, graph).code == 901);
@@ -588,11 +589,26 @@ TEST_CASE("a sim device's work is marked as a whole, unless some of it is captur
     REQUIRE(driver.synchronize_event(event).ok());
     CHECK(machine.pending() == 0);
   }
-  SECTION("the call is refused and the capture continues") {
+  SECTION("the call fails and invalidates the capture") {
     REQUIRE(machine.begin_capture(a).ok());
-    CHECK_FALSE(driver.record_all(event).ok());
+    CHECK(machine.invalidated_captures() == 0);
+    CHECK(driver.record_all(event).code == 900);
+    CHECK(driver.record_all(event).code == 900);
+    CHECK(machine.invalidated_captures() == 1);
     sim_graph graph;
-    CHECK(machine.end_capture(a, graph).ok());
+    CHECK(machine.end_capture(a, graph).code == 901);
+    CHECK(driver.record_all(event).ok());
     CHECK(machine.captured_calls() == 0);
+  }
+  SECTION("a capture on another device does not matter") {
+    stream_ref other;
+    REQUIRE(machine.driver(1).create_stream(other).ok());
+    REQUIRE(machine.begin_capture(other).ok());
+    CHECK(driver.record_all(event).ok());
+    CHECK(driver.synchronize_device().ok());
+    sim_graph graph;
+    CHECK(machine.end_capture(other, graph).ok());
+    CHECK(machine.invalidated_captures() == 0);
+    REQUIRE(machine.driver(1).destroy_stream(other).ok());
   }
 }

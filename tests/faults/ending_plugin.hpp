@@ -28,19 +28,27 @@ struct plugin_pool {
     return p != nullptr && q != nullptr;
   }
   static void end() { pool().reset(); }
+  /// Leaves the only copy of the handle to the caller.
+  static void hand_over(void* to) {
+    *static_cast<std::optional<memory_type>*>(to) = pool();
+    pool().reset();
+  }
 };
 
 }  // namespace tarn_test
 
-#define TARN_TEST_PLUGIN(Make)                                 \
-  extern "C" {                                                 \
-  __attribute__((visibility("default"))) bool plugin_begin() { \
-    return tarn_test::plugin_pool<Make>::begin();              \
-  }                                                            \
-  __attribute__((visibility("default"))) bool plugin_use() {   \
-    return tarn_test::plugin_pool<Make>::use();                \
-  }                                                            \
-  __attribute__((visibility("default"))) void plugin_end() {   \
-    tarn_test::plugin_pool<Make>::end();                       \
-  }                                                            \
+#define TARN_TEST_PLUGIN(Make)                                             \
+  extern "C" {                                                             \
+  __attribute__((visibility("default"))) bool plugin_begin() {             \
+    return tarn_test::plugin_pool<Make>::begin();                          \
+  }                                                                        \
+  __attribute__((visibility("default"))) bool plugin_use() {               \
+    return tarn_test::plugin_pool<Make>::use();                            \
+  }                                                                        \
+  __attribute__((visibility("default"))) void plugin_end() {               \
+    tarn_test::plugin_pool<Make>::end();                                   \
+  }                                                                        \
+  __attribute__((visibility("default"))) void plugin_hand_over(void* to) { \
+    tarn_test::plugin_pool<Make>::hand_over(to);                           \
+  }                                                                        \
   }

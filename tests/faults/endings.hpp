@@ -32,6 +32,7 @@ struct plugin_calls {
   bool (*begin)();
   bool (*use)();
   void (*end)();
+  void (*hand_over)(void* to);
 };
 
 /// An exit status: the case failed.
@@ -503,6 +504,7 @@ struct endings {
     calls.begin = reinterpret_cast<bool (*)()>(::dlsym(library, "plugin_begin"));
     calls.use = reinterpret_cast<bool (*)()>(::dlsym(library, "plugin_use"));
     calls.end = reinterpret_cast<void (*)()>(::dlsym(library, "plugin_end"));
+    calls.hand_over = reinterpret_cast<void (*)(void*)>(::dlsym(library, "plugin_hand_over"));
     return calls;
   }
   enum class last_call { made, left_out };
@@ -555,6 +557,31 @@ struct endings {
     return said(used && closed && unloaded == Kit::unloads, "the plug-in is unloaded");
   }
 
+  /// The last copy of the handle on a plug-in's pool is dropped outside of it.
+  static int plugin_pool_ended_by_the_program(char const* path) {
+    void* const library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      std::fprintf(stderr, "%s\n", ::dlerror());
+      return found_wrong;
+    }
+    bool fine = false;
+    std::thread([&] {
+      plugin_calls const calls = load(library);
+      std::optional<typename Kit::memory_type> memory;
+      fine = calls.begin();
+      calls.hand_over(&memory);
+      void* const p = memory->allocate(stream_ref{}, 3_MiB);
+      memory->deallocate(stream_ref{}, p, 3_MiB);
+      fine = fine && p != nullptr;
+    }).join();
+    bool const closed = ::dlclose(library) == 0;
+    ::pid_t const child = ::fork();
+    if (child == 0) ::_exit(0);
+    int status = -1;
+    bool const ended = ::waitpid(child, &status, 0) == child && status == 0;
+    return said(fine && closed && ended, "the program ended the plug-in's pool");
+  }
+
   static int run(int argc, char** argv) {
     struct ending {
       char const* name;
@@ -585,6 +612,7 @@ struct endings {
         {"plugin_closed_with_live_threads", plugin_closed_with_live_threads},
         {"plugin_closed_with_a_live_pool", plugin_closed_with_a_live_pool},
         {"plugin_unloaded_with_a_live_pool", plugin_unloaded_with_a_live_pool},
+        {"plugin_pool_ended_by_the_program", plugin_pool_ended_by_the_program},
     };
     for (ending const& e : all) {
       if (argc == 1) std::puts(e.name);

@@ -36,6 +36,7 @@ expected = {
     "plugin_closed_with_live_threads": (0, "the plug-in was closed and opened again\n", quiet),
     "plugin_closed_with_a_live_pool": (0, "the plug-in was closed and opened again\n", quiet),
     "plugin_unloaded_with_a_live_pool": (0, "the plug-in is unloaded\n", quiet),
+    "plugin_pool_ended_by_the_program": (0, "the program ended the plug-in's pool\n", quiet),
 }
 
 

@@ -14,8 +14,8 @@ namespace tarn_test {
 
 [[nodiscard]] inline std::vector<scene> all_scenes() {
   std::vector<scene> all;
-  for (auto part :
-       {pool_scenes(), source_scenes(), owner_scenes(), policy_scenes(), across_scenes(), report_scenes()}) {
+  for (auto part : {pool_scenes(), source_scenes(), owner_scenes(), policy_scenes(), across_scenes(),
+                    report_scenes(), sleep_scenes(), sharing_scenes()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

@@ -14,6 +14,7 @@ struct scene {
   sim_options (*machine)();
   void (*run)(trial&);
   bool refuses_host_memory = false;  /// < the scene refuses host memory itself, at some point
+  bool is_slow = false;              ///< made to fail in a few ways only, unless all are asked for
 };
 
 [[nodiscard]] std::span<scene const> pool_scenes();
@@ -22,5 +23,7 @@ struct scene {
 [[nodiscard]] std::span<scene const> policy_scenes();
 [[nodiscard]] std::span<scene const> across_scenes();
 [[nodiscard]] std::span<scene const> report_scenes();
+[[nodiscard]] std::span<scene const> sleep_scenes();
+[[nodiscard]] std::span<scene const> sharing_scenes();
 
 }  // namespace tarn_test

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The policies that call the driver or keep their own records: fences, poison, fallback, retry, recording.
 #include <cstdio>
+#include <optional>
 #include <string>
+#include <type_traits>
 
 #include "faults/held_blocks.hpp"
 #include "faults/scene_memory.hpp"
@@ -16,6 +18,7 @@
 #include "tarn/policy/tagged.hpp"
 #include "tarn/policy/traced.hpp"
 #include "tarn/policy/with_history.hpp"
+#include "tarn/raii/reservation.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/cuda_pages.hpp"
 #include "tarn/source/host_memory.hpp"
@@ -47,6 +50,36 @@ void fences_and_poison(trial& t) {
   t.heal();
   (void)held.get(a, 3_MiB);
   held.empty_out("with fences");
+}
+
+void reserving(trial& t) {
+  stream const a(t.driver());
+  auto const memory = basic_pages<sited_driver>(t.driver()) | pooled{} | order_watched{t.machine()} |
+                      tracked{} | limited{16_MiB};
+  {
+    auto const used = t.watch([&] { return std::to_string(memory->used()) + " B of the limit"; });
+    std::optional<reservation<std::remove_const_t<decltype(memory)>>> task;
+    t.attempt("reserve", [&] { task.emplace(reserve(memory, 10_MiB)); });
+    if (!task) {
+      t.check_equal(memory->used(), 0, "bytes of the limit after reserve() failed");
+      return;
+    }
+    t.attempt(
+        "reserve too much", [&] { (void)reserve(memory, 7_MiB); }, step_outcome::refused);
+    held_blocks held(t, task->resource());
+    (void)held.get(a, 4_MiB);
+    (void)held.get(a, 7_MiB, step_outcome::refused);
+    void* const p = held.get(a, 5_MiB);
+    held.give(p);
+    t.check_equal(memory->used(), 10_MiB, "bytes of the limit while 10 MiB are reserved");
+    task.reset();
+    held.give_all();
+    t.check_equal(memory->used(), 0, "bytes of the limit after the end");
+  }
+  t.heal();
+  held_blocks held(t, memory);
+  (void)held.get(a, 16_MiB);
+  held.empty_out("after a reservation");
 }
 
 /// Correct use of a checked resource: whatever fails, no misuse may be reported.
@@ -239,6 +272,7 @@ constexpr scene all[] = {
     {"lost_streams", small_machine, lost_streams},
     {"lost_streams_marking_all", small_machine, lost_streams_marking_all},
     {"retry", small_machine, retry},
+    {"reserving", small_machine, reserving},
     {"recording", small_machine, recording},
     {"watching", small_machine, watching},
 };

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pool over pages and over blocks: growth, remap, the ladder, stream order, recorded uses, capture, threads, devices.
+#include <optional>
+#include <string_view>
 #include <thread>
+#include <type_traits>
 
 #include "faults/held_blocks.hpp"
 #include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
+#include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/cache_guard.hpp"
+#include "tarn/raii/compact.hpp"
+#include "tarn/raii/graph_memory.hpp"
+#include "tarn/raii/sleep.hpp"
 #include "tarn/raii/stream.hpp"
+#include "tarn/report/stats.hpp"
 #include "tarn/source/cuda_async.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
@@ -33,6 +41,12 @@ sim_options roomy_machine() {
 sim_options machine_with_tool() {
   sim_options o = small_machine();
   o.tool = sim_tool::attached;
+  return o;
+}
+sim_options machine_without_pages() {
+  sim_options o = small_machine();
+  o.paging = sim_paging::missing;
+  o.memory_pools = sim_memory_pools::missing;
   return o;
 }
 sim_options two_devices() {
@@ -311,6 +325,41 @@ void with_a_tool(trial& t) {
   if (!t.struck()) t.check_equal(t.machine().tool_counts().regions, 0, "regions left");
 }
 
+/// On a device without virtual memory management: segments of plain blocks, under a limit and beside a graph memory.
+void without_pages(trial& t) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  auto pages = basic_pages<sited_driver>(t.driver()) | limited{30_MiB};
+  held_blocks held(t, pages | pooled{} | order_watched{t.machine()} | tracked{});
+  t.check(std::string_view(allocator_backend(held.memory())) == "cudaMalloc", "the pool has pages");
+  void* const small = held.get(a, 1000);
+  void* const p = held.get(a, 20_MiB);
+  held.use(a, p, 20_MiB, long_time);
+  held.give(p);
+  void* const q = held.get(b, 20_MiB);  // b waits on the device
+  (void)held.get(a, 12_MiB, step_outcome::refused);
+  t.attempt("a sleep that is refused", [&] {
+    try {
+      (void)sleep(held.memory());
+    } catch (cuda_error const& error) {
+      if (error.kind() != failure::unsupported) throw;
+    }
+  });
+  t.check(!is_asleep(held.memory()), "a pool without pages is asleep");
+  t.attempt("record_stream", [&] { held.memory().record_stream(small, 1000, b); });
+  held.give(small);
+  held.give(q);
+  t.attempt("compact", [&] { (void)compact(held.memory()); });
+  t.attempt("trim", [&] { (void)held.memory().trim(4_MiB); });
+  held.give_all();  // where a fault kept memory from others, a refused request was served
+  t.heal();
+  (void)held.get(a, 24_MiB);
+  held.empty_out("without pages");
+  if (t.healed())
+    t.check_equal(nearest(pages, [](auto& l) -> decltype(l.used()) { return l.used(); }), 0,
+                  "reserved budget");
+}
+
 void a_thread_ends(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());
@@ -351,6 +400,45 @@ void devices(trial& t) {
   (void)first.get(a, 20_MiB);
   first.empty_out("on device 0");
   second.empty_out("on device 1");
+}
+
+/// Two pools share a device that has not enough for both: each gets what the other caches.
+void two_pools(trial& t) {
+  stream const a(t.driver());
+  stream const b(t.driver());
+  held_blocks first(t, watched_pool(t, t.driver()));
+  held_blocks second(t, watched_pool(t, t.driver()));
+  (void)first.get(a, 5_MiB);
+  void* const q = first.get(b, 18_MiB);
+  first.give(q);
+  void* const r = second.get(a, 20_MiB);
+  second.give(r);
+  (void)first.get(b, 22_MiB);
+  (void)second.get(a, 10_MiB, step_outcome::refused);
+  t.heal();
+  first.give_all();
+  second.give_all();
+  (void)second.get(a, 30_MiB);
+  first.empty_out("of the first pool");
+  second.empty_out("of the second pool");
+}
+
+void leaving_headroom(trial& t) {
+  stream const a(t.driver());
+  auto memory = basic_pages<sited_driver>(t.driver()) | headroom{6_MiB} | pooled{} |
+                order_watched{t.machine()} | tracked{};
+  held_blocks held(t, memory);
+  void* const p = held.get(a, 8_MiB);
+  void* const q = held.get(a, 16_MiB);
+  (void)held.get(a, 5_MiB, step_outcome::refused);
+  held.give(q);
+  t.machine().take_memory(0, 6_MiB);
+  t.attempt("keep the headroom", [&] { (void)keep_headroom(memory); });
+  t.machine().take_memory(0, 0);
+  held.give(p);
+  t.heal();
+  (void)held.get(a, 20_MiB);
+  held.empty_out("beside the headroom");
 }
 
 void limits_and_cache(trial& t) {
@@ -440,6 +528,59 @@ void no_memory_for_an_unknown_stream(trial& t) {
   held.empty_out("without host memory");
 }
 
+/// Two captures with an owner each: what a failed step leaves must go back when the owner and the pool end.
+template <class Driver>
+void graph_memories_on(trial& t, Driver const& driver) {
+  basic_stream<Driver> const a(driver), b(driver);
+  held_blocks held(t, watched_pool(t, driver));
+  for (int round = 0; round < 2; ++round) {
+    void* const eager = held.get(a, 300'000);
+    using memory_type = std::remove_reference_t<decltype(held.memory())>;
+    std::optional<graph_memory<memory_type>> memory;
+    stream_ref by_default;
+    t.attempt("identify the default stream", [&] { by_default = identified(driver, stream_ref{}); });
+    void* const on_default = held.get(by_default, 2000);
+    t.attempt("make a graph_memory", [&] { memory.emplace(held.memory()); });
+    void* of_graph = nullptr;
+    if (memory.has_value()) {
+      std::optional<capture_scope> scope;
+      t.attempt("open a capture_scope", [&] { scope.emplace(*memory, a); });
+      if (scope.has_value() && t.begin_capture(a)) {
+        void* p = nullptr;
+        t.attempt("allocate while captured", [&] { p = held.memory().allocate(a, 5_MiB); });
+        if (p != nullptr) {
+          t.attempt("record a use of a bare stream", [&] { held.memory().record_stream(p, 5_MiB, bare(a)); });
+          held.memory().deallocate(a, p, 5_MiB);
+        }
+        held.give(eager);
+        held.give(on_default);
+        t.attempt("join a bare stream", [&] { scope->join(bare(b)); });
+        t.attempt("allocate little while captured", [&] { of_graph = held.memory().allocate(a, 1000); });
+        t.check(t.end_capture(a) || t.struck(), "the capture was invalidated");
+      }
+    }
+    if (of_graph != nullptr && round == 0) {
+      t.attempt("record a use", [&] { held.memory().record_stream(of_graph, 1000, b); });
+      held.memory().deallocate(b, of_graph, 1000);
+      of_graph = nullptr;
+    }
+    memory.reset();
+    if (of_graph != nullptr) held.memory().deallocate(a, of_graph, 1000);
+    held.give(eager);
+    held.give(on_default);
+  }
+  t.check_equal(t.machine().captured_calls(), 0, "driver calls recorded into a graph by accident");
+  t.heal();
+  (void)held.get(a, 20_MiB);
+  held.empty_out("after captures with graph memories");
+}
+void graph_memories(trial& t) {
+  graph_memories_on(t, t.driver());
+}
+void graph_memories_marking_all(trial& t) {
+  graph_memories_on(t, t.driver_that_marks_all());
+}
+
 constexpr scene all[] = {
     {"growth_and_remap", small_machine, growth_and_remap},
     {"growth_while_roomy", roomy_machine, growth_while_roomy},
@@ -451,14 +592,20 @@ constexpr scene all[] = {
     {"recorded_streams", small_machine, recorded_streams},
     {"recorded_uses_marking_all", small_machine, recorded_uses_marking_all},
     {"capture", small_machine, capture},
+    {"graph_memories", small_machine, graph_memories},
+    {"graph_memories_marking_all", small_machine, graph_memories_marking_all},
     {"over_cuda_malloc", small_machine, over_blocks<basic_malloc>},
     {"over_pinned", small_machine, over_blocks<basic_pinned>},
     {"over_managed", small_machine, over_blocks<basic_managed>},
     {"with_a_tool_over_pages", machine_with_tool, with_a_tool<basic_pages>},
     {"with_a_tool_over_async", machine_with_tool, with_a_tool<basic_async>},
     {"with_a_tool_over_cuda_malloc", machine_with_tool, with_a_tool<basic_malloc>},
+    {"without_pages", machine_without_pages, without_pages},
+    {"graph_memories_without_pages", machine_without_pages, graph_memories},
     {"a_thread_ends", small_machine, a_thread_ends},
     {"devices", two_devices, devices},
+    {"two_pools", small_machine, two_pools},
+    {"leaving_headroom", small_machine, leaving_headroom},
     {"limits_and_cache", small_machine, limits_and_cache},
     {"no_host_memory_for_a_free", small_machine, no_host_memory_for_a_free, true},
     {"no_memory_for_an_unknown_stream", small_machine, no_memory_for_an_unknown_stream, true},

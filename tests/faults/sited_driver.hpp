@@ -111,7 +111,8 @@ class call_log {
   std::vector<std::function<status()>> owed_;
 };
 
-/// Whether the driver can mark all work of a device at once: CUDA's can, the simulated one cannot.
+/// Whether the driver can mark all work of a device at once: CUDA's can, the simulated one cannot. The one that can does not
+/// share pages with other processes here, so that both ways to create pages are made to fail.
 enum class marking : std::uint8_t { streams, all_work };
 
 template <marking Marking>
@@ -144,6 +145,14 @@ class sited_driver_of {
   status convert(stream_ref stream, To* to, From const* from, std::size_t count, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::convert, w, [&] { return faulty_.convert(stream, to, from, count); }); }
   status can_share(device_id other, bool& yes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::can_share, w, [&] { return faulty_.can_share(other, yes); }); }
   status share_pages(void* p, std::size_t bytes, device_id other, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::share_pages, w, [&] { return faulty_.share_pages(p, bytes, other); }); }
+  status can_export_pages(allocation_handle_type type, bool& yes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::can_export_pages, w, [&] { return faulty_.can_export_pages(type, yes); }); }
+  status export_pages(page_handle handle, page_export& exported, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::export_pages, w, [&] { return faulty_.export_pages(handle, exported); }); }
+  status import_pages(page_export const& exported, page_handle& handle, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::import_pages, w, [&] { return faulty_.import_pages(exported, handle); }); }
+  status create_pages(std::size_t bytes, allocation_handle_type type, page_handle& handle, source_location w = source_location::current()) const noexcept requires(Marking == marking::streams) { return log_->through(driver_call::create_pages, w, [&] { return faulty_.create_pages(bytes, type, handle); }); }
+  status create_shared_event(event_handle& event, shared_event_token& token, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::create_shared_event, w, [&] { return faulty_.create_shared_event(event, token); }); }
+  status open_shared_event(shared_event_token const& token, event_handle& event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::open_shared_event, w, [&] { return faulty_.open_shared_event(token, event); }); }
+  status export_dma_buf(void* p, std::size_t bytes, int& descriptor, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::export_dma_buf, w, [&] { return faulty_.export_dma_buf(p, bytes, descriptor); }); }
+  status uuid(device_uuid& id, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::uuid, w, [&] { return faulty_.uuid(id); }); }
   status memory_info(std::size_t& free, std::size_t& total, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::memory_info, w, [&] { return faulty_.memory_info(free, total); }); }
 
   status page_granularity(std::size_t& bytes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::page_granularity, w, [&] { return faulty_.page_granularity(bytes); }); }
@@ -156,6 +165,7 @@ class sited_driver_of {
 
   status malloc_device(std::size_t bytes, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_device, w, [&] { return faulty_.malloc_device(bytes, p); }); }
   status free_device(void* p, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_device, w, [&] { return faulty_.free_device(p); }, [d = faulty_.driver(), p] { return d.free_device(p); }); }
+  [[nodiscard]] bool has_memory_pools() const noexcept { return faulty_.has_memory_pools(); }
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_async, w, [&] { return faulty_.malloc_async(bytes, stream, p); }); }
   status free_async(void* p, stream_ref stream, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::free_async, w, [&] { return faulty_.free_async(p, stream); }, [d = faulty_.driver(), p] { return d.free_async(p, stream_ref{}); }); }
   status malloc_pinned(std::size_t bytes, void*& p, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::malloc_pinned, w, [&] { return faulty_.malloc_pinned(bytes, p); }); }
@@ -215,5 +225,6 @@ class sited_driver_of {
 
 using sited_driver = sited_driver_of<marking::streams>;
 static_assert(page_driver<sited_driver> && block_driver<sited_driver> && describing_driver<sited_driver>);
+static_assert(sharing_driver<sited_driver> && !sharing_driver<sited_driver_of<marking::all_work>>);
 
 }  // namespace tarn_test

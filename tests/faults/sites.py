@@ -12,7 +12,7 @@ import tempfile
 
 folders = ("source", "pool", "raii", "policy")
 
-# "file:call": why it cannot fail. Empty: every site was made to fail.
+# "file:call": why no scene makes it fail.
 cannot_fail = {}
 
 
@@ -92,7 +92,7 @@ def main():
         if times == 0 and f"{path}:{call}" not in cannot_fail:
             missed.append(f"{path}:{first} {call}")
     for reason in sorted(cannot_fail.items()):
-        print("cannot fail: %s: %s" % reason)
+        print("no scene: %s: %s" % reason)
     for site in missed:
         print(f"FAILED: never made to fail: {site}")
     struck = len(sites) - len(missed)

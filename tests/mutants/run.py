@@ -46,6 +46,7 @@ WATCHERS = (
     ("contents", r"holds 0x|owner's (last )?byte"),
     ("leak", r"^left over|still holds|after all was freed and trimmed"),
     ("misuse", r"^misuse reported"),
+    ("pin", r"\bpin|\bpinned\b"),
     ("driver", r" failed: | threw: "),
 )
 
@@ -109,7 +110,8 @@ def build_tests(tree, finder, program):
         with MAIN_LOCK:
             if not MAIN_OBJECT.exists():
                 MAIN_OBJECT.parent.mkdir(parents=True, exist_ok=True)
-                main = [command[0], "-std=c++20", "-O0", "-w", "-DTARN_CATCH2=2", "-c", str(ROOT / "tests/catch_main.cpp")]
+                main = [command[0], "-std=c++20", "-O0", "-w", "-DTARN_CATCH2=2", f"-I{INCLUDE}", f"-I{ROOT / 'tests'}"]
+                main += ["-c", str(ROOT / "tests/catch_main.cpp")]
                 subprocess.run([*main, "-o", str(MAIN_OBJECT)], check=True)
         libraries = [str(MAIN_OBJECT)]
     done = subprocess.run([*command, str(ROOT / finder), *libraries, "-ldl", "-o", str(program)], capture_output=True, text=True)

@@ -103,6 +103,8 @@ class cuda_device final : public test_device {
   }
   std::size_t held() override { return 0; }
   std::size_t left_over() override { return 0; }
+  bool has_memory_tool() const override { return static_cast<bool>(driver_.memory_tool()); }
+  bool has_pages() const override { return tarn::basic_pages<tarn::cuda_driver>(driver_).has_pages(); }
   bool runs_out() const override { return false; }
 
  private:

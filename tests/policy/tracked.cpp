@@ -379,6 +379,128 @@ TEST_CASE("tracked_numbers detects a peak that several shares reach together", "
   }
 }
 
+TEST_CASE("tracked_share::take_room gives up what it has room for", "[policy][tracked]") {
+  tracked_share share;
+  tracked_amounts room{};
+  room[0] = {2, 2, 2};
+  room[1] = room[2] = {1000, 1000, 1000};
+  share.open(room);
+  CHECK(share.count(go(300)));
+  CHECK(share.count(go(300)));
+  CHECK(share.count(come(100)));
+  tracked_amounts change{}, came{};
+  auto const read = [&](std::size_t k, std::size_t g, std::int64_t by, std::int64_t sum) noexcept {
+    change[k][g] += by;
+    came[k][g] += sum;
+  };
+  tracked_amounts least{};
+  least[0] = {4, 1, 0};
+  least[1] = {-1, 900, 0};
+  tracked_amounts lent = room;
+  share.take_room(least, lent, read);
+  CHECK(change[0] == std::array<std::int64_t, 3>{-1, -1, 0});
+  CHECK(change[1] == std::array<std::int64_t, 3>{-500, -500, 0});
+  CHECK(came[1] == std::array<std::int64_t, 3>{100, 100, 0});
+  CHECK(lent[0] == std::array<std::int64_t, 3>{0, 2, 2});          // all of 3, one of 3, none
+  CHECK(lent[1] == std::array<std::int64_t, 3>{1500, 600, 1000});  // none, 900 of 1500, none
+  CHECK_FALSE(share.count(come(1)));                               // no room in all blocks
+  CHECK(share.close(read) == 3);
+  CHECK(change[1] == std::array<std::int64_t, 3>{-500, -500, 0});
+}
+
+TEST_CASE("tracked_numbers counts exactly while threads take room from one another's shares",
+          "[policy][tracked][random]") {
+  constexpr std::uintptr_t threads = 7;
+  std::size_t in_shares = 0;
+  for (unsigned seed = 1; seed <= 60; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    tracked_numbers numbers;
+    struct block {
+      std::int64_t bytes;
+      block_group group;
+    };
+    std::vector<block> live;
+    tracked_amounts current{}, peak{}, came{};
+    high_water_mark mark;
+    std::int64_t mark_peak = 0;
+    bool marked = false;
+    auto const change = [&](block const& b, std::int64_t sign) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(b.group)}) {
+          std::int64_t const amount = k == 0 ? 1 : b.bytes;
+          current[k][g] += sign * amount;
+          if (sign > 0) came[k][g] += amount;
+          peak[k][g] = std::max(peak[k][g], current[k][g]);
+        }
+      }
+      mark_peak = std::max(mark_peak, current[1][0]);
+    };
+    // The number of live blocks stays near `most`: the peaks leave little room.
+    std::size_t const most = 4 + random() % 40;
+    std::uintptr_t known = 2;
+    for (int step = 0; step < 20'000; ++step) {
+      if (step % 3'000 == 0 && known < threads) ++known;  // threads that come later
+      if (numbers.sharing() == 0 || random() % 500 == 0) {
+        for (std::uintptr_t n = 0; n < known; ++n) numbers.ask(named(n));
+      }
+      void const* const thread = named(random() % known);
+      if (live.size() < most && (live.empty() || random() % 8 != 0)) {
+        auto const group = random() % 5 == 0 ? block_group::large : block_group::small;
+        live.push_back({1 + static_cast<std::int64_t>(random() % 5'000), group});
+        numbers.count(come(live.back().bytes, group, thread));
+        change(live.back(), 1);
+      } else {
+        std::size_t const i = random() % live.size();
+        numbers.count(go(live[i].bytes, live[i].group, thread));
+        change(live[i], -1);
+        live[i] = live.back();
+        live.pop_back();
+      }
+      in_shares += numbers.sharing() >= 2;
+      if (random() % 2'000 == 0) {
+        if (marked) {
+          CHECK(numbers.read(mark).peak == mark_peak);
+          CHECK(numbers.read(mark).current == current[1][0]);
+          numbers.remove(mark);
+        } else {
+          numbers.add(mark, peak_of::all_threads);
+          mark_peak = current[1][0];
+        }
+        marked = !marked;
+      }
+      if (random() % 4'000 != 0 && step != 19'999) continue;
+      tracked_statistics const s = numbers.statistics();
+      for (std::size_t g = 0; g < 3; ++g) {
+        auto const is = [&](stat const& n, std::size_t k) {
+          CHECK(n.current == current[k][g]);
+          CHECK(n.peak == peak[k][g]);
+          CHECK(n.allocated == came[k][g]);
+          CHECK(n.freed == came[k][g] - current[k][g]);
+        };
+        is(s.allocations[g], 0);
+        is(s.allocated_bytes[g], 1);
+        is(s.requested_bytes[g], 2);
+      }
+    }
+    if (marked) numbers.remove(mark);
+  }
+  CHECK(in_shares > 60 * 10'000);
+}
+
+TEST_CASE("tracked_numbers opens a share for a thread that asks after the others", "[policy][tracked]") {
+  tracked_numbers numbers;
+  move(numbers, 1'000'000);
+  move(numbers, -1'000'000);
+  share_out(numbers);
+  REQUIRE(numbers.sharing() == 4);
+  numbers.ask(named(20));
+  numbers.count(come(1000, block_group::small, named(20)));
+  CHECK(numbers.sharing() == 5);
+  numbers.count(go(1000, block_group::small, named(20)));
+  CHECK(numbers.statistics().allocated_bytes[0].current == 0);
+}
+
 TEST_CASE("tracked_numbers keeps separate peaks for small and large blocks with shares",
           "[policy][tracked]") {
   constexpr std::int64_t peak = 1'000'000;

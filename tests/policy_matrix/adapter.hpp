@@ -11,7 +11,14 @@
 
 #include "policies.hpp"
 #include "subject.hpp"
+#include "tarn/core/routed_calls.hpp"
 #include "tarn/pool/inspection/inspection.hpp"
+#include "tarn/raii/exported_block.hpp"
+#include "tarn/raii/imported_block.hpp"
+#include "tarn/raii/page_pin.hpp"
+#include "tarn/raii/page_registrations.hpp"
+#include "tarn/raii/sleep.hpp"
+#include "tarn/report/stats.hpp"
 
 namespace policy_matrix {
 
@@ -77,7 +84,8 @@ inline constexpr auto contents = [](auto& l) -> decltype(l.inspect(any_look{}),
 };
 }  // namespace ask
 
-template <class M>
+/// @tparam Exports  whether export, import and registrations are compiled, which takes time
+template <class M, bool Exports>
 constexpr offers offers_of() {
   return {tarn::reachable<M, ask::use_call>,
           tarn::reachable<M, ask::trim_call>,
@@ -87,10 +95,23 @@ constexpr offers offers_of() {
           tarn::reachable<M, ask::limit_call>,
           tarn::reachable<M, decltype(ask::check_all)>,
           tarn::reachable<M, ask::record_call>,
-          tarn::reachable<M, decltype(ask::contents)>};
+          tarn::reachable<M, decltype(ask::contents)>,
+          tarn::reachable<M, tarn::detail::routed_calls::new_graph_memory>,
+          tarn::detail::can_sleep<M>,
+          tarn::reachable<M, tarn::detail::routed_calls::allocator_backend>,
+          tarn::detail::has_segments<M>,
+          Exports && tarn::detail::has_segments<M>};
 }
 
-template <class D, class M>
+/// A library that only counts.
+struct counting_library {
+  using handle = int;
+  std::shared_ptr<int> open;
+  int add(void*, std::size_t) { return ++*open; }
+  void remove(int) noexcept { --*open; }
+};
+
+template <class D, class M, bool Exports>
 class adapter final : public test_memory {
  public:
   adapter(D driver, test_device& device, report& out, bool pool_on_top, M (*make)(surroundings<D>&))
@@ -182,10 +203,66 @@ class adapter final : public test_memory {
       return bytes;
     }
   }
+  tarn::detail::owned<tarn::detail::graph_owner> new_graph_memory() override {
+    if constexpr (can.graph_memory)
+      return tarn::nearest(*memory_, tarn::detail::routed_calls::new_graph_memory{});
+    return {};
+  }
+  std::size_t sleep(tarn::contents where) override {
+    if constexpr (can.sleep) return tarn::sleep(*memory_, where);
+    return 0;
+  }
+  std::size_t wake() override {
+    if constexpr (can.sleep) return tarn::wake(*memory_);
+    return 0;
+  }
+  bool is_asleep() override {
+    if constexpr (can.sleep) return tarn::is_asleep(*memory_);
+    return false;
+  }
+  std::string backend() override {
+    if constexpr (can.backend) return tarn::allocator_backend(*memory_);
+    return "";
+  }
+  std::vector<tarn::memory_segment> segments([[maybe_unused]] void const* p,
+                                             [[maybe_unused]] std::size_t bytes) override {
+    if constexpr (can.segments) return tarn::segments_of(*memory_, p, bytes);
+    return {};
+  }
+  std::shared_ptr<void> pin([[maybe_unused]] void const* p, [[maybe_unused]] std::size_t bytes) override {
+    if constexpr (can.segments) return std::make_shared<tarn::page_pin<M>>(*memory_, p, bytes);
+    return nullptr;
+  }
+  second_mapping export_and_import([[maybe_unused]] void const* p, [[maybe_unused]] std::size_t bytes,
+                                   [[maybe_unused]] tarn::stream_ref stream) override {
+    if constexpr (can.exports) {
+      auto const block = tarn::export_block(*memory_, p, bytes, stream);
+      using imported = tarn::imported_block<std::remove_cvref_t<decltype(memory_->driver())>>;
+      auto const made = std::make_shared<imported>(
+          tarn::import_block(*memory_, block.description(), [&](std::size_t i) { return block.pages(i); }));
+      made->wait_ready(stream);
+      return {made, made->data()};
+    }
+    return {};
+  }
+  std::pair<std::size_t, bool> register_pages([[maybe_unused]] void const* p,
+                                              [[maybe_unused]] std::size_t bytes) override {
+    if constexpr (can.exports) {
+      auto const open = std::make_shared<int>(0);
+      std::size_t added = 0;
+      {
+        tarn::page_registrations pages(*memory_, counting_library{open});
+        for (int i = 0; i < 3; ++i) (void)pages.ensure(p, bytes);
+        added = pages.added();
+      }
+      return {added, *open == 0};
+    }
+    return {};
+  }
   void on_out_of_memory(std::function<void()> f) override { around_.on_out_of_memory = std::move(f); }
 
  private:
-  static constexpr offers can = offers_of<M>();
+  static constexpr offers can = offers_of<M, Exports>();
   surroundings<D> around_;
   report& out_;
   std::unique_ptr<M> memory_;
@@ -219,12 +296,32 @@ auto composed(surroundings<D>& s) {
   return put_on<Policies...>(s, Source::make(s));
 }
 
+template <class Policy, class... Policies>
+constexpr bool is_in(list<Policies...>) {
+  return (std::same_as<Policy, Policies> || ...);
+}
+
 /// Whether a policy is the last one, not counting `noted`.
 template <class Policy, class... Policies>
 constexpr bool is_last() {
   bool last = false;
   ((last = std::same_as<Policies, noted> ? last : std::same_as<Policies, Policy>), ...);
   return last;
+}
+
+/// Whether the only pool of a stack, besides a fallback's own, is over pages: a pool over blocks uses memory of another one, or of a source without addresses of
+/// its own.
+template <class... Policies>
+constexpr bool has_one_pool_over_pages() {
+  bool of_pages = true;
+  bool over_pages = false;
+  unsigned pools = 0;
+  auto const look = [&](bool has_pool, bool keeps_pages) {
+    if (has_pool && ++pools == 1) over_pages = of_pages;
+    of_pages = of_pages && keeps_pages;
+  };
+  (look(std::same_as<Policies, with::pooled>, is_in<Policies>(page_policies{})), ...);
+  return pools == 1 && over_pages;
 }
 
 /// Adds one stack to a list. Device defines driver_type, and is constructed from a mode.
@@ -236,9 +333,16 @@ void add_stack(std::vector<stack_under_test>& all) {
   stack_under_test t;
   t.name = source::name;
   ((t.name += Policies::name[0] != '\0' ? std::string(" | ") + Policies::name : std::string()), ...);
-  t.can = offers_of<memory>();
+  // Each policy once: not again in pairs.
+  constexpr bool exports = sizeof...(Policies) <= 3 && tarn::sharing_driver<D>;
+  t.can = offers_of<memory, exports>();
   t.policies = (0U + ... + (Policies::name[0] != '\0' && !std::same_as<Policies, with::pooled> ? 1U : 0U));
   t.has_pool = (std::same_as<Policies, with::pooled> || ...);
+  t.keeps_graphs = (Policies::has_pool || ...);
+  t.has_fallback = ((Policies::has_pool && !std::same_as<Policies, with::pooled>) || ...);
+  t.sleeps = source::has_pages && has_one_pool_over_pages<Policies...>();
+  t.over_pages = source::has_pages;
+  t.needs_pages = (std::same_as<Policies, with::accessible_from> || ...);
   constexpr bool pool_on_top = is_last<with::pooled, Policies...>();
   t.pool_over_pool = pool_on_top && (std::size_t{Policies::has_pool} + ... + 0) > 1;
   t.writes_below_pool = pool_on_top && (Policies::writes || ...);
@@ -255,9 +359,9 @@ void add_stack(std::vector<stack_under_test>& all) {
     return std::make_unique<Device>(mode);
   };
   t.make = [](test_device& device, report& out) -> std::unique_ptr<test_memory> {
-    return std::make_unique<adapter<D, memory>>(static_cast<Device&>(device).driver(), device, out,
-                                                is_last<with::pooled, Policies...>(),
-                                                &composed<D, source, Policies...>);
+    return std::make_unique<adapter<D, memory, exports>>(static_cast<Device&>(device).driver(), device, out,
+                                                         is_last<with::pooled, Policies...>(),
+                                                         &composed<D, source, Policies...>);
   };
   all.push_back(std::move(t));
 }

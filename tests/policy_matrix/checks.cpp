@@ -354,6 +354,219 @@ void capture(stack_under_test const& stack, test_device& device, test_memory& me
   if (stack.can.check_all) out.check(memory.check_all() == 0, "check_all() reports after a capture");
 }
 
+/// What a capture allocates through a stack belongs to the owner; nothing else receives it, or what the capture freed, before that ends.
+void graph_memory(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  out.check(stack.can.graph_memory == stack.keeps_graphs,
+            "graph_memory must compile exactly where there is a pool");
+  if (!stack.can.graph_memory) return;
+  stream_ref const s = device.new_stream();
+  stream_ref const other = device.new_stream();
+  for (std::size_t const bytes : {std::size_t{1000}, std::size_t{1_MiB}}) {
+    void* const before = memory.allocate(s, bytes, 256, tarn::source_location::current());
+    device.wait();
+    auto owner = memory.new_graph_memory();
+    auto const scope = owner->begin_capture(s);
+    if (!device.begin_capture(s)) {
+      owner->end_capture(scope);
+      memory.deallocate(s, before, bytes, 256);
+      continue;
+    }
+    void* const live = memory.allocate(s, bytes, 256, tarn::source_location::current());
+    void* const freed = memory.allocate(s, bytes, 256, tarn::source_location::current());
+    if (stack.has_pool)
+      out.check(owner->state().allocated >= 2 * bytes, "the owner does not have what its capture allocated");
+    memory.deallocate(s, freed, bytes, 256);
+    if (!stack.driver_orders) memory.deallocate(s, before, bytes, 256);
+    // Bare memory of a fallback's first resource may be the driver's, which adds its calls to the capture.
+    out.check(device.end_capture(s, stack.driver_orders),
+              "a capture in a scope was invalidated or contains calls of the library");
+    owner->end_capture(scope);
+    if (stack.driver_orders) memory.deallocate(s, before, bytes, 256);
+    auto const is_apart = [&](void* p) {
+      for (void* const kept : {live, freed, before}) {
+        if (p<static_cast<char*>(kept) + bytes&& static_cast<char*>(p) + bytes> kept) return false;
+      }
+      return true;
+    };
+    auto all = fill_up(memory, other, bytes, 8);
+    if (void* const p = memory.allocate_sync(bytes, 256); p != nullptr) all.push_back({p, bytes, 256});
+    for (block const& b : all) {
+      // Bare memory of a fallback's first resource is given to anyone.
+      out.check(!stack.has_pool || is_apart(b.p), "memory of a graph was allocated outside its captures");
+      device.write(other, b.p, bytes, 1, 5);
+    }
+    free_all(memory, other, all);
+    memory.deallocate(other, live, bytes, 256);
+    if (stack.can.trim) (void)memory.trim(0);
+    if (stack.has_pool && !stack.keeps_freed)
+      out.check(owner->state().reserved >= bytes, "the owner's memory was trimmed");
+    owner = {};
+    device.wait();
+    if (stack.can.trim) (void)memory.trim(0);
+    if (stack.can.state && !stack.keeps_freed && !stack.pool_over_pool)
+      out.check(memory.state().reserved == 0, "memory of an ended owner is not given back");
+  }
+  if (stack.can.check_all) out.check(memory.check_all() == 0, "check_all() reports after a capture");
+  device.end_stream(s);
+  device.end_stream(other);
+}
+
+/// The addresses could not be kept: sleep() is refused below every policy, and changes nothing.
+void sleep_without_pages(stack_under_test const& stack, test_device& device, test_memory& memory,
+                         report& out) {
+  stream_ref const s = device.new_stream();
+  constexpr std::size_t bytes = 3_MiB;
+  void* const p = memory.allocate(s, bytes, 256, tarn::source_location::current());
+  device.write(s, p, bytes, 0x5C, 5);
+  device.wait();
+  counts const before = counts_of(stack, memory);
+  bool is_refused = false;
+  try {
+    (void)memory.sleep(tarn::contents::in_host_memory);
+  } catch (tarn::cuda_error const& error) {
+    is_refused = error.kind() == tarn::failure::unsupported;
+  }
+  out.check(is_refused, "sleep() did not refuse on a device without pages");
+  out.check(!memory.is_asleep(), "a pool without pages is asleep");
+  out.check(memory.wake() == 0, "wake() of a pool that is awake took memory");
+  out.check(counts_of(stack, memory) == before, "the refused sleep() changed the statistics");
+  out.check(device.holds(p, bytes, 0x5C), "the refused sleep() changed the contents");
+  memory.deallocate(s, p, bytes, 256);
+  void* const q = memory.allocate(s, 1000, 256, tarn::source_location::current());
+  memory.deallocate(s, q, 1000, 256);
+  device.end_stream(s);
+}
+
+/// The kind of memory is reported through every policy.
+void backend(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  out.check(stack.can.backend == stack.keeps_graphs,
+            "allocator_backend() must compile exactly where there is a pool");
+  if (!stack.over_pages || !stack.has_pool) return;
+  std::string const expected = device.has_pages() ? "pages" : "cudaMalloc";
+  out.check(memory.backend() == expected, "allocator_backend() returns " + memory.backend());
+}
+
+/// A pool sleeps below every policy: it holds no memory, refuses, takes blocks back, and has the same blocks and contents afterwards.
+void sleep(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  out.check(stack.can.sleep == stack.sleeps,
+            "sleep() must compile exactly where the only pool is over pages");
+  if (!stack.can.sleep) return;
+  if (!device.has_pages()) return sleep_without_pages(stack, device, memory, out);
+  stream_ref const s = device.new_stream();
+  for (auto const where :
+       {tarn::contents::in_pinned_memory, tarn::contents::in_host_memory, tarn::contents::discarded}) {
+    constexpr std::size_t large = 3_MiB;
+    constexpr std::size_t small = 700;
+    void* const kept = memory.allocate(s, large, 256, tarn::source_location::current());
+    void* const kept_too = memory.allocate(s, small, 256, tarn::source_location::current());
+    void* const freed = memory.allocate(s, large, 256, tarn::source_location::current());
+    for (void* const p : {kept, freed}) device.write(s, p, large, 0x5C, 5);
+    device.write(s, kept_too, small, 0x5D, 5);
+    device.wait();
+    counts const before = counts_of(stack, memory);
+    std::size_t const expected = device.has_memory_tool() ? 0 : 2 * large;
+    out.check(memory.sleep(where) >= expected, "sleep() gave back less than the live blocks");
+    out.check(memory.is_asleep() && (stack.has_fallback || device.held() <= 1),
+              "a sleeping pool holds memory");  // the host's copy
+    out.check(counts_of(stack, memory) == before, "sleep() changed the statistics");
+    bool is_refused = false;
+    try {
+      void* const p = memory.allocate(s, small, 256, tarn::source_location::current());
+      memory.deallocate(s, p, small, 256);
+    } catch (tarn::pool_asleep const&) {
+      is_refused = true;
+    }
+    out.check(is_refused || stack.has_fallback, "a sleeping pool allocated memory");
+    memory.deallocate(s, freed, large, 256);
+    counts const then = counts_of(stack, memory);
+    if (stack.can.check_all) out.check(memory.check_all() == 0, "check_all() reports while the pool sleeps");
+    (void)memory.wake();
+    out.check(!memory.is_asleep(), "wake() left the pool asleep");
+    out.check(counts_of(stack, memory) == then, "wake() changed the statistics");
+    if (where != tarn::contents::discarded) {
+      out.check(device.holds(kept, large, 0x5C) && device.holds(kept_too, small, 0x5D),
+                "sleep() lost the contents");
+      if (stack.can.check_all) out.check(memory.check_all() == 0, "check_all() reports after wake()");
+    }
+    memory.deallocate(s, kept, large, 256);
+    memory.deallocate(s, kept_too, small, 256);
+    device.wait();
+  }
+  device.end_stream(s);
+}
+
+[[nodiscard]] bool is_unsupported(std::function<void()> const& call) {
+  try {
+    call();
+  } catch (tarn::cuda_error const& error) {
+    return error.kind() == tarn::failure::unsupported;
+  }
+  return false;
+}
+
+/// Through every policy a block's pages are listed, pinned, exported and registered. Nothing of that changes a count or the contents.
+void sharing(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  out.check(stack.can.segments == (stack.over_pages && stack.has_pool),
+            "segments_of() must compile exactly where there is a pool over pages");
+  if (!stack.can.segments) return;
+  stream_ref const s = device.new_stream();
+  constexpr std::size_t bytes = 3_MiB;
+  void* const p = memory.allocate(s, bytes, 256, tarn::source_location::current());
+  void* const freed = memory.allocate(s, bytes, 256, tarn::source_location::current());
+  device.write(s, p, bytes, 0x5E, 5);
+  device.wait();
+  if (!device.has_pages() || device.has_memory_tool()) {
+    out.check(is_unsupported([&] { (void)memory.segments(p, bytes); }), "a block without pages has segments");
+    out.check(is_unsupported([&] { (void)memory.pin(p, bytes); }), "a block without pages was pinned");
+    memory.deallocate(s, freed, bytes, 256);
+    memory.deallocate(s, p, bytes, 256);
+    device.end_stream(s);
+    return;
+  }
+  auto const list = memory.segments(p, bytes);
+  std::size_t sum = 0;
+  for (tarn::memory_segment const& segment : list) {
+    out.check(segment.address == static_cast<char*>(p) + sum, "the segments of a block are not in order");
+    sum += segment.bytes;
+  }
+  out.check(sum == bytes, "the segments of a block have " + std::to_string(sum) + " bytes");
+  {
+    auto const pin = memory.pin(p, bytes);
+    memory.deallocate(s, freed, bytes, 256);
+    device.wait();
+    counts const before = counts_of(stack, memory);
+    if (stack.can.trim) (void)memory.trim(0);
+    if (stack.can.sleep) {
+      (void)memory.sleep(tarn::contents::discarded);
+      out.check(device.holds(p, bytes, 0x5E), "the pages of a pinned block were put to sleep");
+      (void)memory.wake();
+    }
+    auto const then = memory.segments(p, bytes);
+    out.check(std::equal(then.begin(), then.end(), list.begin(), list.end(),
+                         [](auto const& a, auto const& b) {
+                           return a.handle == b.handle && a.offset == b.offset && a.bytes == b.bytes;
+                         }),
+              "a pinned block has other handles");
+    out.check(device.holds(p, bytes, 0x5E), "a pinned block lost its contents");
+    out.check(counts_of(stack, memory) == before, "a pin changed the statistics");
+  }
+  if (stack.can.exports) {
+    counts const before = counts_of(stack, memory);
+    {
+      second_mapping const there = memory.export_and_import(p, bytes, s);
+      out.check(there.data != p && device.holds(there.data, bytes, 0x5E),
+                "an imported block has other contents");
+    }
+    auto const [added, is_ended] = memory.register_pages(p, bytes);
+    out.check(added == 1, "a block's pages were registered " + std::to_string(added) + " times");
+    out.check(is_ended, "a registration was not ended");
+    out.check(counts_of(stack, memory) == before, "an export or a registration changed the statistics");
+    out.check(device.holds(p, bytes, 0x5E), "an exported block lost its contents");
+  }
+  memory.deallocate(s, p, bytes, 256);
+  device.end_stream(s);
+}
+
 void statistics(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   stream_ref const s = device.new_stream();
   counts const before = counts_of(stack, memory);
@@ -529,6 +742,10 @@ std::vector<promise> const& promises() {
       {"trim", trim},
       {"ownership", ownership},
       {"capture", capture},
+      {"graph memory", graph_memory},
+      {"sleep", sleep},
+      {"backend", backend},
+      {"sharing", sharing},
       {"statistics", statistics},
       {"check_all", check_all},
       {"places", places},
@@ -547,7 +764,14 @@ void run_on(stack_under_test const& stack, unsigned mode, report& out, Check con
   misuse_watch const watch;
   auto const device = stack.make_device(mode);
   std::size_t const before = device->left_over();
-  {
+  if (stack.needs_pages && !device->has_pages()) {
+    try {
+      (void)stack.make(*device, out);
+      out.add("the stack was made without the pages that it needs");
+    } catch (tarn::cuda_error const& error) {
+      out.check(error.kind() == tarn::failure::unsupported, std::string("throws: ") + error.what());
+    }
+  } else {
     auto const memory = stack.make(*device, out);
     try {
       check(*device, *memory);
@@ -778,6 +1002,7 @@ class random_program {
 
 void run_random(stack_under_test const& stack, unsigned mode, std::uint64_t seed, unsigned steps,
                 report& out) {
+  if (!has_mode(stack, mode)) mode = 0;
   out.begin(stack.name + mode_names[mode] + "random program " + std::to_string(seed));
   run_on(stack, mode, out, [&](test_device& device, test_memory& memory) {
     random_program(stack, device, memory, out, seed).run(steps);

@@ -96,6 +96,7 @@ int main(int count, char** arguments) {
       continue;
     }
     for (unsigned mode = 0; mode < device_modes; ++mode) {
+      if (!has_mode(stack, mode)) continue;
       for (promise const& p : promises()) {
         attempt(stack.name + ", " + std::string(p.name), "0", [&](report& out) { run(p, stack, mode, out); });
       }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <type_traits>
@@ -15,6 +16,7 @@
 #include "tarn/policy/checked.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/fenced.hpp"
+#include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/logged.hpp"
 #include "tarn/policy/nvtx_ranged.hpp"
@@ -26,6 +28,7 @@
 #include "tarn/policy/traced.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/policy/with_history.hpp"
+#include "tarn/raii/reservation.hpp"
 #include "tarn/source/cuda_async.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
@@ -92,6 +95,26 @@ struct noting {
   }
 };
 
+/// A reservation of a limit, as a policy.
+struct reserving {
+  std::size_t bytes = 0;
+  template <class Upstream>
+  class layer : public tarn::detail::reserved_layer<tarn::shared_resource<tarn::limited_layer<Upstream>>> {
+    using limit = tarn::shared_resource<tarn::limited_layer<Upstream>>;
+
+   public:
+    layer(Upstream upstream, reserving const& options)
+        : tarn::detail::reserved_layer<limit>(taken(std::move(upstream), options.bytes), options.bytes) {}
+
+   private:
+    static limit taken(Upstream upstream, std::size_t bytes) {
+      auto memory = std::move(upstream) | tarn::limited{bytes};
+      if (!memory->budget().take(bytes)) std::abort();
+      return memory;
+    }
+  };
+};
+
 /// Each policy with the options that the matrix uses.
 namespace with {
 
@@ -106,6 +129,20 @@ struct limited : policy {
   template <class D>
   static auto make(surroundings<D>&) {
     return tarn::limited{64_GiB};
+  }
+};
+struct headroom : policy {
+  static constexpr char const* name = "headroom";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return tarn::headroom{1_KiB};
+  }
+};
+struct reserved : policy {
+  static constexpr char const* name = "reserved";
+  template <class D>
+  static auto make(surroundings<D>&) {
+    return reserving{64_GiB};
   }
 };
 struct tracked : policy {
@@ -242,37 +279,42 @@ template <unsigned Part, unsigned Parts, class All>
 using part_of = typename part_of_list<Part, Parts, 0, list<>, All>::type;
 
 /// Every policy that may be below a pool of pages.
-using page_policies = list<with::limited, with::accessible_from>;
+using page_policies = list<with::limited, with::headroom, with::accessible_from>;
 
 /// Every source.
 namespace of {
 template <class D>
 struct pages {
   static constexpr char const* name = "pages";
+  static constexpr bool has_pages = true;
   static constexpr bool driver_orders = false;
   static auto make(surroundings<D>& s) { return tarn::basic_pages<D>(s.driver); }
 };
 template <class D>
 struct blocks_of_malloc {
   static constexpr char const* name = "malloc";
+  static constexpr bool has_pages = false;
   static constexpr bool driver_orders = false;
   static auto make(surroundings<D>& s) { return tarn::basic_malloc<D>(s.driver); }
 };
 template <class D>
 struct async {
   static constexpr char const* name = "async";
+  static constexpr bool has_pages = false;
   static constexpr bool driver_orders = true;
   static auto make(surroundings<D>& s) { return tarn::basic_async<D>(s.driver); }
 };
 template <class D>
 struct pinned {
   static constexpr char const* name = "pinned";
+  static constexpr bool has_pages = false;
   static constexpr bool driver_orders = false;
   static auto make(surroundings<D>& s) { return tarn::basic_pinned<D>(s.driver); }
 };
 template <class D>
 struct registered {
   static constexpr char const* name = "registered";
+  static constexpr bool has_pages = false;
   static constexpr bool driver_orders = false;
   static auto make(surroundings<D>& s) {
     return tarn::basic_registered<D>(s.driver, {.pages = tarn::host_page_size::usual});
@@ -281,6 +323,7 @@ struct registered {
 template <class D>
 struct managed {
   static constexpr char const* name = "managed";
+  static constexpr bool has_pages = false;
   static constexpr bool driver_orders = false;
   static auto make(surroundings<D>& s) { return tarn::basic_managed<D>(s.driver); }
 };
@@ -288,6 +331,7 @@ struct managed {
 template <class D>
 struct host {
   static constexpr char const* name = "host";
+  static constexpr bool has_pages = false;
   static constexpr bool driver_orders = false;
   static auto make(surroundings<D>&) { return tarn::host_memory{}; }
 };

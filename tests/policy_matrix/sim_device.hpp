@@ -69,7 +69,9 @@ class matrix_driver : public tarn::sim_driver {
 class sim_device final : public test_device {
  public:
   using driver_type = matrix_driver;
-  explicit sim_device(unsigned mode) : machine_(options()), hooks_(std::make_shared<matrix_driver::hooks>()) {
+  explicit sim_device(unsigned mode)
+      : machine_(options(mode)), hooks_(std::make_shared<matrix_driver::hooks>()) {
+    has_pages_ = mode != mode_without_pages;
     hooks_->can_mark = mode != 1;
     foreign_streams_ = mode == 2;
   }
@@ -132,6 +134,7 @@ class sim_device final : public test_device {
     return l.blocks + l.handles;
   }
   std::size_t left_over() override { return machine_.leaks().total(); }
+  bool has_pages() const override { return has_pages_; }
   bool runs_out() const override { return true; }
   void allocated(void* p, std::size_t bytes, tarn::stream_ref stream) override {
     machine_.allocated(p, bytes, stream);
@@ -156,17 +159,23 @@ class sim_device final : public test_device {
   }
 
  private:
-  static tarn::sim_options options() {
+  static tarn::sim_options options(unsigned mode) {
     tarn::sim_options o;
+    if (mode == mode_without_pages) {
+      o.paging = tarn::sim_paging::missing;
+      o.memory_pools = tarn::sim_memory_pools::missing;
+    }
     o.capacity = tarn::operator""_MiB(24);
     o.taken = 0;
     o.host_capacity = tarn::operator""_MiB(24);
     o.checks = tarn::sim_checks::stream_order;
+    o.sharing = tarn::sim_sharing::descriptors;
     return o;
   }
   tarn::sim_machine machine_;
   std::shared_ptr<matrix_driver::hooks> hooks_;
   bool foreign_streams_ = false;
+  bool has_pages_ = true;
   std::vector<std::string> failed_;
   std::size_t seen_ = 0;
   std::size_t captured_before_ = 0;

@@ -11,6 +11,11 @@ std::vector<stack_under_test> stacks_of_policies() {
   for_each_policy<sim_device, of::pages>::over_pool(all, block_policies{});
   for_each_policy<sim_device, of::blocks_of_malloc>::over_source(all, block_policies{});
   for_each_policy<sim_device, of::async>::over_source(all, block_policies{});
+  add_stack<sim_device, of::pages, with::pooled, noted, with::reserved>(all);
+  add_stack<sim_device, of::pages, with::pooled, noted, with::tracked, with::reserved, with::fenced>(all);
+  add_stack<sim_device, of::pages, with::pooled, noted, with::fallback_to, with::reserved>(all);
+  add_stack<sim_device, of::blocks_of_malloc, noted, with::reserved>(all);
+  add_stack<sim_device, of::async, noted, with::reserved>(all);
   return all;
 }
 

@@ -12,6 +12,10 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/graph_owner.hpp"
+#include "tarn/core/owned.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/core/sleeping.hpp"
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/pool/pool_state.hpp"
@@ -62,6 +66,10 @@ struct test_device {
   [[nodiscard]] virtual std::size_t held() = 0;
   /// Number of blocks, handles, streams and events not released.
   [[nodiscard]] virtual std::size_t left_over() = 0;
+  /// Whether the device has virtual memory management.
+  [[nodiscard]] virtual bool has_pages() const { return true; }
+  /// Whether a memory tool is attached. Pools then have plain blocks, which they keep while they sleep.
+  [[nodiscard]] virtual bool has_memory_tool() const { return false; }
   /// Whether a check can exhaust the memory, so that fallbacks and handlers are used.
   [[nodiscard]] virtual bool runs_out() const = 0;
   // Called by the layer above the pool at each allocation and deallocation.
@@ -80,6 +88,11 @@ struct offers {
   bool check_all = false;
   bool record = false;  ///< a `with_history` layer is reachable
   bool inspect = false;
+  bool graph_memory = false;
+  bool sleep = false;
+  bool backend = false;
+  bool segments = false;
+  bool exports = false;  ///< `segments`, and the adapter has the calls that export and register
 };
 
 /// Current values of `tracked`.
@@ -94,6 +107,12 @@ struct seen_block {
   std::uintptr_t address = 0;
   std::size_t requested = 0;
   int line = 0;
+};
+
+/// A block that was exported and imported again.
+struct second_mapping {
+  std::shared_ptr<void> owner;
+  void* data = nullptr;  ///< valid while the owner lives
 };
 
 struct test_memory {
@@ -118,6 +137,20 @@ struct test_memory {
   [[nodiscard]] virtual std::size_t inspected_bytes() = 0;
   /// Bytes that a request occupies, from the nearest layer that defines block_bytes().
   [[nodiscard]] virtual std::size_t block_bytes(std::size_t bytes, std::size_t alignment) = 0;
+  /// The owner that a graph_memory holds.
+  [[nodiscard]] virtual tarn::detail::owned<tarn::detail::graph_owner> new_graph_memory() = 0;
+  virtual std::size_t sleep(tarn::contents where) = 0;
+  virtual std::size_t wake() = 0;
+  [[nodiscard]] virtual bool is_asleep() = 0;
+  [[nodiscard]] virtual std::string backend() = 0;
+  /// The physical handles behind a block.
+  [[nodiscard]] virtual std::vector<tarn::memory_segment> segments(void const* p, std::size_t bytes) = 0;
+  /// Pins the pages of a block while the result lives.
+  [[nodiscard]] virtual std::shared_ptr<void> pin(void const* p, std::size_t bytes) = 0;
+  [[nodiscard]] virtual second_mapping export_and_import(void const* p, std::size_t bytes,
+                                                         tarn::stream_ref stream) = 0;
+  /// Registers the pages of a block several times; returns how often the library was called, and whether each registration was ended.
+  [[nodiscard]] virtual std::pair<std::size_t, bool> register_pages(void const* p, std::size_t bytes) = 0;
   /// Sets what a handler of retry_on_oom in the stack calls before it retries.
   virtual void on_out_of_memory(std::function<void()> f) = 0;
 };
@@ -128,6 +161,12 @@ struct stack_under_test {
   offers can;
   unsigned policies = 0;  ///< besides `pooled`
   bool has_pool = false;
+  bool keeps_graphs =
+      false;            ///< has a pool, or a fallback with one: graph_memory must compile, else it must not
+  bool sleeps = false;  ///< its only pool is over pages: sleep() must compile, else it must not
+  bool over_pages = false;         ///< its source has pages, or plain blocks in their place
+  bool needs_pages = false;        ///< a layer passes no plain blocks on: refused on a device without pages
+  bool has_fallback = false;       ///< with a pool of its own, which may serve while the first one sleeps
   bool pool_over_pool = false;     ///< the lower pool keeps what the upper one releases
   bool writes_below_pool = false;  ///< writes to segments whose bytes are not allocated above the pool
   bool keeps_freed = false;        ///< a quarantine holds freed blocks back
@@ -139,8 +178,14 @@ struct stack_under_test {
 };
 
 /// Modes of make_device(): 0: the driver can record the work of the whole device; 1: an older driver that cannot; 2: as 0,
-/// with streams whose existence the driver does not know, as CUDA streams that a program creates itself.
-inline constexpr unsigned device_modes = 3;
-inline constexpr char const* mode_names[device_modes] = {", ", ", older driver, ", ", foreign streams, "};
+/// with streams whose existence the driver does not know, as CUDA streams that a program creates itself; 3: as 0, on a device
+/// without virtual memory management and without memory pools. Only stacks over pages have that mode.
+inline constexpr unsigned device_modes = 4;
+inline constexpr unsigned mode_without_pages = 3;
+inline constexpr char const* mode_names[device_modes] = {", ", ", older driver, ", ", foreign streams, ",
+                                                         ", no pages, "};
+[[nodiscard]] inline bool has_mode(stack_under_test const& stack, unsigned mode) {
+  return mode != mode_without_pages || stack.over_pages;
+}
 
 }  // namespace policy_matrix

@@ -9,6 +9,10 @@
 #include "catch.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/raii/compact.hpp"
+#include "tarn/raii/graph_memory.hpp"
+#include "tarn/raii/page_pin.hpp"
+#include "tarn/raii/sleep.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;
@@ -164,6 +168,82 @@ TEST_CASE("pooled with remapping::off never remaps a handle", "[pool][options]")
   CHECK(memory->state().remaps == 0);
 }
 
+TEST_CASE("with handles_per_block::one each block lies within one handle, also after compact and wake",
+          "[pool][options]") {
+  auto const seed = GENERATE(range(1u, 5u));
+  CAPTURE(seed);
+  sim_options options;
+  options.capacity = 2_GiB;
+  options.taken = 0;
+  sim_machine const machine(options);
+  {
+    sim_driver const driver = machine.driver(0);
+    stream_ref streams[2];
+    for (stream_ref& s : streams) REQUIRE(driver.create_stream(s).ok());
+    auto memory = sim_pages{driver} | pooled{.handles = handles_per_block::one};
+    std::mt19937 random(seed);
+    struct block {
+      unsigned char* p;
+      std::size_t bytes;
+      unsigned char written;
+    };
+    std::vector<block> live;
+    auto const check_all = [&] {
+      for (block const& b : live) {
+        auto const segments = segments_of(memory, b.p, b.bytes);
+        REQUIRE(segments.size() == 1);
+        CHECK(segments[0].bytes == b.bytes);
+        CHECK(b.p[0] == b.written);
+        CHECK(b.p[b.bytes - 1] == b.written);
+      }
+    };
+    for (int round = 0; round < 4; ++round) {
+      for (int i = 0; i < 120; ++i) {
+        std::size_t const bytes = std::size_t{1 + random() % 1000} << (6 + random() % 10);
+        try {
+          live.push_back({static_cast<unsigned char*>(memory.allocate(streams[random() % 2], bytes)), bytes,
+                          static_cast<unsigned char>(random())});
+        } catch (out_of_memory const&) {
+          continue;
+        }
+        block const& b = live.back();
+        b.p[0] = b.p[b.bytes - 1] = b.written;
+        if (random() % 2 == 0) {
+          std::swap(live[random() % live.size()], live.back());
+          memory.deallocate(streams[random() % 2], live.back().p, live.back().bytes);
+          live.pop_back();
+        }
+      }
+      check_all();
+      if (round % 2 == 0) {
+        for (stream_ref const s : streams) REQUIRE(driver.synchronize_stream(s).ok());
+        compact(memory);
+      } else {
+        (void)sleep(memory, contents::in_host_memory);
+        (void)wake(memory);
+      }
+      check_all();
+    }
+    CHECK(memory->state().remaps == 0);
+    for (block const& b : live) memory.deallocate(streams[0], b.p, b.bytes);
+    for (stream_ref const s : streams) REQUIRE(driver.destroy_stream(s).ok());
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("with handles_per_block::one the free handles are given back before a request is refused",
+          "[pool][options][ladder]") {
+  one_stream s;
+  auto memory = sim_pages{s.driver} | limited{64_MiB} | pooled{.handles = handles_per_block::one};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 3; ++i) blocks.push_back(memory.allocate(s.a, 20_MiB));
+  for (void* p : blocks) memory.deallocate(s.a, p, 20_MiB);
+  void* const p = memory.allocate(s.a, 50_MiB);
+  CHECK(segments_of(memory, p, 50_MiB).size() == 1);
+  CHECK(memory->state().reserved == 50_MiB);
+  memory.deallocate(s.a, p, 50_MiB);
+}
+
 TEST_CASE("pooled with remapping::off releases free handles before it refuses a request",
           "[pool][options][ladder]") {
   one_stream s;
@@ -183,6 +263,115 @@ TEST_CASE("pooled with remapping::off releases free handles before it refuses a 
   }
   memory.deallocate(s.a, p, 20_MiB);
   for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
+}
+
+namespace {
+
+/// Buffers whose sizes grow by one part in 50 in each round, as those of a solver that refines its grid.
+struct growing_buffers {
+  std::size_t live_peak = 0;
+  template <class Memory>
+  void run(Memory& memory, stream_ref stream, int rounds) {
+    double scale = 1;
+    for (int round = 0; round < rounds; ++round, scale *= 1.02) {
+      std::vector<std::pair<void*, std::size_t>> live;
+      std::size_t sum = 0;
+      for (double const mib : {3, 10, 17, 24, 31, 38}) {
+        auto const bytes = static_cast<std::size_t>(mib * scale * static_cast<double>(1_MiB));
+        live.emplace_back(memory.allocate(stream, bytes), bytes);
+        sum += bytes;
+      }
+      if (sum > live_peak) live_peak = sum;
+      for (auto const& [p, bytes] : live) memory.deallocate(stream, p, bytes);
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a pool over blocks gives segments back that have become too small", "[pool][segment_growth]") {
+  one_stream s;
+  auto memory = sim_malloc{s.driver} | pooled{};
+  growing_buffers sizes;
+  sizes.run(memory, s.a, 60);
+  CHECK(static_cast<double>(memory->state().reserved_peak) < 1.3 * static_cast<double>(sizes.live_peak));
+}
+
+TEST_CASE("with handles_per_block::one handles go back that have become too small", "[pool][page_growth]") {
+  one_stream s;
+  auto memory = sim_pages{s.driver} | pooled{.handles = handles_per_block::one};
+  growing_buffers sizes;
+  sizes.run(memory, s.a, 60);
+  CHECK(static_cast<double>(memory->state().reserved_peak) < 1.35 * static_cast<double>(sizes.live_peak));
+}
+
+TEST_CASE("a program that repeats itself soon gives no segment back", "[pool][segment_growth]") {
+  auto const seed = GENERATE(range(1u, 9u));
+  CAPTURE(seed);
+  one_stream s;
+  auto memory = sim_malloc{s.driver} | pooled{};
+  std::size_t given_first = 0;
+  for (int pass = 0; pass < 12; ++pass) {
+    std::size_t const before = memory->state().released_total;
+    std::mt19937 random(seed);
+    std::vector<std::pair<void*, std::size_t>> live;
+    for (int i = 0; i < 300; ++i) {
+      if (live.size() == 8 || (!live.empty() && random() % 3 == 0)) {
+        std::swap(live[random() % live.size()], live.back());
+        memory.deallocate(s.a, live.back().first, live.back().second);
+        live.pop_back();
+      } else {
+        std::size_t const bytes = (2 + random() % 100) * 1_MiB;
+        live.emplace_back(memory.allocate(s.a, bytes), bytes);
+      }
+    }
+    for (auto const& [p, bytes] : live) memory.deallocate(s.a, p, bytes);
+    std::size_t const given = memory->state().released_total - before;
+    if (pass == 0) given_first = given;
+    if (pass >= 8) CHECK(given == 0);
+  }
+  CHECK(given_first > 0);
+}
+
+TEST_CASE("segments that work still uses are neither waited for nor given back", "[pool][segment_growth]") {
+  one_stream s;
+  auto memory = sim_malloc{s.driver} | pooled{};
+  for (std::size_t const mib : {20, 30, 40}) {
+    void* const p = memory.allocate(s.a, mib * 1_MiB);
+    REQUIRE(s.machine.launch(s.a, 1'000'000'000, {sim_writes(p, mib * 1_MiB)}).ok());
+    memory.deallocate(s.a, p, mib * 1_MiB);
+  }
+  CHECK(memory->state().reserved == 90_MiB);
+  CHECK(memory->state().host_waits == 0);
+  REQUIRE(s.driver.synchronize_stream(s.a).ok());
+  void* const p = memory.allocate(s.a, 50_MiB);
+  CHECK(memory->state().reserved == 50_MiB);
+  memory.deallocate(s.a, p, 50_MiB);
+}
+
+TEST_CASE("segments that became too small stay while a capture_scope is open in the process",
+          "[pool][segment_growth]") {
+  one_stream s;
+  sim_machine const other{sim_options{.backing = sim_backing::address_only}};
+  auto memory = sim_malloc{s.driver} | pooled{};
+  auto graphs = sim_pages{other.driver(0)} | pooled{};
+  graph_memory owner(graphs);
+  stream_ref captured;
+  REQUIRE(other.driver(0).create_stream(captured).ok());
+  void* const p = memory.allocate(s.a, 20_MiB);
+  memory.deallocate(s.a, p, 20_MiB);
+  {
+    REQUIRE(other.begin_capture(captured).ok());
+    capture_scope const scope(owner, captured);
+    void* const q = memory.allocate(s.a, 40_MiB);
+    CHECK(memory->state().released_total == 0);
+    memory.deallocate(s.a, q, 40_MiB);
+    sim_graph graph;
+    REQUIRE(other.end_capture(captured, graph).ok());
+  }
+  void* const r = memory.allocate(s.a, 60_MiB);
+  CHECK(memory->state().released_total == 60_MiB);
+  memory.deallocate(s.a, r, 60_MiB);
 }
 
 TEST_CASE("trim of a pool over blocks releases segments that are wholly free", "[pool][segment_growth]") {
@@ -307,7 +496,7 @@ TEST_CASE("pool_state::host_bytes stays bounded per live block, however many cal
     std::size_t blocks, least, most, bytes_a_block;
   };
   for (load const& l :
-       {load{100000, 256, 2_KiB, 8}, load{10000, 256, 1_MiB, 110}, load{1000, 2_MiB, 32_MiB, 350}}) {
+       {load{100000, 256, 2_KiB, 8}, load{10000, 256, 1_MiB, 110}, load{1000, 2_MiB, 32_MiB, 360}}) {
     one_stream s;
     auto memory = sim_pages{s.driver} | pooled{};
     std::mt19937_64 random(1);

@@ -527,8 +527,10 @@ TEST_CASE("set_misuse_handler allows a handler to use the pool that reports to i
 
 TEST_CASE("pooled leaks nothing and keeps working after any failed driver call", "[pool][fault]") {
   using bad_driver = faulty<sim_driver>;
-  auto const run = [](auto make_source, driver_call call, std::uint64_t nth) {
+  sim_paging paging = sim_paging::available;
+  auto const run = [&](auto make_source, driver_call call, std::uint64_t nth) {
     sim_options o = small_machine(96_MiB);
+    o.paging = paging;
     sim_machine const machine(o);
     fault_plan const plan;
     std::uint64_t failed = 0;
@@ -594,6 +596,10 @@ TEST_CASE("pooled leaks nothing and keeps working after any failed driver call",
   }
   SECTION("blocks") {
     every([](bad_driver d) { return basic_malloc<bad_driver>(d); });
+  }
+  SECTION("pages of a device without them") {
+    paging = sim_paging::missing;
+    every([](bad_driver d) { return basic_pages<bad_driver>(d); });
   }
 }
 

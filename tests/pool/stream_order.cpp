@@ -23,7 +23,7 @@ constexpr sim_nanoseconds second = 1'000'000'000;
 
 /// The default stream of thread number `n`, as seen by another thread.
 stream_ref per_thread(std::uint64_t n) {
-  return stream_ref::from(reinterpret_cast<void*>(2), (stream_id{1} << 62) + n);
+  return stream_ref::from(reinterpret_cast<void*>(2), (stream_id{3} << 62) + n);
 }
 
 template <class Pool>

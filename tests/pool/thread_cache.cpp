@@ -389,7 +389,7 @@ TEST_CASE("local_caches.find returns a thread's cache of each of 1000 pools and 
       detail::thread_cache cache;
       live_pool() {
         link->pool = this;
-        link->retire = [](void*, detail::thread_cache*) noexcept {};
+        link->retire = [](void*, detail::thread_cache*) noexcept { return true; };
       }
     };
     std::deque<live_pool> pools;
@@ -415,6 +415,32 @@ TEST_CASE("local_caches.find returns a thread's cache of each of 1000 pools and 
     // One thread's pools have numbers far apart, as if each object had several pools.
     CHECK(local_caches.mask < 16 * pools.size());
   }).join();
+}
+
+TEST_CASE("an ending thread does not hold the mutex of pool_link while another one has the growth lock",
+          "[pool][threads]") {
+  struct busy_pool {
+    detail::counted<detail::pool_link> link;
+    detail::thread_cache cache;
+    std::atomic<int> asked{0};
+    std::atomic<bool> is_free{false};
+  };
+  busy_pool pool;
+  pool.link->pool = &pool;
+  pool.link->retire = [](void* self, detail::thread_cache*) noexcept {
+    auto& p = *static_cast<busy_pool*>(self);
+    ++p.asked;
+    return p.is_free.load();
+  };
+  std::thread ending([&pool] { detail::thread_exit::of_this_thread().add(pool.link, &pool.cache); });
+  while (pool.asked == 0) std::this_thread::yield();
+  {
+    std::lock_guard const guard(
+        pool.link->mutex);  // as the end of a graph_memory, which holds the growth lock
+    pool.is_free = true;
+  }
+  ending.join();
+  CHECK(pool.asked > 1);
 }
 
 TEST_CASE("local_caches does not grow with the number of destroyed pools", "[pool][threads]") {

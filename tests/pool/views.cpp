@@ -12,6 +12,7 @@
 #include "driver/faulty.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/pool/pool_segments.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;
@@ -111,6 +112,25 @@ struct checkerboard {
 };
 
 }  // namespace
+
+TEST_CASE("each segment of a block in a view is a part of a free handle at home", "[pool][view]") {
+  checkerboard board(24, 64_MiB);
+  unsigned char* const block = board.allocate(20_MiB);
+  REQUIRE(board.memory->state().remaps == 10);
+  std::size_t bytes = 0;
+  int segments = 0;
+  board.memory->each_segment(block + 1_MiB, 18_MiB, [&](memory_segment const& s) {
+    CHECK(s.address == block + 1_MiB + bytes);
+    CHECK(s.handle_bytes == 2_MiB);
+    CHECK(s.offset == (segments == 0 ? 1_MiB : 0));
+    bytes += s.bytes;
+    ++segments;
+  });
+  CHECK(bytes == 18_MiB);
+  CHECK(segments == 10);
+  CHECK_THROWS_AS(board.memory->each_segment(block, 21_MiB, [](memory_segment const&) {}), misuse);
+  board.free(block, 20_MiB);
+}
 
 TEST_CASE("pooled extends an idle view for a larger request and maps only what it lacks", "[pool][view]") {
   checkerboard board(24, 64_MiB);

@@ -32,7 +32,7 @@ std::vector<int> counted(std::size_t n) {
   return v;
 }
 template <class Buffer>
-std::vector<int> contents(Buffer const& b) {
+std::vector<int> values_in(Buffer const& b) {
   std::vector<int> v(b.size());
   b.copy_to_sync(v);
   return v;
@@ -45,7 +45,7 @@ kept_buffer ten(kept_memory const& memory) {
   return make_device_buffer<int>(memory, counted(10), bare_stream(1));
 }
 void is_still_ten(kept_buffer const& b) {
-  CHECK(contents(b) == counted(10));
+  CHECK(values_in(b) == counted(10));
   CHECK(b.capacity() == 10);
   CHECK(b.stream() == bare_stream(1));
 }
@@ -66,7 +66,7 @@ TEST_CASE("device_buffer keeps its elements through copy, move, growth and shrin
   auto const host = counted(1000);
   {
     auto a = make_device_buffer<int>(pool, host, stream);
-    CHECK(contents(a) == host);
+    CHECK(values_in(a) == host);
     int* const place = a.data();
     a.resize(500);
     CHECK(a.data() == place);
@@ -74,11 +74,11 @@ TEST_CASE("device_buffer keeps its elements through copy, move, growth and shrin
     CHECK(a.data() == place);
     a.resize(5000);
     CHECK(a.size() == 5000);
-    auto grown = contents(a);
+    auto grown = values_in(a);
     CHECK(std::equal(host.begin(), host.begin() + 500, grown.begin()));
     auto b = a.clone(a.stream());
     CHECK(b.data() != a.data());
-    CHECK(contents(b) == grown);
+    CHECK(values_in(b) == grown);
     auto c = std::move(a);
     CHECK(a.empty());  // NOLINT: moved-from is empty
     CHECK(a.data() == nullptr);
@@ -95,9 +95,9 @@ TEST_CASE("device_buffer keeps its elements through copy, move, growth and shrin
     swap(b, c);
     CHECK(b.size() == 10);
     b.fill(std::byte{7});
-    CHECK(contents(b) == std::vector<int>(10, 0x07070707));
+    CHECK(values_in(b) == std::vector<int>(10, 0x07070707));
     b.zero();
-    CHECK(contents(b) == std::vector<int>(10, 0));
+    CHECK(values_in(b) == std::vector<int>(10, 0));
   }
   CHECK(memory_allocated(pool) == 0);
 }
@@ -219,7 +219,7 @@ TEST_CASE("device_buffer is unchanged, whichever step of an operation fails", "[
       },
       [](kept_buffer& b) { b.shrink_to_fit(bare_stream(2)); },
       [](kept_buffer const& b) {
-        CHECK(contents(b) == counted(10));
+        CHECK(values_in(b) == counted(10));
         CHECK(b.capacity() == 20);
         CHECK(b.stream() == bare_stream(1));
       });
@@ -289,8 +289,8 @@ TEST_CASE("device_buffer copied on another stream is ordered on both streams",
   other.copy_from(first);
   first.zero();
   CHECK(machine.now() - start < second / 2);  // the host did not wait
-  CHECK(contents(other) == std::vector<int>(100, 0x02020202));
-  CHECK(contents(first) == std::vector<int>(100, 0));
+  CHECK(values_in(other) == std::vector<int>(100, 0x02020202));
+  CHECK(values_in(first) == std::vector<int>(100, 0));
   CHECK(machine.findings().empty());
 }
 
@@ -306,7 +306,7 @@ TEST_CASE("device_buffer can be freed directly after it is copied on another str
   first.reset();
   auto reused = make_device_buffer<int>(pool, 100, a);
   reused.zero();
-  CHECK(contents(other) == counted(100));
+  CHECK(values_in(other) == counted(100));
   CHECK(machine.findings().empty());
 }
 
@@ -328,7 +328,7 @@ TEST_CASE("device_buffer resize on another stream waits for the old stream, and 
   auto next = make_device_buffer<int>(pool, 100, b);
   next.fill(std::byte{3});
   buffer.resize(50);
-  CHECK(contents(buffer) == std::vector<int>(50, 0x02020202));
+  CHECK(values_in(buffer) == std::vector<int>(50, 0x02020202));
   CHECK(machine.findings().empty());
 }
 
@@ -345,14 +345,14 @@ TEST_CASE("device_buffer copies between devices are ordered on both devices",
   from.fill(std::byte{4});
   to.copy_from(from);
   from.zero();
-  CHECK(contents(to) == std::vector<int>(100, 0x04040404));
+  CHECK(values_in(to) == std::vector<int>(100, 0x04040404));
   CHECK(machine.findings().empty());
   // Only its own device can read the pages, so that device copies them to pinned memory.
   auto host = make_device_buffer<int>(sim_pinned_host{one}, 100, b);
   from.fill(std::byte{5});
   host.copy_from(from);
   from.zero();
-  CHECK(contents(host) == std::vector<int>(100, 0x05050505));
+  CHECK(values_in(host) == std::vector<int>(100, 0x05050505));
   CHECK_FALSE(one.copy(b, host.data(), from.data(), 400).ok());
   CHECK(machine.findings().empty());
   // The default streams of two devices have the same handle but are different streams.
@@ -360,7 +360,7 @@ TEST_CASE("device_buffer copies between devices are ordered on both devices",
   auto right = make_device_buffer<int>(sim_malloc{one}, 10, stream_ref{});
   CHECK(left.stream().id() != right.stream().id());
   right.copy_from(left);
-  CHECK(contents(right) == counted(10));
+  CHECK(values_in(right) == counted(10));
 }
 
 TEST_CASE("device_buffer uses no events on a single stream", "[raii][device_buffer][stream]") {
@@ -411,7 +411,7 @@ TEST_CASE("device_buffer keeps its pool alive", "[raii][device_buffer]") {
     std::optional pool(sim_pool{sim_pages{machine.driver()}});
     auto b = make_device_buffer<int>(*pool, counted(10), stream_ref{});
     pool.reset();
-    CHECK(contents(b) == counted(10));
+    CHECK(values_in(b) == counted(10));
     b.resize(100);
   }
   CHECK(machine.leaks().total() == 0);
@@ -470,7 +470,7 @@ TEST_CASE("device_buffer moves without throwing, and its resource can be deduced
   std::vector<int> const host = counted(4);
   device_buffer const deduced(memory, std::span<int const>(host), stream_ref{});
   static_assert(std::is_same_v<decltype(deduced), kept_buffer const>);
-  CHECK(contents(deduced) == host);
+  CHECK(values_in(deduced) == host);
 }
 
 TEST_CASE("device_buffer reserve within capacity changes the stream without a new block",
@@ -485,7 +485,7 @@ TEST_CASE("device_buffer reserve within capacity changes the stream without a ne
   CHECK(buffer.data() == data);
   CHECK(buffer.stream() == stream_ref(b));
   CHECK(machine.is_ordered(a, b));
-  CHECK(contents(buffer) == counted(100));
+  CHECK(values_in(buffer) == counted(100));
 }
 
 TEST_CASE("device_buffer in pinned memory synchronizes the host if it cannot wait for another device's copy",

@@ -41,12 +41,14 @@ struct read_stamps {
   std::size_t bytes;
   std::uint64_t block;
   findings* found;
+  std::size_t from = 0, to = ~std::size_t{0};  ///< only stamps in these bytes
   void operator()() const {
     bool reported = false;
     std::size_t const last = bytes > 8 ? bytes - 8 : bytes;
     each_stamp(bytes, [&](std::size_t at, std::size_t n) {
       if (at != last && at + n > last && bytes > 8)
         n = at < last ? last - at : 0;  // the rest belongs to the last stamp
+      if (at < from || at + n > to) return;
       std::uint64_t const s = stamp(block, at + 8 == bytes ? bytes : at);
       if (reported || n == 0 || std::memcmp(static_cast<char const*>(p) + at, &s, n) == 0) return;
       reported = true;

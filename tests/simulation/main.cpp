@@ -59,7 +59,7 @@ void say_usage() {
   std::printf(
       "simulation [--seeds A..B] [--steps N] [--profile NAME] [--seconds S] [--jobs N] [--keep LIST] "
       "[--print]\n"
-      "           [--patience S] [--no-shrink] [--preempt LIST] [--go-on]\n"
+      "           [--patience S] [--no-shrink] [--preempt LIST] [--go-on] [--without-pages]\n"
       "  --seeds A..B   programs to draw (1..40); with --seconds, the first one\n"
       "  --steps N      steps of each (3000)\n"
       "  --profile P    one of:");
@@ -77,17 +77,18 @@ void say_usage() {
       "none: at none\n"
       "  --print        print the steps before they run\n"
       "  --go-on        runs all seeds, and prints the first finding of each kind immediately\n"
-      "  --no-shrink    do not reduce what fails\n");
+      "  --no-shrink    do not reduce what fails\n"
+      "  --without-pages  on devices without virtual memory management: pools over pages use plain blocks\n");
 }
 
 bool parse(int count, char** values, arguments& a) {
   static option const known[] = {
-      {"seeds", 1, nullptr, 's'},    {"steps", 1, nullptr, 'n'},     {"profile", 1, nullptr, 'p'},
-      {"seconds", 1, nullptr, 't'},  {"jobs", 1, nullptr, 'j'},      {"keep", 1, nullptr, 'k'},
-      {"patience", 1, nullptr, 'w'}, {"no-shrink", 0, nullptr, 'f'}, {"print", 0, nullptr, 'v'},
-      {"preempt", 1, nullptr, 'c'},  {"several", 0, nullptr, 'm'},   {"commit", 1, nullptr, 'i'},
-      {"record", 1, nullptr, 'r'},   {"help", 0, nullptr, 'h'},      {"go-on", 0, nullptr, 'g'},
-      {nullptr, 0, nullptr, 0}};
+      {"seeds", 1, nullptr, 's'},         {"steps", 1, nullptr, 'n'},     {"profile", 1, nullptr, 'p'},
+      {"seconds", 1, nullptr, 't'},       {"jobs", 1, nullptr, 'j'},      {"keep", 1, nullptr, 'k'},
+      {"patience", 1, nullptr, 'w'},      {"no-shrink", 0, nullptr, 'f'}, {"print", 0, nullptr, 'v'},
+      {"preempt", 1, nullptr, 'c'},       {"several", 0, nullptr, 'm'},   {"commit", 1, nullptr, 'i'},
+      {"record", 1, nullptr, 'r'},        {"help", 0, nullptr, 'h'},      {"go-on", 0, nullptr, 'g'},
+      {"without-pages", 0, nullptr, 'b'}, {nullptr, 0, nullptr, 0}};
   for (int c = 0; (c = getopt_long(count, values, "", known, nullptr)) != -1;) {
     switch (c) {
       case 's': {
@@ -128,6 +129,9 @@ bool parse(int count, char** values, arguments& a) {
         break;
       case 'g':
         a.go_on = true;
+        break;
+      case 'b':
+        without_pages = true;
         break;
       case 'f':
         a.shrink = false;
@@ -311,10 +315,10 @@ void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict 
     print_setting(shown);
     print_program(shown, s);
   }
-  std::printf("To repeat: %s --seeds %" PRIu64 " --profile %s --steps %zu%s%s%s%s --no-shrink\n", a.name,
-              seed, whole.kind->name, a.steps, a.shrink ? " --keep " : "",
-              a.shrink ? kept_list(shown).c_str() : "", shown.pinned ? " --preempt " : "",
-              shown.pinned ? preempt_list(shown).c_str() : "");
+  std::printf("To repeat: %s --seeds %" PRIu64 " --profile %s --steps %zu%s%s%s%s%s --no-shrink\n", a.name,
+              seed, whole.kind->name, a.steps, without_pages ? " --without-pages" : "",
+              a.shrink ? " --keep " : "", a.shrink ? kept_list(shown).c_str() : "",
+              shown.pinned ? " --preempt " : "", shown.pinned ? preempt_list(shown).c_str() : "");
 }
 
 }  // namespace
@@ -407,6 +411,14 @@ int main(int count, char** values) {
               " times, remapped pages %" PRIu64 " times, and searched again %" PRIu64
               " times after the driver had refused\n",
               all.device_waits, all.host_waits, all.remaps, all.retries);
+  if (all.captures != 0 || all.sleeps != 0 || all.compactions != 0)
+    std::printf("%" PRIu64 " captures with a graph_memory, %" PRIu64 " launches of their graphs, %" PRIu64
+                " sleeps, %" PRIu64 " compactions\n",
+                all.captures, all.replays, all.sleeps, all.compactions);
+  if (all.pins != 0 || all.refused_pins != 0)
+    std::printf("%" PRIu64 " page pins, %" PRIu64 " lists of segments, %" PRIu64
+                " reads of a sleeping pool's pinned bytes; %" PRIu64 " pins refused without pages\n",
+                all.pins, all.pin_looks, all.pin_reads, all.refused_pins);
   if (all.stated_runs != 0) {
     // A run of n threads and k switch points that can show a bug of depth 2 finds it with a probability of at
     // least 1 / (n k).
@@ -428,15 +440,16 @@ int main(int count, char** values) {
               failed ? "FOUND SOMETHING" : "nothing found", all.operations(), all.programs, all.threads,
               all.schedules, a.first, last, seconds);
   std::printf(
-      "evidence: simulation verdict=%s findings=%" PRIu64 " operations=%" PRIu64 " allocations=%" PRIu64
+      "evidence: simulation%s verdict=%s findings=%" PRIu64 " operations=%" PRIu64 " allocations=%" PRIu64
       " frees=%" PRIu64 " programs=%" PRIu64 " schedules=%" PRIu64 " kernels=%" PRIu64
-      " model_checked=%" PRIu64 " order_checked=%" PRIu64 " contents_checked=%" PRIu64
-      " preemptive_runs=%" PRIu64 " switch_points=%" PRIu64 " depth2_runs=%" PRIu64
+      " model_checked=%" PRIu64 " order_checked=%" PRIu64 " contents_checked=%" PRIu64 " pins=%" PRIu64
+      " pins_refused=%" PRIu64 " preemptive_runs=%" PRIu64 " switch_points=%" PRIu64 " depth2_runs=%" PRIu64
       " depth2_threads=%.2f depth2_points=%.1f depth2_one_in=%.0f first_seed=%" PRIu64 " last_seed=%" PRIu64
       " steps=%zu jobs=%u seconds=%.1f commit=%s\n",
-      failed ? "fail" : "pass", findings_in_all, all.operations(), all.allocations, all.deallocations,
-      all.programs, all.schedules, all.kernels, all.operations(), watched[1] + watched[2], watched[2],
-      all.runs, all.switch_points, all.stated_runs,
+      without_pages ? "_without_pages" : "", failed ? "fail" : "pass", findings_in_all, all.operations(),
+      all.allocations, all.deallocations, all.programs, all.schedules, all.kernels, all.operations(),
+      watched[1] + watched[2], watched[2], all.pins, all.refused_pins, all.runs, all.switch_points,
+      all.stated_runs,
       all.stated_runs == 0 ? 0
                            : static_cast<double>(all.stated_threads) / static_cast<double>(all.stated_runs),
       all.stated_runs == 0 ? 0

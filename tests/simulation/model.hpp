@@ -88,6 +88,79 @@ struct expected_scope {
   std::int64_t most_current = 0, most_peak = 0;
 };
 
+/// The addresses that graph memories hold, each with the numbers of those memories. A block that a capture frees although it belongs
+/// to another graph memory is held by both.
+class held_addresses {
+ public:
+  void hold(unsigned memory, std::uintptr_t begin, std::size_t bytes) {
+    each(begin, begin + bytes, true, [&](piece& at) {
+      if (std::find(at.by.begin(), at.by.end(), memory) == at.by.end()) at.by.push_back(memory);
+    });
+  }
+  /// Calls f(begin, bytes) for what no memory holds any more.
+  template <class F>
+  void release(unsigned memory, F const& f) {
+    for (auto it = pieces_.begin(); it != pieces_.end();) {
+      bool const was_held = std::erase(it->second.by, memory) != 0;
+      if (!it->second.by.empty()) {
+        ++it;
+        continue;
+      }
+      if (was_held) f(it->first, it->second.end - it->first);
+      it = pieces_.erase(it);
+    }
+  }
+  [[nodiscard]] bool is_empty() const noexcept { return pieces_.empty(); }
+  /// Calls f(begin, bytes) for what is held.
+  template <class F>
+  void each_held(F const& f) const {
+    for (auto const& [begin, held] : pieces_) f(begin, held.end - begin);
+  }
+  /// True if a memory other than this one holds any of these bytes; 0: any memory.
+  [[nodiscard]] bool is_held_by_another(unsigned memory, std::uintptr_t begin, std::size_t bytes) {
+    bool held = false;
+    each(begin, begin + bytes, false, [&](piece const& at) {
+      for (unsigned const by : at.by) held = held || by != memory;
+    });
+    return held;
+  }
+
+ private:
+  struct piece {
+    std::uintptr_t end = 0;
+    std::vector<unsigned> by;
+  };
+  void split(std::uintptr_t at) {
+    auto it = pieces_.lower_bound(at);
+    if (it == pieces_.begin() || (it != pieces_.end() && it->first == at)) return;
+    --it;
+    if (it->second.end <= at) return;
+    piece rest = it->second;
+    it->second.end = at;
+    pieces_.emplace(at, std::move(rest));
+  }
+  template <class F>
+  void each(std::uintptr_t at, std::uintptr_t end, bool create, F const& f) {
+    if (create) {
+      split(at);
+      split(end);
+    }
+    auto it = pieces_.lower_bound(at);
+    if (!create && it != pieces_.begin() && std::prev(it)->second.end > at) --it;
+    while (at < end) {
+      if (create && (it == pieces_.end() || it->first > at)) {
+        std::uintptr_t const until = it == pieces_.end() || it->first > end ? end : it->first;
+        it = pieces_.emplace_hint(it, at, piece{until, {}});
+      }
+      if (it == pieces_.end() || it->first >= end) return;
+      f(it->second);
+      at = it->second.end;
+      ++it;
+    }
+  }
+  std::map<std::uintptr_t, piece> pieces_;
+};
+
 class model {
  public:
   /// The properties of a live block.
@@ -107,7 +180,8 @@ class model {
     return static_cast<unsigned>(numbers_.size() - 1);
   }
 
-  void given(unsigned pool, void* p, std::size_t bytes, std::size_t alignment) {
+  /// @param of_capture  the graph memory for which the calling thread captures; 0: none
+  void given(unsigned pool, void* p, std::size_t bytes, std::size_t alignment, unsigned of_capture = 0) {
     ++given_;
     if (bytes == 0) {
       if (p != nullptr) found_.push_back("an allocation of zero bytes returned a block");
@@ -118,6 +192,8 @@ class model {
     if (begin % alignment != 0 || begin % 256 != 0)
       found_.push_back(text("a block at %p is not aligned to %zu", p, std::max<std::size_t>(alignment, 256)));
     std::size_t const rounded = expected_block(bytes, alignment);
+    if (held_.is_held_by_another(of_capture, begin, rounded))
+      found_.push_back(text("a block of %zu bytes at %p is in the memory of another graph", bytes, p));
     auto const next = blocks_.lower_bound(begin);
     if (next != blocks_.end() && next->first < begin + rounded) overlap(p, bytes, *next);
     if (next != blocks_.begin()) {
@@ -151,6 +227,7 @@ class model {
     blocks_.erase(it);
   }
   void refused(unsigned pool) noexcept { ++numbers_[pool].ooms; }
+  [[nodiscard]] held_addresses& held() noexcept { return held_; }
   /// While several threads run: a block may be counted from the start of its allocation until the call that
   /// frees it ends.
   void count_early(unsigned pool, std::size_t bytes, std::size_t alignment, int sign) {
@@ -225,6 +302,7 @@ class model {
 
   findings& found_;
   std::map<std::uintptr_t, block> blocks_;
+  held_addresses held_;
   std::vector<expected_numbers> numbers_;
   std::vector<expected_numbers> most_;  /// < the same, with each block counted as long as it may be
   std::vector<std::vector<expected_scope*>> scopes_;

@@ -8,8 +8,10 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "in_library.hpp"
+#include "mapped_pages.hpp"
 #include "tarn/driver/sim/sim_driver.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -21,6 +23,27 @@
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
 #include "witness.hpp"
+
+// Earlier headers have no graph memories, sleep or page pins: programs with them do without.
+#if __has_include("tarn/raii/graph_memory.hpp")
+#define TARN_SIMULATION_GRAPHS 1
+#include "tarn/raii/graph_memory.hpp"
+#else
+#define TARN_SIMULATION_GRAPHS 0
+#endif
+#if __has_include("tarn/raii/sleep.hpp")
+#define TARN_SIMULATION_SLEEP 1
+#include "tarn/raii/compact.hpp"
+#include "tarn/raii/sleep.hpp"
+#else
+#define TARN_SIMULATION_SLEEP 0
+#endif
+#if __has_include("tarn/raii/page_pin.hpp")
+#define TARN_SIMULATION_PINS 1
+#include "tarn/raii/page_pin.hpp"
+#else
+#define TARN_SIMULATION_PINS 0
+#endif
 
 namespace simulation {
 
@@ -54,6 +77,35 @@ struct owner_under_test {
   [[nodiscard]] virtual bool is_buffer() const { return false; }
 };
 
+/// A capture_scope.
+struct capture_under_test {
+  virtual ~capture_under_test() = default;
+  virtual void join(tarn::stream_ref stream) = 0;
+};
+/// A graph_memory.
+struct graph_memory_under_test {
+  virtual ~graph_memory_under_test() = default;
+  [[nodiscard]] virtual std::unique_ptr<capture_under_test> capture(tarn::stream_ref stream) = 0;
+  /// Bytes of its live blocks, as the pool rounds them.
+  [[nodiscard]] virtual std::size_t allocated() const = 0;
+  [[nodiscard]] virtual std::size_t reserved() const = 0;
+};
+
+/// A page_pin.
+struct pin_under_test {
+  virtual ~pin_under_test() = default;
+  [[nodiscard]] virtual std::vector<page_piece> segments() const = 0;
+  /// To another page_pin and back.
+  virtual void move() = 0;
+};
+
+/// The error of an allocation while the pool sleeps.
+#if TARN_SIMULATION_SLEEP
+using asleep_error = tarn::pool_asleep;
+#else
+struct asleep_error : tarn::out_of_memory {};
+#endif
+
 struct pool_under_test {
   virtual ~pool_under_test() = default;
   [[nodiscard]] virtual void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) = 0;
@@ -80,9 +132,103 @@ struct pool_under_test {
                                                                       std::size_t alignment) const = 0;
   [[nodiscard]] virtual std::unique_ptr<owner_under_test> make_pointer(std::size_t count,
                                                                        tarn::stream_ref stream) const = 0;
+  /// Null if these headers have no graph memories.
+  [[nodiscard]] virtual std::unique_ptr<graph_memory_under_test> make_graph_memory() const = 0;
+  [[nodiscard]] virtual bool can_sleep() const noexcept = 0;
+  virtual std::size_t sleep(unsigned) { return 0; }
+  virtual std::size_t wake(unsigned) { return 0; }
+  [[nodiscard]] virtual bool is_asleep() const { return false; }
+  virtual std::size_t compact() { return 0; }
+  /// Whether it is over pages, or over blocks in their place.
+  [[nodiscard]] virtual bool can_pin() const noexcept { return false; }
+  [[nodiscard]] virtual std::unique_ptr<pin_under_test> pin(void const*, std::size_t) const {
+    return nullptr;
+  }
+  [[nodiscard]] virtual std::vector<page_piece> segments_of(void const*, std::size_t) const { return {}; }
 };
 
 namespace detail {
+
+#if TARN_SIMULATION_GRAPHS
+template <class Memory>
+class capture_of final : public capture_under_test {
+ public:
+  capture_of(tarn::graph_memory<Memory>& memory, tarn::stream_ref stream) { scope_.emplace(memory, stream); }
+  capture_of(capture_of const&) = delete;
+  capture_of& operator=(capture_of const&) = delete;
+  ~capture_of() override {
+    in_library const now;
+    scope_.reset();
+  }
+  void join(tarn::stream_ref stream) override {
+    in_library const now;
+    scope_->join(stream);
+  }
+
+ private:
+  std::optional<tarn::capture_scope> scope_;
+};
+
+template <class Memory>
+class graph_memory_of final : public graph_memory_under_test {
+ public:
+  explicit graph_memory_of(Memory memory) { memory_.emplace(std::move(memory)); }
+  graph_memory_of(graph_memory_of const&) = delete;
+  graph_memory_of& operator=(graph_memory_of const&) = delete;
+  ~graph_memory_of() override {
+    in_library const now;
+    memory_.reset();
+  }
+  std::unique_ptr<capture_under_test> capture(tarn::stream_ref stream) override {
+    in_library const now;
+    return std::make_unique<capture_of<Memory>>(*memory_, stream);
+  }
+  std::size_t allocated() const override {
+    in_library const now;
+    return memory_->state().allocated;
+  }
+  std::size_t reserved() const override {
+    in_library const now;
+    return memory_->state().reserved;
+  }
+
+ private:
+  std::optional<tarn::graph_memory<Memory>> memory_;
+};
+#endif
+
+#if TARN_SIMULATION_PINS
+[[nodiscard]] inline std::vector<page_piece> pieces_of(std::vector<tarn::memory_segment> const& segments) {
+  std::vector<page_piece> pieces;
+  for (tarn::memory_segment const& s : segments)
+    pieces.push_back({s.address, s.bytes, s.handle, s.offset, s.handle_bytes});
+  return pieces;
+}
+
+template <class Memory>
+class pin_of final : public pin_under_test {
+ public:
+  pin_of(Memory const& memory, void const* p, std::size_t bytes) { pin_.emplace(memory, p, bytes); }
+  pin_of(pin_of const&) = delete;
+  pin_of& operator=(pin_of const&) = delete;
+  ~pin_of() override {
+    in_library const now;
+    pin_.reset();
+  }
+  std::vector<page_piece> segments() const override {
+    in_library const now;
+    return pieces_of(pin_->segments());
+  }
+  void move() override {
+    in_library const now;
+    tarn::page_pin<Memory> moved(std::move(*pin_));
+    *pin_ = std::move(moved);
+  }
+
+ private:
+  std::optional<tarn::page_pin<Memory>> pin_;
+};
+#endif
 
 template <class Memory>
 class buffer_of final : public owner_under_test {
@@ -278,6 +424,56 @@ class pool_of final : public pool_under_test {
     in_library const now;
     return std::make_unique<pointer_of<Memory>>(tarn::make_device<std::byte[]>(memory_, count, stream));
   }
+  std::unique_ptr<graph_memory_under_test> make_graph_memory() const override {
+#if TARN_SIMULATION_GRAPHS
+    in_library const now;
+    return std::make_unique<graph_memory_of<Memory>>(memory_);
+#else
+    return nullptr;
+#endif
+  }
+#if TARN_SIMULATION_SLEEP
+  static constexpr bool sleeps = tarn::detail::can_sleep<Memory>;
+  bool can_sleep() const noexcept override { return sleeps; }
+  std::size_t sleep(unsigned how) override {
+    in_library const now;
+    if constexpr (sleeps) return tarn::sleep(memory_, static_cast<tarn::contents>(how % 3));
+    return 0;
+  }
+  std::size_t wake(unsigned how) override {
+    in_library const now;
+    if constexpr (sleeps)
+      return tarn::wake(memory_, how % 4 == 0 ? tarn::after_waking::keep_host_memory
+                                              : tarn::after_waking::free_host_memory);
+    return 0;
+  }
+  bool is_asleep() const override {
+    in_library const now;
+    if constexpr (sleeps) return tarn::is_asleep(memory_);
+    return false;
+  }
+  std::size_t compact() override {
+    in_library const now;
+    if constexpr (sleeps) return tarn::compact(memory_).released;
+    return 0;
+  }
+#else
+  bool can_sleep() const noexcept override { return false; }
+#endif
+#if TARN_SIMULATION_PINS
+  static constexpr bool pins = tarn::detail::has_segments<Memory>;
+  bool can_pin() const noexcept override { return pins; }
+  std::unique_ptr<pin_under_test> pin(void const* p, std::size_t bytes) const override {
+    in_library const now;
+    if constexpr (pins) return std::make_unique<pin_of<Memory>>(memory_, p, bytes);
+    return nullptr;
+  }
+  std::vector<page_piece> segments_of(void const* p, std::size_t bytes) const override {
+    in_library const now;
+    if constexpr (pins) return pieces_of(tarn::segments_of(memory_, p, bytes));
+    return {};
+  }
+#endif
 
  private:
   mutable Memory memory_;
@@ -306,11 +502,10 @@ template <class Source>
 }
 }  // namespace detail
 
-/// @tparam Driver, Marking  the drivers of the pools; each is made from a sim_driver
-template <class Driver = tarn::sim_driver, class Marking = tarn::sim_marking_driver>
-[[nodiscard]] std::unique_ptr<pool_under_test> make_pool(tarn::sim_driver const& driver,
-                                                         pool_choice const& choice, witness& who,
-                                                         unsigned number) {
+/// @tparam Driver, Marking  the drivers of the pools; each is made from `driver`
+template <class Driver, class Marking, class From>
+[[nodiscard]] std::unique_ptr<pool_under_test> make_pool(From const& driver, pool_choice const& choice,
+                                                         witness& who, unsigned number) {
   witnessed const seen{&who, number};
   switch (choice.on) {
     case ground::pages:

@@ -33,6 +33,7 @@ class streams_of_user {
 
   /// Sets the number of the thread that calls from now on.
   static void set_thread(unsigned number) noexcept { thread_ = number; }
+  [[nodiscard]] static unsigned thread() noexcept { return thread_; }
   /// Streams that the calling thread names in its step, until it begins another one.
   void begin_step() { named_[thread_].clear(); }
   void names(stream_number s) { named_[thread_].push_back(s); }
@@ -45,6 +46,7 @@ class streams_of_user {
   }
 
   [[nodiscard]] stream_state& operator[](stream_number s) noexcept { return all_[s]; }
+  [[nodiscard]] stream_state const& operator[](stream_number s) const noexcept { return all_[s]; }
   [[nodiscard]] std::size_t size() const noexcept { return all_.size(); }
   [[nodiscard]] tarn::sim_driver driver(stream_state const& s) const { return world_.driver(s.device); }
 

@@ -16,6 +16,11 @@ struct tally {
   std::uint64_t other_calls = 0;  /// < of pools and owners: record_stream, trim, state, owns, resize ...
   std::uint64_t refusals = 0;     /// < out_of_memory, reported and handled
   std::uint64_t kernels = 0;      /// < including copies and fills
+  std::uint64_t captures = 0, replays = 0;  ///< with a graph_memory
+  std::uint64_t sleeps = 0, compactions = 0;
+  std::uint64_t pins = 0, refused_pins = 0;  ///< page_pins made, and refused by pools without pages
+  std::uint64_t pin_looks = 0,
+                pin_reads = 0;  ///< calls for segments, and reads of a sleeping pool's pinned bytes
   // Which paths of the pools were reached, by their own counters.
   std::uint64_t device_waits = 0;  /// < a stream waited for another
   std::uint64_t host_waits = 0;    /// < the host waited
@@ -49,6 +54,14 @@ struct tally {
     other_calls += o.other_calls;
     refusals += o.refusals;
     kernels += o.kernels;
+    captures += o.captures;
+    replays += o.replays;
+    sleeps += o.sleeps;
+    compactions += o.compactions;
+    pins += o.pins;
+    refused_pins += o.refused_pins;
+    pin_looks += o.pin_looks;
+    pin_reads += o.pin_reads;
     device_waits += o.device_waits;
     host_waits += o.host_waits;
     remaps += o.remaps;

@@ -20,7 +20,22 @@
 #include "tally.hpp"
 #include "world.hpp"
 
+#if __has_include("tarn/driver/capture_gate.hpp")
+#include "tarn/driver/capture_gate.hpp"
+#endif
+
 namespace simulation {
+
+/// A capture that the library knows of, as with a capture_scope. Earlier headers have no such thing.
+struct announced_capture {
+#if __has_include("tarn/driver/capture_gate.hpp")
+  static bool begin() noexcept { return tarn::detail::capture_gate::try_begin_capture(); }
+  static void end() noexcept { tarn::detail::capture_gate::end_capture(); }
+#else
+  static bool begin() noexcept { return true; }
+  static void end() noexcept {}
+#endif
+};
 
 class user {
  public:
@@ -33,7 +48,11 @@ class user {
         blocks_claimed_(kind.slots),
         owners_claimed_(kind.owners) {
     for (weight const& each : kind.weights) captures_ = captures_ || each.what == act::begin_capture;
+    if (captures_) world_.will_capture();
+    for (weight const& each : kind.weights)
+      uses_graph_memory_ = uses_graph_memory_ || each.what == act::open_capture;
     has_owners_ = kind.owners != 0;
+    at_once_ = kind.at_once != 0;
     for (unsigned i = 0; i < kind.pools; ++i) {
       pools_.push_back({});
       pools_[i].device = static_cast<int>(i % kind.devices);
@@ -66,6 +85,9 @@ class user {
     for (std::size_t g = 0; g < graphs_.size(); ++g) {
       if (streams_[graphs_[g].from].thread == thread) finish_capture(g);
     }
+    for (auto const& g : captured_) {
+      if (g->is_open && streams_[g->from].thread == thread) close_capture(*g);
+    }
   }
 
   /// What must hold after a step of one thread while others are inside theirs.
@@ -79,6 +101,8 @@ class user {
     }
     if (with_state) {
       for (auto& s : scopes_) compare(*s);
+      check_memories();
+      check_pins();
       if (world_.chosen().machine.devices == 1) world_.check_device(pools_, 0);
     }
     world_.check_order();
@@ -90,6 +114,11 @@ class user {
     try {
       for (std::size_t g = 0; g < graphs_.size(); ++g) finish_capture(g);
       graphs_.clear();
+      bool const memories_first = numbers_ % 2 == 0;
+      close_graphs(memories_first);
+      end_pins([](pin_of_user const& pin) { return pin.number % 4 == 0; });
+      wake_some();
+      check_pins();
       while (!scopes_.empty()) close_scope(0);
       for (auto& b : blocks_) {
         if (b == nullptr) continue;
@@ -99,6 +128,7 @@ class user {
       for (auto& o : owners_) drop(o);
       for (auto& b : ballast_) give_back_late(b);
       ballast_.clear();
+      close_graphs(true);
       for (auto& pool : pools_) {
         for (stream_number s = 0; s < streams_.size(); ++s) {
           if (streams_.can_wait_for(s) && streams_[s].device == pool.device && s % 3 == 0)
@@ -107,9 +137,15 @@ class user {
         count_depth(world_.check_state(pool));
         (void)pool.memory->trim(0);
         expect_empty(pool);
+        end_pins(
+            [&](pin_of_user const& pin) { return pin.pool_number == pool.number && pin.number % 4 == 1; });
+        (void)pool.memory->trim(0);
+        expect_empty(pool);
         world_.check_numbers(pool);
         pool.memory.reset();
       }
+      check_pins();
+      end_pins([](pin_of_user const&) { return true; });  // the last one ends its pool
       streams_.close();
     } catch (std::exception const& error) {
       world_.found().push_back(text("the end of the program threw: %s", error.what()));
@@ -118,6 +154,19 @@ class user {
   }
 
  private:
+  struct captured_graph;
+  /// A graph_memory. Its graphs are never launched at the same time.
+  struct graph_memory_of_user {
+    std::unique_ptr<graph_memory_under_test> it;
+    unsigned pool = 0;
+    unsigned pool_number = 0;  ///< with the model
+    unsigned number = 0;       ///< from 1
+    bool is_asleep = false;    /// < forever: the user has given up its pool
+    bool has_capture = false;
+    bool is_busy = false;  ///< a thread is inside a call of it
+    /// Streams whose work may use its memory: the next launch comes after it.
+    std::vector<stream_number> users;
+  };
   struct graph {
     tarn::sim_graph recorded;
     stream_number from = 0;
@@ -136,6 +185,29 @@ class user {
     std::vector<stream_number> readers;
     unsigned graphs = 0;
     std::uint64_t number = 0;
+    captured_graph* in = nullptr;        ///< the open capture that allocated it
+    graph_memory_of_user* of = nullptr;  ///< whose memory it is
+    bool of_graph = false;               ///< of a graph_memory, which may have ended
+  };
+  /// A stream that joined a capture.
+  struct joined {
+    stream_number stream = 0;
+    bool is_known = false;  ///< to the pool
+  };
+  /// A graph that is captured, or was, for a graph_memory.
+  struct captured_graph {
+    graph_memory_of_user* memory = nullptr;
+    std::unique_ptr<capture_under_test> scope;
+    tarn::sim_graph recorded;
+    int number = 0;  ///< stream_state::graph of its streams
+    stream_number from = 0;
+    unsigned thread = 0;  ///< that opened the scope
+    std::vector<joined> others;
+    bool is_open = false;
+    unsigned calls = 0;  ///< of threads that are inside one for this capture
+    std::vector<block*> used;
+    std::vector<graph_memory_of_user*> memories;  ///< besides its own, those whose blocks it frees
+    std::vector<stream_number> after;             ///< of uses of the blocks that it frees
   };
   struct owner {
     std::unique_ptr<owner_under_test> it;
@@ -151,6 +223,20 @@ class user {
     expected_scope expected;
   };
   using block_slot = std::unique_ptr<block>;
+  /// A page_pin.
+  struct pin_of_user {
+    std::unique_ptr<pin_under_test> it;
+    unsigned pool = 0;
+    unsigned pool_number = 0;  ///< with the model
+    std::uint64_t block = 0;   ///< the number of the block
+    std::uint64_t number = 0;
+    char const* p = nullptr;
+    std::size_t bytes = 0;
+    std::vector<page_piece> pieces{};  ///< of handles, when it was made
+    bool of_graph = false;             ///< of a graph_memory's block
+    bool is_busy = false;              ///< a thread is inside a call of it
+    bool is_ending = false;            ///< that call ends it
+  };
 
   /// The slots that a step uses while others run during it. Those skip steps that need the same slots.
   class claim {
@@ -185,7 +271,7 @@ class user {
     }
     static bool uses_blocks(act what) noexcept {
       return what == act::allocate || what == act::allocate_sync || what == act::deallocate ||
-             what == act::use || what == act::copy;
+             what == act::use || what == act::copy || what == act::pin_block;
     }
     std::vector<bool>* slots_ = nullptr;
     std::size_t first_ = 0, second_ = 0;
@@ -215,8 +301,12 @@ class user {
     for (graph const& g : graphs_) {
       if (g.open) return true;
     }
-    return false;
+    return any_scope();
   }
+  [[nodiscard]] bool any_scope() const {
+    return std::any_of(captured_.begin(), captured_.end(), [](auto const& g) { return g->is_open; });
+  }
+  [[nodiscard]] bool is_quiet(block const& b) const { return pools_[b.pool].quiet; }
   [[nodiscard]] tarn::sim_driver driver(unsigned pool) const { return world_.driver(pools_[pool].device); }
 
   void take(operation const& o) {
@@ -256,7 +346,7 @@ class user {
       case act::deallocate:
         if (block_slot old; o.how % 2 == 0 && fetch_old_view(old, o)) {
           // What is freed was used just before.
-          if (streams_.runs(old->last))
+          if (streams_.runs(old->last) && !is_quiet(*old))
             launch(*old, old->last, 300'000 + o.duration * 4, tarn::sim_use::writes);
           if (!free_slot(old, o)) ballast_.push_back(std::move(old));
           return;
@@ -290,9 +380,9 @@ class user {
         if (!graphs_.empty()) finish_capture(o.slot % graphs_.size());
         return;
       case act::launch_graph:
-        return launch_graph(o, device);
+        return uses_graph_memory_ ? replay(o) : launch_graph(o, device);
       case act::drop_graph:
-        return drop_graph(o.slot);
+        return uses_graph_memory_ ? drop_captured(o.slot) : drop_graph(o.slot);
       case act::make_stream:
         if (!captures_ || world_.marks_all_work()) make_stream(device, o);
         return;
@@ -339,6 +429,32 @@ class user {
         return;
       case act::fragment:
         return fragment(o, pool);
+      case act::make_memory:
+        return make_memory(o, pool);
+      case act::drop_memory:
+        if (graph_memory_slot& m = memories_[o.second % most_memories]; can_drop(m)) drop_memory(m);
+        return;
+      case act::open_capture:
+        return open_capture(o);
+      case act::join_capture:
+        return join_capture(o);
+      case act::close_capture:
+        if (!captured_.empty()) close_capture(*captured_[o.slot % captured_.size()]);
+        return;
+      case act::sleep_pool:
+        return put_to_sleep(o, pool);
+      case act::wake_pool:
+        return wake(o, pool);
+      case act::compact_pool:
+        return compact(pool);
+      case act::pin_block:
+        (void)fetch_old_view(*slot, o);
+        return make_pin(o, *slot);
+      case act::look_at_pin:
+        return look_at_pin(o);
+      case act::end_pin:
+        if (!pins_.empty()) end_pin(o.slot % pins_.size());
+        return;
       case act::count_of_acts:
         return;
     }
@@ -395,6 +511,9 @@ class user {
     bool const sync = o.what == act::allocate_sync;
     stream_number const s = streams_.in(pools_[pool].device, o.stream);
     if (!sync && !streams_.is_usable(s)) return;
+    if (!sync && uses_graph_memory_ && streams_[s].graph >= 0) return capture_allocation(o, s, slot);
+    bool const asleep = pools_[pool].asleep && !pools_[pool].changing;
+    bool const awake = !pools_[pool].quiet;
     std::size_t const alignment = o.alignment;
     pool_under_test& memory = *pools_[pool].memory;
     ++counted_.allocations;
@@ -403,15 +522,21 @@ class user {
     try {
       p = sync ? memory.allocate_sync(o.bytes, alignment)
                : memory.allocate(streams_.name(s, o.how), o.bytes, alignment);
+    } catch (asleep_error const&) {
+      if (awake && now.undisturbed()) world_.found().push_back("a pool that is awake threw pool_asleep");
+      throw;
     } catch (tarn::out_of_memory const&) {
+      if (asleep && now.undisturbed())
+        world_.found().push_back("a sleeping pool refused memory without pool_asleep");
       if (now.undisturbed()) check_refusal(pool, o.bytes);
       throw;
     }
     if (p == nullptr) return;
+    if (asleep && now.undisturbed()) world_.found().push_back("a sleeping pool allocated memory");
     slot = std::make_unique<block>();
     *slot = {p, o.bytes, alignment, pool, s, sync, false, {}, 0, ++numbers_};
     bool const at_once = only_counts() ? o.how % 32 == 1 : o.how % 8 != 1;
-    if (at_once && streams_.runs(s)) {
+    if (at_once && streams_.runs(s) && !pools_[pool].quiet) {
       slot->unordered = false;
       launch(*slot, s, o.duration, tarn::sim_use::writes);
     }
@@ -455,11 +580,12 @@ class user {
   }
 
   void use(operation const& o, block_slot& slot) {
-    if (slot == nullptr) return;
+    if (slot == nullptr || is_quiet(*slot)) return;
     block& b = *slot;
     stream_number const s = streams_.in(pools_[b.pool].device, o.stream);
     if (!streams_.is_usable(s)) return;
-    if (streams_[s].graph >= 0) return capture_use(o, b, s);
+    if (streams_[s].graph >= 0) return uses_graph_memory_ ? use_in_capture(o, b, s) : capture_use(o, b, s);
+    if (b.in != nullptr) return;
     bool const beside = o.how % 4 == 0 && b.written && !b.unordered;
     if (beside) {
       if (!streams_.runs(s) || !streams_.can_order(b.last, s)) return;
@@ -482,7 +608,8 @@ class user {
 
   void copy(operation const& o, block_slot& from, block_slot& to) {
     if (from == nullptr || to == nullptr || from == to ||
-        pools_[from->pool].device != pools_[to->pool].device)
+        pools_[from->pool].device != pools_[to->pool].device || is_quiet(*from) || is_quiet(*to) ||
+        from->in != nullptr || to->in != nullptr)
       return;
     stream_number const s = streams_.in(pools_[to->pool].device, o.stream);
     if (!from->written || !streams_.runs(s) || !can_come_after(*from, s) || !can_come_after(*to, s)) return;
@@ -501,10 +628,17 @@ class user {
 
   [[nodiscard]] bool free_slot(block_slot& slot, operation const& o) {
     if (slot == nullptr) return true;
+    if (uses_graph_memory_ && (slot->in != nullptr || o.how % 4 == 2)) {
+      // Inside a capture, if the step's stream is part of one.
+      stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
+      if (capture_of(s) != nullptr) return free_in_capture(slot, s, o.how);
+      if (slot->in != nullptr) return false;
+    }
     if (slot->graphs != 0) return false;
     block& b = *slot;
     unsigned const how = o.how;
-    if (reads_contents() && b.written && how % 4 != 3 && !b.unordered && streams_.runs(b.last))
+    if (reads_contents() && b.written && how % 4 != 3 && !b.unordered && streams_.runs(b.last) &&
+        !is_quiet(b))
       launch(b, b.last, o.duration / 16, tarn::sim_use::reads);
     switch (how % 8) {
       case 3:
@@ -555,6 +689,8 @@ class user {
   }
   bool release(block_slot& slot, stream_number s, unsigned how) {
     block& b = *slot;
+    if (uses_graph_memory_ && streams_[s].graph >= 0) return free_in_capture(slot, s, how);
+    if (b.of != nullptr) add_uses(b.of->users, b);
     ++counted_.deallocations;
     pools_[b.pool].memory->deallocate(streams_.name(s, how), b.p, b.bytes, b.alignment);
     slot.reset();
@@ -568,7 +704,8 @@ class user {
   void check_refusal(unsigned pool, std::size_t bytes) {
     without_interruption const now;
     pool_state_of_user const& p = pools_[pool];
-    if (world_.reference().live(p.number) != 0 || any_capture() || bytes > world_.chosen().machine.capacity)
+    if (world_.reference().live(p.number) != 0 || any_capture() || has_memories(p.number) ||
+        has_pins(p.number) || p.quiet || bytes > world_.chosen().machine.capacity)
       return;
     tarn::pool_state const s = p.memory->state();
     std::size_t const free = world_.machine().usage(p.device).free() + s.reserved;
@@ -580,7 +717,7 @@ class user {
   }
   /// A pool over blocks needs room to align them, and requests more than one block at a time.
   [[nodiscard]] bool is_over_blocks(unsigned pool) const {
-    return world_.chosen().pools[pool].on == ground::blocks;
+    return without_pages || world_.chosen().pools[pool].on == ground::blocks;
   }
   [[nodiscard]] std::size_t limit_of(unsigned pool) const { return pools_[pool].memory->limit(); }
 
@@ -589,6 +726,7 @@ class user {
   void begin_capture(int device, unsigned slot) {
     stream_number const s = streams_.in(device, slot);
     if (device != 0 || graphs_.size() >= 4 || !streams_.runs(s) || streams_[s].legacy) return;
+    if (!announced_capture::begin()) return;
     world_.expect(world_.machine().begin_capture(streams_[s].named), "begin_capture");
     streams_[s].graph = 1;
     graphs_.push_back({{}, s, true, {}});
@@ -615,6 +753,7 @@ class user {
     g.open = false;
     streams_[g.from].graph = -1;
     world_.expect(world_.machine().end_capture(streams_[g.from].named, g.recorded), "end_capture");
+    announced_capture::end();
   }
   void launch_graph(operation const& o, int device) {
     if (graphs_.empty()) return;
@@ -644,16 +783,22 @@ class user {
   void open_pool(unsigned i) {
     pool_state_of_user& pool = pools_[i];
     pool.number = world_.reference().add_pool();
-    pool.memory = make_pool(world_.driver(pool.device), world_.chosen().pools[i], world_, pool.number);
+    pool.memory = make_pool<watched<tarn::sim_driver>, watched<tarn::sim_marking_driver>>(
+        world_.watched_driver(pool.device), world_.chosen().pools[i], world_, pool.number);
+    pool.may_stay.clear();
   }
   void replace_pool(unsigned i) {
-    if (any_capture() || !free_all(i)) return;
+    if (any_capture() || pools_[i].changing || !free_all(i)) return;
     for (std::size_t s = scopes_.size(); s-- > 0;) {
       if (scopes_[s]->pool == i) close_scope(s);
     }
     world_.check_numbers(pools_[i]);
     count_depth(world_.check_state(pools_[i]));
     ++counted_.other_calls;
+    for (graph_memory_slot const& m : memories_) {
+      if (m != nullptr && m->pool_number == pools_[i].number && pools_[i].asleep) m->is_asleep = true;
+    }
+    pools_[i].quiet = pools_[i].asleep = false;
     open_pool(i);  // owners of the old pool keep it alive
   }
   void count_depth(tarn::pool_state const& s) {
@@ -665,14 +810,15 @@ class user {
   [[nodiscard]] bool free_all(unsigned pool) {
     for (auto* list : {&blocks_, &ballast_}) {
       for (block_slot& b : *list) {
-        if (b != nullptr && b->pool == pool && (b->graphs != 0 || !give_back(b, 0))) return false;
+        if (b != nullptr && b->pool == pool && (b->in != nullptr || b->graphs != 0 || !give_back(b, 0)))
+          return false;
       }
     }
     std::erase(ballast_, nullptr);
     return true;
   }
   void trim(unsigned pool, std::size_t keep) {
-    if (any_capture() && !world_.marks_all_work()) return;
+    if (any_capture() && !any_scope() && !world_.marks_all_work()) return;
     ++counted_.other_calls;
     moment const now;
     std::size_t const before = pools_[pool].memory->state().reserved;
@@ -682,7 +828,25 @@ class user {
       world_.found().push_back(text("trim() freed %zu bytes and returned %zu", before - after, given));
   }
   void expect_empty(pool_state_of_user const& pool) {
+    if (has_graph_pins(pool.number)) return;
+    pinned_handles const pinned = pinned_in(pool.number);
     tarn::pool_state const s = pool.memory->state();
+    if (pool.asleep) {
+      std::size_t const least = bytes_of(pinned);
+      if (s.reserved < least)
+        world_.found().push_back(
+            text("pool %u sleeps and holds %zu bytes, %zu are pinned", pool.number, s.reserved, least));
+      return;
+    }
+    if (!pinned.empty()) {
+      if (s.reserved != bytes_of(pinned) || s.handles != pinned.size() || s.live != 0 || s.pending != 0)
+        world_.found().push_back(
+            text("pool %u keeps %zu bytes (%zu live, %zu pending, %" PRIu64
+                 " handles) after all was freed and trimmed; %zu bytes are pinned, of %zu handles",
+                 pool.number, s.reserved, s.live, s.pending, static_cast<std::uint64_t>(s.handles),
+                 bytes_of(pinned), pinned.size()));
+      return;
+    }
     if (s.reserved != 0 || s.live != 0 || s.pending != 0 || s.free_blocks != 0 || s.handles != 0)
       world_.found().push_back(text(
           "pool %u keeps %zu bytes (%zu live, %zu pending, %zu free blocks, %" PRIu64
@@ -690,11 +854,14 @@ class user {
           pool.number, s.reserved, s.live, s.pending, s.free_blocks, static_cast<std::uint64_t>(s.handles)));
   }
   void drain(unsigned i, operation const& o) {
-    if (any_capture() || !free_all(i)) return;
+    if (any_capture() || pools_[i].quiet || !free_all(i) || has_memories(pools_[i].number)) return;
     pool_state_of_user const& pool = pools_[i];
     if (world_.reference().live(pool.number) != 0) return;  // an owner's
+    bool const with_pins = o.how % 2 == 0;
+    if (!with_pins) end_pins([&](pin_of_user const& pin) { return pin.pool_number == pool.number; });
     trim(i, 0);
     expect_empty(pool);
+    if (has_pins(pool.number)) return;
     stream_number const s = streams_.in(pool.device, o.stream);
     std::size_t room = world_.machine().usage(pool.device).free();
     if (room > limit_of(i)) room = limit_of(i);
@@ -783,6 +950,65 @@ class user {
     world_.reference().remove_scope(scopes_[which]->number, scopes_[which]->expected);
     scopes_.erase(scopes_.begin() + static_cast<std::ptrdiff_t>(which));
   }
+
+  // ---- graph memories: user_graphs.hpp
+
+  static constexpr std::size_t most_memories = 4;
+  static constexpr std::size_t most_graphs = 8;
+  using graph_memory_slot = std::unique_ptr<graph_memory_of_user>;
+
+  void make_memory(operation const& o, unsigned pool);
+  [[nodiscard]] bool can_drop(graph_memory_slot const& m) const;
+  void drop_memory(graph_memory_slot& m);
+  [[nodiscard]] bool has_memories(unsigned pool_number) const;
+  [[nodiscard]] bool may_capture(stream_number s) const;
+  void open_capture(operation const& o);
+  void join_capture(operation const& o);
+  void close_capture(captured_graph& g);
+  [[nodiscard]] captured_graph* capture_of(stream_number s) const;
+  [[nodiscard]] bool is_known(captured_graph const& g, stream_number s) const;
+  [[nodiscard]] bool will_be_known(captured_graph const& g) const;
+  [[nodiscard]] bool order_in_capture(stream_number before, stream_number after);
+  void capture_allocation(operation const& o, stream_number s, block_slot& slot);
+  void use_in_capture(operation const& o, block& b, stream_number s);
+  [[nodiscard]] bool free_in_capture(block_slot& slot, stream_number s, unsigned how);
+  static void add_uses(std::vector<stream_number>& to, block const& b);
+  [[nodiscard]] bool can_follow(std::vector<stream_number> const& all, stream_number s) const;
+  void replay(operation const& o);
+  void drop_captured(unsigned which);
+  void check_memories();
+  void close_graphs(bool with_memories);
+
+  // ---- pools that sleep: user_sleep.hpp
+
+  [[nodiscard]] bool make_quiet(unsigned pool);
+  void put_to_sleep(operation const& o, unsigned pool);
+  void wake(operation const& o, unsigned pool);
+  void compact(unsigned pool);
+  void read_all(unsigned pool);
+  void wake_some();
+
+  // ---- page pins: user_pins.hpp
+
+  static constexpr std::size_t most_pins = 6;
+
+  void make_pin(operation const& o, block_slot& slot);
+  void expect_pieces(std::vector<page_piece> const& are, std::vector<page_piece> const& expected,
+                     char const* what);
+  void expect_one_handle(unsigned pool, std::size_t pieces);
+  [[nodiscard]] block const* pinned_block(pin_of_user const& pin) const;
+  void look_at_pin(operation const& o);
+  void check_pin(pin_of_user const& pin);
+  void check_pins();
+  [[nodiscard]] bool can_end(pin_of_user const& pin) const;
+  void end_pin(std::size_t which);
+  template <class Condition>
+  void end_pins(Condition const& ends);
+  [[nodiscard]] bool has_pins(unsigned pool_number) const;
+  [[nodiscard]] bool has_graph_pins(unsigned pool_number) const;
+  [[nodiscard]] bool is_wholly_pinned(block const& b) const;
+  static void add_pinned(pinned_handles& to, pin_of_user const& pin);
+  [[nodiscard]] pinned_handles pinned_in(unsigned pool_number) const;
 
   // ---- owners
 
@@ -915,11 +1141,23 @@ class user {
   std::size_t old_views_ = 0;                          /// < its large blocks start here
   std::vector<graph> graphs_;
   std::vector<std::unique_ptr<scope>> scopes_;
+  std::vector<graph_memory_slot> memories_{most_memories};
+  std::vector<std::unique_ptr<captured_graph>> captured_;
+  std::vector<std::unique_ptr<pin_of_user>> pins_;
+  unsigned last_memory_ = 0;
+  int last_capture_ = 0;
   std::uint64_t numbers_ = 0;
+  std::uint64_t last_pin_ = 0;
   /// Captures happen. If the pool cannot mark all work, it waits for the device after a stream was destroyed:
   /// then a program has either captures or destroyed streams.
   bool captures_ = false;
   bool has_owners_ = false;
+  bool at_once_ = false;
+  bool uses_graph_memory_ = false;
 };
 
 }  // namespace simulation
+
+#include "user_graphs.hpp"
+#include "user_pins.hpp"
+#include "user_sleep.hpp"

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "mapped_pages.hpp"
 #include "model.hpp"
 #include "pool_under_test.hpp"
 #include "profile.hpp"
@@ -19,6 +21,9 @@
 #include "witness.hpp"
 
 namespace simulation {
+
+/// Every machine is one without virtual memory management, for all programs of this process: pools over pages use plain blocks.
+inline bool without_pages = false;
 
 /// How a program is run: the machine, and the schedule of its streams. Drawn from the seed.
 struct setting {
@@ -30,6 +35,23 @@ struct setting {
   unsigned depth = 2;  /// < threads are preempted this many times less one in each run of several threads
 };
 
+/// One pool in 16 has blocks of one handle each. This is not drawn, so that the other programs stay as they are. Earlier headers do
+/// not have that option.
+template <class Options>
+void choose_handles(Options& options, std::uint64_t seed) {
+  if constexpr (requires { options.handles; }) {
+    if ((seed * 0x9E3779B97F4A7C15) >> 60 == 5) options.handles = decltype(options.handles)::one;
+  }
+}
+template <class Options>
+[[nodiscard]] bool has_one_handle_per_block(Options const& options) {
+  if constexpr (requires { options.handles; }) {
+    return options.handles == decltype(options.handles)::one;
+  } else {
+    return false;
+  }
+}
+
 [[nodiscard]] inline setting draw_setting(std::uint64_t seed, profile const& kind) {
   random_numbers random(seed ^ 0x73657474696E67);
   setting s;
@@ -40,6 +62,7 @@ struct setting {
   // With spare memory the pool does not search for memory, and blocks in a forgotten magazine stay there.
   if (kind.watched != watch::contents && random.percent(20)) m.capacity = 64_GiB;
   m.taken = 0;
+  if (without_pages) m.paging = tarn::sim_paging::missing;
   m.backing =
       kind.watched == watch::contents ? tarn::sim_backing::host_backed : tarn::sim_backing::address_only;
   m.checks = kind.watched == watch::model ? tarn::sim_checks::off : tarn::sim_checks::stream_order;
@@ -60,6 +83,7 @@ struct setting {
     // Where blocks are large, mostly of many handles: views of many handles are extended.
     if (random.percent(kind.largest >= 16_MiB ? 70 : 20)) c.options.largest_handle = 2_MiB << random.below(4);
     c.limit = random.percent(25) ? m.capacity / 2 : m.capacity * 4;
+    if (!kind.fragments) choose_handles(c.options, seed + i);
     if (kind.fragments) {  // nearly always views of many handles, and no spare memory
       c.options.slack_per_mille = 0;
       c.options.largest_handle = 2_MiB;
@@ -92,28 +116,61 @@ struct stream_state {
   tarn::event_handle farewell = nullptr;  ///< recorded before it was destroyed
 };
 
+/// Handles that pins keep, with their sizes.
+using pinned_handles = std::map<tarn::page_handle, std::size_t>;
+[[nodiscard]] inline std::size_t bytes_of(pinned_handles const& handles) noexcept {
+  std::size_t sum = 0;
+  for (auto const& [handle, bytes] : handles) sum += bytes;
+  return sum;
+}
+
 struct pool_state_of_user {
   std::unique_ptr<pool_under_test> memory;
   unsigned number = 0;  ///< with the model
   int device = 0;
+  bool quiet = false;  /// < nothing uses its memory: it sleeps, falls asleep, or is compacted
+  bool asleep = false;
+  bool changing = false;      ///< a thread is inside sleep(), wake() or compact()
+  pinned_handles may_stay{};  ///< at most these have not fallen asleep with the pool
+};
+
+/// While it lives, the calls of this thread are part of a capture for a graph memory.
+class in_capture {
+ public:
+  explicit in_capture(unsigned memory) noexcept { of_ = memory; }
+  in_capture(in_capture const&) = delete;
+  in_capture& operator=(in_capture const&) = delete;
+  ~in_capture() { of_ = 0; }
+  [[nodiscard]] static unsigned of() noexcept { return of_; }
+
+ private:
+  static inline thread_local constinit unsigned of_ = 0;
 };
 
 /// The machine, its model, and the connection between them.
 class world final : public witness {
  public:
   explicit world(setting const& chosen, findings& found)
-      : chosen_(chosen), found_(found), machine_(chosen.machine), model_(found) {
+      : chosen_(chosen), found_(found), machine_(chosen.machine), model_(found), pages_(found) {
     // Objects of the process that are created at the first use are created now: their locks are switch points, at which the
     // thread would be preempted while it holds the machine's lock, which is none.
     tarn::sim_machine const first(chosen.machine);
     void* p = nullptr;
     if (first.driver(0).reserve_range(2_MiB, 2_MiB, p).ok()) (void)first.driver(0).release_range(p, 2_MiB);
+    if (first.driver(0).malloc_device(2_MiB, p).ok()) (void)first.driver(0).free_device(p);
   }
 
   [[nodiscard]] tarn::sim_machine const& machine() const noexcept { return machine_; }
   [[nodiscard]] tarn::sim_driver driver(int device) const { return machine_.driver(device); }
   [[nodiscard]] model& reference() noexcept { return model_; }
+  [[nodiscard]] mapped_pages& pages() noexcept { return pages_; }
+  [[nodiscard]] watched_device watched_driver(int device) { return {driver(device), &pages_}; }
   [[nodiscard]] setting const& chosen() const noexcept { return chosen_; }
+  /// In programs with captures, no change of owners is part of a graph: graphs use blocks that live as long as they do.
+  void will_capture() noexcept { captures_ = true; }
+  [[nodiscard]] tarn::stream_ref owner_stream(tarn::stream_ref stream) const noexcept {
+    return captures_ ? tarn::stream_ref{} : stream;
+  }
   /// True if no pool has to wait for the whole device after a stream was destroyed: that would invalidate a
   /// capture.
   [[nodiscard]] bool marks_all_work() const {
@@ -125,14 +182,18 @@ class world final : public witness {
   void given(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
              std::size_t alignment) override {
     outside_library const now;
-    model_.given(pool, p, bytes, alignment);
-    if (p != nullptr) machine_.allocated(p, bytes, stream);
+    model_.given(pool, p, bytes, alignment, in_capture::of());
+    if (p == nullptr) return;
+    machine_.allocated(p, bytes, owner_stream(stream));
+    if (in_capture::of() != 0) hold(p, bytes, alignment);
   }
   void returned(unsigned pool, tarn::stream_ref stream, void* p, std::size_t bytes,
                 std::size_t alignment) override {
     outside_library const now;
     model_.returned(pool, p, bytes, alignment);
-    if (p != nullptr) machine_.freed(p, bytes, stream);
+    if (p == nullptr) return;
+    machine_.freed(p, bytes, owner_stream(stream));
+    if (in_capture::of() != 0) hold(p, bytes, alignment);
   }
   void refused(unsigned pool) override {
     outside_library const now;
@@ -147,6 +208,44 @@ class world final : public witness {
   void taken_back(unsigned pool, std::size_t bytes, std::size_t alignment) override {
     model_.count_early(pool, bytes, alignment, -1);
   }
+
+  /// A graph memory ends: its graphs are not launched any more.
+  void release_held([[maybe_unused]] unsigned memory) {
+#if TARN_SIMULATION_GRAPHS
+    model_.held().release(memory, [&](std::uintptr_t begin, std::size_t bytes) {
+      machine_.graph_released(reinterpret_cast<void const*>(begin), bytes);
+    });
+#endif
+  }
+  /// A pool has new physical memory at the same addresses.
+  void hold_again() {
+#if TARN_SIMULATION_GRAPHS
+    model_.held().each_held([&](std::uintptr_t begin, std::size_t bytes) {
+      machine_.graph_holds_again(reinterpret_cast<void const*>(begin), bytes);
+    });
+#endif
+  }
+  /// The user's own calls that are part of a capture.
+  void count_captured(std::size_t calls) noexcept { captured_ += calls; }
+  /// While a pool falls asleep, wakes or is compacted, it copies whole granules, with the free bytes between live blocks, and blocks
+  /// that are freed meanwhile.
+  class copies {
+   public:
+    explicit copies(world& of) : of_(of) {
+      of_.check_order();
+      ++of_.copies_;
+    }
+    copies(copies const&) = delete;
+    copies& operator=(copies const&) = delete;
+    ~copies() {
+      of_.check_order();
+      --of_.copies_;
+      of_.checked_findings_ = of_.machine_.findings().size();
+    }
+
+   private:
+    world& of_;
+  };
 
   /// Reports that a user's call failed although it had to succeed.
   bool expect(tarn::status const& s, char const* what) {
@@ -186,10 +285,17 @@ class world final : public witness {
       }
     };
     check_active(pool.memory->statistics());
-    need(s.reserved >= s.live, "live exceeds reserved", s.live, s.reserved);
-    need(s.cached == s.reserved - s.live, "cached differs from reserved less live", s.cached,
-         s.reserved - s.live);
-    need(s.inactive_split_bytes <= s.cached, "free exceeds cached", s.inactive_split_bytes, s.cached);
+    if (pool.asleep &&
+        model_.held().is_empty()) {  // graph memories that were woken before the pool failed to stay awake
+      std::size_t const pinned = bytes_of(pool.may_stay);
+      need(s.reserved <= pinned, "a sleeping pool holds memory that is not pinned", s.reserved, pinned);
+      need(s.cached <= s.reserved, "a sleeping pool caches memory", s.cached, s.reserved);
+    } else if (!pool.asleep) {
+      need(s.reserved >= s.live, "live exceeds reserved", s.live, s.reserved);
+      need(s.cached == s.reserved - s.live, "cached differs from reserved less live", s.cached,
+           s.reserved - s.live);
+      need(s.inactive_split_bytes <= s.cached, "free exceeds cached", s.inactive_split_bytes, s.cached);
+    }
     need(s.largest_free_range <= s.inactive_split_bytes, "the largest free range exceeds all free bytes",
          s.largest_free_range, s.inactive_split_bytes);
     need(s.reserved_peak >= s.reserved, "reserved_peak is below reserved", s.reserved_peak, s.reserved);
@@ -226,15 +332,41 @@ class world final : public witness {
                             used.used, used.handles + used.blocks, reserved, handles));
   }
   void check_order() {
-    for (std::string const& finding : machine_.findings()) found_.push_back(finding);
-    if (machine_.captured_calls() != 0) found_.push_back("a driver call was captured into the user's graph");
+    auto const now = machine_.findings();
+    for (std::size_t i = checked_findings_; i < now.size(); ++i) {
+      if (copies_ == 0 || !is_of_copy(now[i])) found_.push_back(now[i]);
+    }
+    if (machine_.captured_calls() != captured_)
+      found_.push_back("a driver call was captured into the user's graph");
   }
 
  private:
+  /// Nothing but captures for the same memory receives the block until that ends.
+  void hold(void* p, std::size_t bytes, std::size_t alignment) {
+    auto const begin = reinterpret_cast<std::uintptr_t>(p);
+    std::size_t const rounded = expected_block(bytes, alignment);
+    [[maybe_unused]] bool const is_others =
+        model_.held().is_held_by_another(in_capture::of(), begin, rounded);
+    model_.held().hold(in_capture::of(), begin, rounded);
+#if TARN_SIMULATION_GRAPHS
+    machine_.graph_holds(
+        p, bytes, is_others ? nullptr : reinterpret_cast<void const*>(std::uintptr_t{in_capture::of()}));
+#endif
+  }
+
+  static bool is_of_copy(std::string const& finding) {
+    return finding.starts_with("read of freed bytes") || finding.starts_with("write to freed bytes");
+  }
+
   setting const& chosen_;
   findings& found_;
+  std::size_t checked_findings_ = 0;
+  unsigned copies_ = 0;
+  bool captures_ = false;
+  std::size_t captured_ = 0;  ///< calls of the user
   tarn::sim_machine machine_;
   model model_;
+  mapped_pages pages_;
 };
 
 }  // namespace simulation

@@ -16,6 +16,7 @@ program = """#include <tarn/tarn.hpp>
 #include <tarn/sim.hpp>
 #include <tarn/stl.hpp>
 #include <tarn/diagnostics.hpp>
+#include <tarn/sharing.hpp>
 int other();
 int {name}() {{
   auto memory = tarn::host_memory{{}} | tarn::pooled{{}} | tarn::tracked{{}};

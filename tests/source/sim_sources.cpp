@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/source/sim_sources.hpp"
 
+#include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
 #include "contract/page_source_contract.hpp"
 #include "contract/resource_contract.hpp"
+#include "tarn/policy/accessible_from.hpp"
+#include "tarn/policy/headroom.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/source/unique_pages.hpp"
 
 using namespace tarn;
 using namespace tarn_test;
@@ -69,19 +76,85 @@ TEST_CASE("sim_malloc and sim_pages refuse more than max_request_bytes without a
   CHECK(machine.calls().memory() == 0);
 }
 
-TEST_CASE("sim_pages without virtual memory management throws and names the alternative",
-          "[source][cuda_pages]") {
+namespace {
+sim_machine machine_without_pages() {
   sim_options options;
   options.paging = sim_paging::missing;
-  sim_machine const machine(options);
+  return small_machine(options);
+}
+/// A driver with pages and no other memory of the device.
+struct driver_of_pages : sim_driver {
+  explicit driver_of_pages(sim_driver driver) : sim_driver(std::move(driver)) {}
+  status malloc_device(std::size_t, void*&) const noexcept = delete;
+};
+template <class Call>
+void refuses_and_says(Call const& call, char const* text) {
   try {
-    (void)on<sim_pages>(machine);
+    call();
     FAIL("must not succeed");
   } catch (cuda_error const& error) {
     CHECK(error.kind() == failure::unsupported);
-    CHECK(std::string_view(error.what()).find("cuda_malloc | pooled") != std::string_view::npos);
+    CHECK(error.device() == 0);
+    INFO(error.what());
+    CHECK(std::string_view(error.what()).find(text) != std::string_view::npos);
   }
+}
+}  // namespace
+
+TEST_CASE("sim_pages without virtual memory management has plain blocks, and refuses every call of pages",
+          "[source][cuda_pages]") {
+  sim_machine const machine = machine_without_pages();
+  auto pages = on<sim_pages>(machine);
+  CHECK_FALSE(pages.has_pages());
+  CHECK(on<sim_pages>(small_machine()).has_pages());
+  CHECK(pages.granularity() == 2_MiB);
+  void* const p = pages.allocate_plain(3_MiB);
+  CHECK(machine.usage().blocks == 1);
+  pages.deallocate_plain(p, 3_MiB);
+  char const* const advice = "no virtual memory management on this device";
+  refuses_and_says([&] { (void)pages.reserve(2_MiB); }, advice);
+  refuses_and_says([&] { (void)pages.create(2_MiB); }, advice);
+  refuses_and_says([&] { pages.map(&pages, 2_MiB, 1); }, advice);
+  refuses_and_says([&] { unique_pages const owner(pages, 2_MiB); }, advice);
+  refuses_and_says([&] { (void)(pages | limited{1_GiB}).create(2_MiB); }, advice);
+  CHECK(machine.calls()[driver_call::create_pages] == 0);
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("has_pages reports the device of the source through every layer over pages",
+          "[source][cuda_pages]") {
+  for (sim_machine const& machine : {machine_without_pages(), small_machine()}) {
+    auto pages = on<sim_pages>(machine);
+    bool const has = machine.driver().page_granularity(*std::make_unique<std::size_t>()).ok();
+    CHECK((pages | limited{1_GiB}).has_pages() == has);
+    CHECK((pages | headroom{1_MiB}).has_pages() == has);
+    CHECK((pages | accessible_from{}).has_pages() == has);
+    CHECK((pages | limited{1_GiB} | headroom{1_MiB} | limited{1_GiB}).has_pages() == has);
+  }
+}
+
+TEST_CASE("sim_pages without virtual memory management or plain blocks throws and names the alternative",
+          "[source][cuda_pages]") {
+  sim_machine const machine = machine_without_pages();
+  refuses_and_says([&] { (void)basic_pages<driver_of_pages>(driver_of_pages(machine.driver())); },
+                   "cuda_malloc | pooled");
+  CHECK_NOTHROW(basic_pages<driver_of_pages>(driver_of_pages(small_machine().driver())));
   CHECK_NOTHROW(on<sim_malloc>(machine).deallocate_sync(on<sim_malloc>(machine).allocate_sync(64), 64));
+}
+
+TEST_CASE("sim_async on a device without memory pools throws when it is made, and names the alternative",
+          "[source][cuda_async]") {
+  sim_options options;
+  options.memory_pools = sim_memory_pools::missing;
+  sim_machine const machine = small_machine(options);
+  refuses_and_says([&] { (void)on<sim_async>(machine); }, "no memory pools on this device; use cuda_malloc");
+  CHECK(machine.calls().total() == 0);
+  void* p = nullptr;
+  CHECK(machine.driver().malloc_async(64, {}, p).kind == failure::unsupported);
+  CHECK(machine.driver().free_async(p, {}).kind == failure::unsupported);
+  auto pool = on<sim_pages>(machine) | pooled{};  // nothing else needs them
+  pool.deallocate({}, pool.allocate({}, 3_MiB), 3_MiB);
+  CHECK(noexcept(sim_malloc(machine.driver())));
 }
 
 TEST_CASE("sim_malloc and sim_pages report the number of a missing device", "[source]") {

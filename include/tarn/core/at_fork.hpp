@@ -157,6 +157,15 @@ inline constinit at_fork::members at_fork::registry{};
 #endif
 }
 
+/// Identifies the calling thread among the running ones, in all modules of the process.
+[[nodiscard]] inline void const* this_thread_of_process() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+  return reinterpret_cast<void const*>(::pthread_self());
+#else
+  return this_thread_tag();
+#endif
+}
+
 /// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
 class fork_mutex {
  public:
@@ -168,11 +177,11 @@ class fork_mutex {
     if (at_fork::is_near()) [[unlikely]]
       make_way();
     mutex_.lock();
-    owner_.store(this_thread_tag(), std::memory_order_relaxed);
+    owner_.store(this_thread_of_process(), std::memory_order_relaxed);
   }
   [[nodiscard]] bool try_lock() {
     if (!mutex_.try_lock()) return false;
-    owner_.store(this_thread_tag(), std::memory_order_relaxed);
+    owner_.store(this_thread_of_process(), std::memory_order_relaxed);
     return true;
   }
   void unlock() {
@@ -182,7 +191,7 @@ class fork_mutex {
 
   /// Returns true if the calling thread holds the mutex.
   [[nodiscard]] bool is_mine() const noexcept {
-    return owner_.load(std::memory_order_relaxed) == this_thread_tag();
+    return owner_.load(std::memory_order_relaxed) == this_thread_of_process();
   }
 
  private:
@@ -222,11 +231,17 @@ class fork_mutex {
 class recursive_fork_mutex {
  public:
   void lock() {
-    if (!is_mine()) mutex_.lock();
+    if (!is_mine()) {
+      mutex_.lock();
+      depth_ = 0;  // in a forked child it may be the count of an owner that does not exist there
+    }
     ++depth_;
   }
   [[nodiscard]] bool try_lock() {
-    if (!is_mine() && !mutex_.try_lock()) return false;
+    if (!is_mine()) {
+      if (!mutex_.try_lock()) return false;
+      depth_ = 0;
+    }
     ++depth_;
     return true;
   }

@@ -165,16 +165,38 @@ struct memory_report {
   std::size_t device_total = unknown;        ///< all memory of the device
   std::size_t limit = unknown;               ///< the limit that refused, if one did
   std::size_t limit_used = unknown;          ///< bytes that all users of that limit hold
-  char const* refused_by = "the device";     ///< which layer refused: "limited", "the device", ...; static
-  char const* call = nullptr;                ///< the driver call that failed, if one did; static storage
-  source_location where;                     ///< of the user's call; line 0: unknown
-  bytes_of_tag biggest_tags[3];              ///< largest live tags first, if a `with_history` layer exists
+  std::size_t headroom = unknown;            ///< the headroom that refused, if one did
+  std::size_t lacking = unknown;  ///< bytes that must become free on the device first, if wake() refused
+  char const* refused_by = "the device";  ///< which layer refused: "limited", "the device", ...; static
+  char const* call = nullptr;             ///< the driver call that failed, if one did; static storage
+  source_location where;                  ///< of the user's call; line 0: unknown
+  bytes_of_tag biggest_tags[3];           ///< largest live tags first, if a `with_history` layer exists
 };
 
 /// Memory ran out. Reports which layer refused, the state, and what to try. Nothing has changed.
 class out_of_memory : public std::bad_alloc {
  public:
-  explicit out_of_memory(memory_report const& report) noexcept : report_(report) {
+  explicit out_of_memory(memory_report const& report) noexcept : out_of_memory(report, {}) {}
+  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
+  [[nodiscard]] memory_report const& report() const noexcept { return report_; }
+  [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
+  /// Throws an error of the same type with another report, for layers that add to it.
+  [[noreturn]] void throw_with(memory_report const& report) const {
+    throw_same(report);
+    throw out_of_memory(report);
+  }
+  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
+  void set_where(source_location where) noexcept {
+    if (is_placed_) return;
+    report_.where = where;
+    detail::end_with_place(text_, size_, where);
+  }
+  /// Keeps the place from now on: for errors that pass through another call of the library.
+  void keep_where() noexcept { is_placed_ = true; }
+
+ protected:
+  /// @param advice  what to try; empty: chosen from the report
+  out_of_memory(memory_report const& report, std::string_view advice) noexcept : report_(report) {
     constexpr std::size_t unknown = memory_report::unknown;
     text_.add("tarn: ").add_bytes(report.asked).add(" asked");
     if (report.device >= 0) text_.add(" on device ").add_number(report.device);
@@ -182,6 +204,7 @@ class out_of_memory : public std::bad_alloc {
     text_.add(": refused by ").add(report.refused_by);
     if (report.call != nullptr) text_.add(" (").add(report.call).add(")");
     if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
+    if (report.headroom != unknown) text_.add("(").add_bytes(report.headroom).add(")");
     if (report.limit_used != unknown) text_.add(", of which ").add_bytes(report.limit_used).add(" are used");
     text_.add(".");
     std::size_t const nothing_known = text_.size();
@@ -191,6 +214,7 @@ class out_of_memory : public std::bad_alloc {
     field(nothing_known, "largest free range ", report.largest_free_range);
     field(nothing_known, report.device >= 0 ? "free on the device " : "free on the host ",
           report.device_free);
+    field(nothing_known, "lacking ", report.lacking);
     if (text_.size() != nothing_known) text_.add(".");
     if (report.biggest_tags[0].name != nullptr) {
       char const* before = " By tag: ";
@@ -201,21 +225,14 @@ class out_of_memory : public std::bad_alloc {
       }
       text_.add(".");
     }
-    add_advice();
+    if (advice.empty()) {
+      add_advice();
+    } else {
+      text_.add(advice);
+    }
     size_ = text_.size();
     set_where(report.where);
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
-  [[nodiscard]] memory_report const& report() const noexcept { return report_; }
-  [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
-  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
-  void set_where(source_location where) noexcept {
-    if (is_placed_) return;
-    report_.where = where;
-    detail::end_with_place(text_, size_, where);
-  }
-  /// Keeps the place from now on: for errors that pass through another call of the library.
-  void keep_where() noexcept { is_placed_ = true; }
 
  private:
   static constexpr std::size_t longest_tag = 63;  ///< longer names are cut, so that the advice has room
@@ -237,6 +254,8 @@ class out_of_memory : public std::bad_alloc {
       text_.add(": free their memory, call empty_cache() on their pools, or raise the limit.");
     } else if (r.limit != unknown) {
       text_.add(" Free memory or raise the limit.");
+    } else if (r.headroom != unknown) {
+      text_.add(" What is free is left to others: free buffers, ask for less, or lower the headroom.");
     } else if (r.cached != unknown && r.cached >= r.asked && r.cached != 0) {
       text_.add(" The cache is fragmented: call empty_cache(), or pool over a page source.");
     } else if (r.device >= 0 && std::string_view(r.refused_by) != "the host") {
@@ -263,10 +282,23 @@ class out_of_memory : public std::bad_alloc {
       text_.add(", ").add(label).add_bytes(value);
     }
   }
+  /// For derived types.
+  virtual void throw_same(memory_report const&) const {}
+
   memory_report report_;
   bool is_placed_ = false;
   std::size_t size_;  ///< of the text before the place
   message<960> text_;
+};
+
+/// An allocation while the pool sleeps. Nothing has changed.
+class pool_asleep : public out_of_memory {
+ public:
+  explicit pool_asleep(memory_report const& report) noexcept
+      : out_of_memory(report, " The pool is asleep: call tarn::wake(memory) first.") {}
+
+ private:
+  void throw_same(memory_report const& report) const override { throw pool_asleep(report); }
 };
 
 /// The kind of memory misuse that a checked build detects.
@@ -283,7 +315,8 @@ enum class misuse_kind : std::uint8_t {
   capture,          ///< not allowed while the stream is being captured into a graph
   contents_lost,    ///< a scope could not move contents back, and no handler was set to take them
   wrong_thread,     ///< a scope ended on another thread than it began on
-  recursion         ///< constructing an object requested that same object
+  recursion,        ///< constructing an object requested that same object, or a growing pool was put to sleep
+  in_use            ///< work on memory was not finished when its pool was put to sleep or compacted
 };
 
 /// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse handler instead.

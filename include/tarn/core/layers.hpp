@@ -100,6 +100,14 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call cons
   return called_from(from.where, call);
 }
 
+/// Whether the device of a page source has pages; for nearest().
+struct has_pages_call {
+  template <class Layer>
+  constexpr auto operator()(Layer& layer) const noexcept -> decltype(static_cast<bool>(layer.has_pages())) {
+    return layer.has_pages();
+  }
+};
+
 /// Returns true if a layer, or everything below it, allocates blocks; false over a bare page source. Not a member of
 /// shared_resource: EDG (nvcc) does not find a member in the constraint of a member template.
 template <class Layer>

@@ -60,6 +60,16 @@ concept resource = std::copyable<R> && std::equality_comparable<R> && has_alloca
 /// One allocation of physical memory, by the driver's handle (CUmemGenericAllocationHandle).
 using page_handle = std::uint64_t;
 
+/// Contiguous bytes of a block that lie in one handle.
+struct memory_segment {
+  void* address = nullptr;  ///< of the bytes in the block
+  std::size_t bytes = 0;
+  page_handle handle = 0;
+  std::size_t offset = 0;        ///< of the bytes in the handle
+  std::size_t handle_bytes = 0;  ///< size of the whole handle
+  friend bool operator==(memory_segment const&, memory_segment const&) noexcept = default;
+};
+
 /// A source of pages: address ranges, physical handles, and mappings of handles into ranges.
 ///
 /// | expression            | throws                    | meaning                                                   |
@@ -71,6 +81,7 @@ using page_handle = std::uint64_t;
 /// | s.destroy(h, bytes)   | never                     | releases the handle; it must not be mapped anywhere       |
 /// | s.map(p, bytes, h)    | out_of_memory, cuda_error | maps the whole handle at p, readable and writable         |
 /// | s.unmap(p, bytes)     | never                     | undoes exactly one map(); no work may still use the range |
+/// | s.has_pages()         | never                     | optional: false if the device has none (no virtual memory management); a pool then uses plain blocks, see has_plain_blocks |
 template <class S>
 concept page_source = std::copyable<S> && std::equality_comparable<S> && has_properties<S> && has_driver<S> &&
                       requires(S& s, std::size_t bytes, void* p, page_handle h) {
@@ -84,8 +95,9 @@ concept page_source = std::copyable<S> && std::equality_comparable<S> && has_pro
                       };
 
 /// A source whose own memory tools cannot track block by block (pages, memory that the driver orders by streams), but which
-/// also offers plain blocks that tools can track. A layer over such a source forwards them and counts them like any other
-/// memory; a tool cannot see inside a pool over a layer that does not.
+/// also offers plain blocks that tools can track, and that a pool uses where the device has no pages. A layer over such a source
+/// forwards them and counts them like any other memory; over a layer that does not, a tool cannot see inside a pool, and a pool
+/// cannot be made on a device without pages.
 ///
 /// | expression                   | throws                    | meaning                                            |
 /// |------------------------------|---------------------------|----------------------------------------------------|

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "tarn/core/layers.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/core/sleeping.hpp"
 
 namespace tarn {
 
@@ -72,6 +74,41 @@ struct routed_calls {
     auto operator()(L& l) const
         -> decltype(static_cast<void>(l.note_growth_from_now(std::size_t{}, clock{}))) {}
   };
+  struct sleep {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.sleep(contents{}))) {}
+  };
+  struct wake {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.wake(after_waking{}))) {}
+  };
+  struct is_asleep {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.is_asleep())) {}
+  };
+  struct compact {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.compact())) {}
+  };
+  struct any_segment {
+    void operator()(memory_segment const&) const noexcept {}
+  };
+  struct each_segment {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.each_segment(static_cast<void const*>(nullptr), std::size_t{},
+                                                     any_segment{}))) {}
+  };
+  struct pin {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.pin(static_cast<void const*>(nullptr), std::size_t{}))) {}
+  };
+  struct unpin {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.unpin(static_cast<void const*>(nullptr), std::size_t{}))) {}
+  };
   struct any_look {
     template <class... Parts>
     void operator()(Parts&...) const noexcept {}
@@ -80,7 +117,46 @@ struct routed_calls {
     template <class L>
     auto operator()(L& l) const -> decltype(static_cast<void>(l.inspect(any_look{}))) {}
   };
+  struct allocator_backend {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
+      return l.allocator_backend();
+    }
+  };
+  struct new_graph_memory {
+    template <class L>
+    auto operator()(L& l) const -> decltype(l.new_graph_memory()) {
+      return l.new_graph_memory();
+    }
+  };
 };
+
+/// Where memory comes from: the answer of the nearest pool, or of the source below.
+struct backend_call {
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
+    return l.allocator_backend();
+  }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.backend())) {
+    return l.backend();
+  }
+};
+
+/// Whether a call that needs the addresses of a page source reaches the uppermost pool. It must not pass a pool over blocks: that
+/// one uses the memory of the pool below it.
+template <class Resource, class Call>
+constexpr bool keeps_addresses() noexcept {
+  using layer = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
+  if constexpr (std::invocable<Call, layer&>) {
+    return true;
+  } else if constexpr (stands_on_another<layer> && !routes_calls<layer> &&
+                       !requires { requires layer::hands_out_pieces; }) {
+    return keeps_addresses<std::remove_reference_t<decltype(std::declval<layer&>().upstream())>, Call>();
+  } else {
+    return false;
+  }
+}
 
 /// Returns true if a resource below a routing layer offers a call that the layer does not define.
 template <class Layer, class Call, class... Resources>
@@ -130,9 +206,31 @@ constexpr bool check_routes() {
         !lacks_route<Layer, routed_calls::note_growth_from_now>(below),
         "tarn: this layer routes to several resources but does not route note_growth_from_now; add: void "
         "note_growth_from_now(size_t most, clock)");
+    static_assert(!lacks_route<Layer, routed_calls::sleep>(below) &&
+                      !lacks_route<Layer, routed_calls::wake>(below) &&
+                      !lacks_route<Layer, routed_calls::is_asleep>(below),
+                  "tarn: this layer routes to several resources but does not route sleep, wake and "
+                  "is_asleep; add: size_t "
+                  "sleep(contents), size_t wake(after_waking), bool is_asleep() const");
+    static_assert(!lacks_route<Layer, routed_calls::allocator_backend>(below),
+                  "tarn: this layer routes to several resources but does not route allocator_backend; add: "
+                  "char const* allocator_backend() const, of the resource that is asked first");
+    static_assert(!lacks_route<Layer, routed_calls::compact>(below),
+                  "tarn: this layer routes to several resources but does not route compact; add: compaction "
+                  "compact()");
+    static_assert(
+        !lacks_route<Layer, routed_calls::each_segment>(below) &&
+            !lacks_route<Layer, routed_calls::pin>(below) && !lacks_route<Layer, routed_calls::unpin>(below),
+        "tarn: this layer routes to several resources but does not route each_segment, pin and unpin, so "
+        "pages that are in use elsewhere could be given back; add: void each_segment(void const*, size_t "
+        "bytes, f), void pin(void const*, size_t bytes), void unpin(void const*, size_t bytes) noexcept");
     static_assert(
         !lacks_route<Layer, routed_calls::inspect>(below),
         "tarn: this layer routes to several resources but does not route inspect; add: void inspect(look)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::new_graph_memory>(below),
+        "tarn: this layer routes to several resources but does not route new_graph_memory, so a block of "
+        "a captured graph could be reused; add: owned<graph_owner> new_graph_memory(), for each");
   }
   return true;
 }

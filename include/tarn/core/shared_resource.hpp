@@ -257,6 +257,12 @@ class shared_resource {
 
   // Page calls, if this layer is a policy over a page source.
 
+  /// Whether the device has pages: the answer of the source below.
+  [[nodiscard]] bool has_pages() const noexcept
+    requires(requires(Layer& l) { l.granularity(); } && reachable<shared_resource, detail::has_pages_call>)
+  {
+    return nearest(*this, detail::has_pages_call{});
+  }
   [[nodiscard]] std::size_t granularity() const noexcept
     requires requires(Layer& l) { l.granularity(); }
   {

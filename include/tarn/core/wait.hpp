@@ -4,16 +4,24 @@
 
 #if defined(__linux__)
 #include <sched.h>  // <thread> costs as much to include as all of core/
+
+#include <ctime>
 #else
 #include <thread>
 #endif
 
 namespace tarn::detail {
 
-/// Spins for a while, then yields: the thread that is waited for may not be running.
+/// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that thread may be waiting
+/// for the device.
 inline void spin_wait(unsigned tries) noexcept {
   if (tries >= 64) {
 #if defined(__linux__)
+    if (tries >= 10'000) {
+      timespec const pause{0, 50'000};
+      (void)nanosleep(&pause, nullptr);
+      return;
+    }
     (void)sched_yield();
 #else
     std::this_thread::yield();

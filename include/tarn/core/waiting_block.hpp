@@ -15,6 +15,12 @@ struct waiting_amount {
   std::int64_t blocks = 0;
   std::int64_t bytes = 0;      ///< as rounded by the pool
   std::int64_t requested = 0;  ///< as requested by the caller
+
+  void add(waiting_amount const& more) noexcept {
+    blocks += more.blocks;
+    bytes += more.bytes;
+    requested += more.requested;
+  }
 };
 
 /// Receives each change as the amounts added. May observe several pools.
@@ -36,12 +42,17 @@ class waiting_count {
     waiting_amount const by{sign, sign * static_cast<std::int64_t>(bytes),
                             sign * static_cast<std::int64_t>(requested)};
     std::lock_guard const guard(lock_);
-    waiting_amount& sum = is_small ? small_ : large_;
-    sum.blocks += by.blocks;
-    sum.bytes += by.bytes;
-    sum.requested += by.requested;
+    (is_small ? small_ : large_).add(by);
     for (waiting_observer* const o : observers_)
       o->waiting_changed(is_small ? by : waiting_amount{}, is_small ? waiting_amount{} : by);
+  }
+
+  /// Adds changes that were counted elsewhere.
+  void add(waiting_amount const& small, waiting_amount const& large) noexcept {
+    std::lock_guard const guard(lock_);
+    small_.add(small);
+    large_.add(large);
+    for (waiting_observer* const o : observers_) o->waiting_changed(small, large);
   }
 
   /// Adds an observer and notifies it of the blocks that already wait. It must not move until it is detached.

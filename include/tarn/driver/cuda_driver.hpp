@@ -17,6 +17,7 @@
 #include "tarn/driver/cuda_status.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/nvml.hpp"
+#include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/driver/thread_number.hpp"
 
@@ -266,7 +267,7 @@ class basic_cuda_driver {
 
   /// Returns the recommended granularity in bytes, 2 MiB on every device so far. Also initialises the device's primary
   /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs, WDDM before 2020)
-  /// or driver has no virtual memory management.
+  /// or driver has no virtual memory management; a pool over pages then uses malloc_device().
   status page_granularity(std::size_t& bytes) const noexcept {
     detail::on_device const here(device_);
     if (!here.entered().ok()) return here.entered();
@@ -280,7 +281,7 @@ class basic_cuda_driver {
     if (!calls.has_pages() || !attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
       return detail::cuda_lacks("cuMemGetAllocationGranularity");
     }
-    CUmemAllocationProp const properties = page_properties();
+    CUmemAllocationProp const properties = page_properties(allocation_handle_type::none);
     std::size_t granularity = 0;
     s = detail::cuda_status(
         calls.get_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
@@ -303,9 +304,12 @@ class basic_cuda_driver {
     return detail::cuda_status(calls.unreserve(address_of(p), bytes), "cuMemAddressFree");
   }
   status create_pages(std::size_t bytes, page_handle& handle) const noexcept {
+    return create_pages(bytes, allocation_handle_type::none, handle);
+  }
+  status create_pages(std::size_t bytes, allocation_handle_type type, page_handle& handle) const noexcept {
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages()) return detail::cuda_lacks("cuMemCreate");
-    CUmemAllocationProp const properties = page_properties();
+    CUmemAllocationProp const properties = page_properties(type);
     CUmemGenericAllocationHandle made = 0;
     status const s = detail::cuda_status(calls.create(&made, bytes, &properties, 0), "cuMemCreate");
     if (s.ok()) handle = made;
@@ -361,6 +365,95 @@ class basic_cuda_driver {
     return detail::cuda_status(calls.set_access(address_of(p), bytes, &access, 1), "cuMemSetAccess");
   }
 
+  // Pages and events of other processes.
+
+  /// A device may report the fabric and still refuse to create pages with it, as an H200 without one does: a handle of one granule
+  /// is created and released to find out.
+  status can_export_pages(allocation_handle_type type, bool& yes) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemCreate");
+    yes = type == allocation_handle_type::none ||
+          attribute(type == allocation_handle_type::fabric
+                        ? fabric_supported
+                        : CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+    if (!yes || type != allocation_handle_type::fabric) return {};
+    std::size_t granularity = 0;
+    status const s = page_granularity(granularity);
+    if (!s.ok()) return s;
+    page_handle trial = 0;
+    yes = create_pages(granularity, type, trial).ok();
+    return yes ? destroy_pages(trial) : status{};
+  }
+  status export_pages(page_handle handle, page_export& exported) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemExportToShareableHandle");
+    bool const by_fabric = exported.type == allocation_handle_type::fabric;
+    void* const into = by_fabric ? static_cast<void*>(exported.fabric.data()) : &exported.descriptor;
+    return detail::cuda_status(calls.export_handle(into, handle, native(exported.type), 0),
+                               "cuMemExportToShareableHandle");
+  }
+  status import_pages(page_export const& exported, page_handle& handle) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (!calls.has_pages()) return detail::cuda_lacks("cuMemImportFromShareableHandle");
+    page_export copy =
+        exported;  // CUDA takes a fabric token by a pointer to non-const, and a descriptor in place of one
+    void* const from = copy.type == allocation_handle_type::fabric
+                           ? static_cast<void*>(copy.fabric.data())
+                           : reinterpret_cast<void*>(static_cast<std::intptr_t>(copy.descriptor));
+    CUmemGenericAllocationHandle made = 0;
+    status const s = detail::cuda_status(calls.import_handle(&made, from, native(copy.type)),
+                                         "cuMemImportFromShareableHandle");
+    if (s.ok()) handle = made;
+    return s;
+  }
+  status create_shared_event(event_handle& event, shared_event_token& token) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    cudaEvent_t made = nullptr;
+    status s =
+        detail::cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming | cudaEventInterprocess),
+                            "cudaEventCreateWithFlags");
+    if (!s.ok()) return s;
+    cudaIpcEventHandle_t exported{};
+    s = detail::cuda_status(cudaIpcGetEventHandle(&exported, made), "cudaIpcGetEventHandle");
+    if (!s.ok()) {
+      (void)cudaEventDestroy(made);
+      return s;
+    }
+    static_assert(sizeof exported == sizeof(shared_event_token));
+    std::memcpy(token.data(), &exported, sizeof exported);
+    event = made;
+    return {};
+  }
+  status open_shared_event(shared_event_token const& token, event_handle& event) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
+    cudaIpcEventHandle_t exported{};
+    std::memcpy(&exported, token.data(), sizeof exported);
+    cudaEvent_t opened = nullptr;
+    status const s = detail::cuda_status(cudaIpcOpenEventHandle(&opened, exported), "cudaIpcOpenEventHandle");
+    if (s.ok()) event = opened;
+    return s;
+  }
+  /// CUDA needs `p` and `bytes` to be multiples of the host's page size, and all of the range in one handle.
+  status export_dma_buf(void* p, std::size_t bytes, int& descriptor) const noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (calls.get_range_handle == nullptr || !attribute(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)) {
+      return detail::cuda_lacks("cuMemGetHandleForAddressRange");
+    }
+    return detail::cuda_status(
+        calls.get_range_handle(&descriptor, address_of(p), bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+        "cuMemGetHandleForAddressRange");
+  }
+  status uuid(device_uuid& id) const noexcept {
+    auto const get = detail::cuda_driver_calls().device_get_uuid;
+    if (get == nullptr) return detail::cuda_lacks("cuDeviceGetUuid");
+    CUuuid found{};
+    status const s = detail::cuda_status(get(&found, static_cast<CUdevice>(device_)), "cuDeviceGetUuid");
+    if (s.ok()) std::memcpy(id.data(), found.bytes, sizeof found.bytes);
+    return s;
+  }
+
   // Blocks.
 
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
@@ -375,6 +468,14 @@ class basic_cuda_driver {
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaFree(p), "cudaFree");
+  }
+  /// Whether the device has memory pools; some virtual GPUs and Jetson devices do not. True if CUDA does not answer: the first
+  /// allocation then reports why. Creates no context.
+  [[nodiscard]] bool has_memory_pools() const noexcept {
+    int value = 0;
+    status const s = detail::cuda_status(
+        cudaDeviceGetAttribute(&value, cudaDevAttrMemoryPoolsSupported, device_), "cudaDeviceGetAttribute");
+    return !s.ok() || value != 0;
   }
   /// On a stream that is being captured this becomes a graph node, and the graph owns the memory.
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
@@ -501,22 +602,38 @@ class basic_cuda_driver {
     location.id = device;
     return location;
   }
-  /// Plain device memory without a handle type, so not exportable. Accessible to network cards if the device supports it: that
-  /// can only be set at creation.
-  [[nodiscard]] CUmemAllocationProp page_properties() const noexcept {
+  // In cuda.h since 12.4.
+  static constexpr int fabric_supported = 128;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
+  static constexpr auto fabric_handles =
+      static_cast<CUmemAllocationHandleType>(8);  // CU_MEM_HANDLE_TYPE_FABRIC
+  [[nodiscard]] static CUmemAllocationHandleType native(allocation_handle_type type) noexcept {
+    switch (type) {
+      case allocation_handle_type::posix_file_descriptor:
+        return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+      case allocation_handle_type::fabric:
+        return fabric_handles;
+      default:
+        return CU_MEM_HANDLE_TYPE_NONE;
+    }
+  }
+  /// Plain device memory. Accessible to network cards if the device supports it: like the handle type, that can only be set at
+  /// creation.
+  [[nodiscard]] CUmemAllocationProp page_properties(allocation_handle_type type) const noexcept {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    properties.requestedHandleTypes = native(type);
     properties.location = memory_of(device_);
     if (attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
       properties.allocFlags.gpuDirectRDMACapable = 1;
     }
     return properties;
   }
-  [[nodiscard]] bool attribute(CUdevice_attribute which) const noexcept {
+  [[nodiscard]] bool attribute(int which) const noexcept {
     int value = 0;
     auto const get = detail::cuda_driver_calls().device_get_attribute;
-    return get(&value, which, static_cast<CUdevice>(device_)) == CUDA_SUCCESS && value != 0;
+    return get(&value, static_cast<CUdevice_attribute>(which), static_cast<CUdevice>(device_)) ==
+               CUDA_SUCCESS &&
+           value != 0;
   }
 
   int device_ = 0;
@@ -532,6 +649,6 @@ using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 
 static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
               registering_driver<cuda_driver> && describing_driver<cuda_driver> &&
-              accounting_driver<cuda_driver>);
+              accounting_driver<cuda_driver> && sharing_driver<cuda_driver>);
 
 }  // namespace tarn

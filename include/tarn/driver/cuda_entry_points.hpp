@@ -42,6 +42,10 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* map)(address, std::size_t, std::size_t, handle, flag_bits) = nullptr;
   CUresult(CUDAAPI* unmap)(address, std::size_t) = nullptr;
   CUresult(CUDAAPI* set_access)(address, std::size_t, CUmemAccessDesc const*, std::size_t) = nullptr;
+  CUresult(CUDAAPI* export_handle)(void*, handle, CUmemAllocationHandleType, flag_bits) = nullptr;
+  CUresult(CUDAAPI* import_handle)(handle*, void*, CUmemAllocationHandleType) = nullptr;
+  CUresult(CUDAAPI* get_range_handle)(void*, address, std::size_t, CUmemRangeHandleType,
+                                      flag_bits) = nullptr;  ///< since 11.7
 
   status found;
 
@@ -87,9 +91,12 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.map, "cuMemMap", 10020, e.found);
   find_entry_point(e.unmap, "cuMemUnmap", 10020, e.found);
   find_entry_point(e.set_access, "cuMemSetAccess", 10020, e.found);
+  find_entry_point(e.export_handle, "cuMemExportToShareableHandle", 10020, e.found);
+  find_entry_point(e.import_handle, "cuMemImportFromShareableHandle", 10020, e.found);
   status newer = e.found;  // sorted by version: an older driver lacks only the later ones
   find_entry_point(e.primary_context_release, "cuDevicePrimaryCtxRelease", 11000, newer);
   find_entry_point(e.device_get_uuid, "cuDeviceGetUuid", 11040, newer);
+  find_entry_point(e.get_range_handle, "cuMemGetHandleForAddressRange", 11070, newer);
   find_entry_point(e.stream_get_id, "cuStreamGetId", 12000, newer);
   find_entry_point(e.context_record_event, "cuCtxRecordEvent", 12050, newer);
   if (!newer.ok()) (void)cudaGetLastError();

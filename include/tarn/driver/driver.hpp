@@ -31,8 +31,10 @@
 // | create_pages(bytes, handle&), destroy_pages(handle)          | 10 us, 15-338 us | physical memory                                                     |
 // | map_pages(p, bytes, handle), unmap_pages(p, bytes)           | 26 us, 17 us     | map and grant access; undo exactly one map                          |
 // | share_pages(p, bytes, device), optional                      | 25 us            | grants that device access to the mapping, too                       |
+// | sharing with other processes, optional                       |                  | see sharing_driver.hpp                                              |
 // | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
+// | has_memory_pools(), optional                                 | once             | whether the device has malloc_async; true if absent or unknown      |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
 // | register_host(p, bytes), unregister_host(p), optional        | see registered_host | pins existing host memory, whole pages, portable                 |

@@ -15,6 +15,7 @@
 #include "tarn/core/message.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
+#include "tarn/source/missing_pages.hpp"
 #include "tarn/source/refusal.hpp"
 
 namespace tarn {
@@ -60,7 +61,8 @@ class accessible_from {
 };
 
 /// A page source whose mappings are shared with other devices when they are made. It does not pass plain blocks on:
-/// cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the blocks of a pool over it.
+/// cudaMalloc's blocks cannot be shared this way, so an attached memory tool cannot watch the blocks of a pool over it, and a
+/// pool over it cannot be made on a device without virtual memory management.
 template <class Upstream>
 class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstream> {
   static_assert(page_source<Upstream>,
@@ -73,10 +75,12 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
 
   explicit reachable_layer(Upstream upstream) : base(std::move(upstream)) {}
   /// @throws unreachable_device  a device cannot access these pages
+  /// @throws cuda_error          of kind `unsupported` if this device has no pages: copies between devices need none
   /// @throws cuda_error          of kind `no_device` if there is no such device
   reachable_layer(Upstream upstream, accessible_from const& options) : base(std::move(upstream)) {
     for (device_id const other : options.devices()) {
       if (other == driver().device()) continue;
+      detail::require_pages(this->upstream(), detail::sharing_refused);
       bool yes = false;
       if (status const s = driver().can_share(other, yes); !s.ok())
         throw cuda_error(s, other.value, source_location{});

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // checked: reports every misuse of a block, with the block's history.
+//
+// Over 400 lines: one short function for each step of a call and for each kind of finding.
 
 #include <atomic>
 #include <concepts>
@@ -21,6 +23,7 @@
 #include "tarn/policy/fill_pattern.hpp"
 #include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
+#include "tarn/policy/used_streams.hpp"
 
 namespace tarn {
 
@@ -118,9 +121,10 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
     stream_ref const on = detail::usable_stream(driver(), r.stream);
-    bool const captured = is_capturing(on);
-    if (!captured) verify_fences(b, on);
-    if (captured || !b.fenced || !quarantine(b, on)) {
+    // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no memory.
+    bool const untouchable = is_capturing(on) || detail::sleeps(this->upstream());
+    if (!untouchable) verify_fences(b, on);
+    if (untouchable || !b.fenced || !quarantine(b, on)) {
       history_gone(b);
       next.deallocate(fences_.whole_of(r), whole_of(b));
       return;
@@ -131,6 +135,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
   void record_stream(void* p, std::size_t bytes, stream_ref stream) {
     std::size_t alignment = 0;
+    streams_.note(driver(), stream);
     {
       std::lock_guard const guard(mutex_);
       detail::block_record* const b = history_.find(p);
@@ -148,11 +153,12 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// were overwritten and returns their number. A block that is freed or leaves the quarantine meanwhile is verified at that
   /// point. Waits for the device, except while a graph is captured. @throws std::bad_alloc
   std::size_t check_all() {
+    if (detail::sleeps(this->upstream())) return 0;
     detail::sequence<detail::block_record> all;
     {
       std::lock_guard const guard(mutex_);
       history_.for_each([&](detail::block_record const& b) {
-        bool const live = b.state == detail::block_state::live && b.fenced;
+        bool const live = b.state == detail::block_state::live && has_fences(b);
         if (live || b.state == detail::block_state::quarantined) all.push_back(b);
       });
     }
@@ -180,6 +186,27 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return found;
   }
 
+  /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished (misuse_kind::in_use). The
+  /// fences of live blocks are discarded with the contents.
+  std::size_t sleep(contents where)
+    requires reachable<Upstream, detail::routed_calls::sleep>
+  {
+    if (detail::sleeps(this->upstream())) return 0;
+    streams_.report_unfinished(driver(), "sleep");
+    if (where == contents::discarded) (void)end_quarantine(0, 0);
+    std::size_t const given = detail::put_to_sleep(this->upstream(), where);
+    if (where == contents::discarded)
+      lost_.store(calls_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    return given;
+  }
+  /// Compacts the pool, after the same reports.
+  compaction compact()
+    requires reachable<Upstream, detail::routed_calls::compact>
+  {
+    streams_.report_unfinished(driver(), "compact");
+    return nearest(this->upstream(), [](auto& l) -> decltype(l.compact()) { return l.compact(); });
+  }
+
   /// Reports each block that is live now as a leak, and returns their number. With the default handler all are printed before
   /// the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
   std::size_t report_leaks() {  // NOLINT(modernize-use-nodiscard): may be ignored
@@ -201,6 +228,11 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
 
  private:
+  /// Whether a live block's fences were written, and not discarded by sleep().
+  [[nodiscard]] bool has_fences(detail::block_record const& b) const noexcept {
+    return b.fenced && b.allocated.call > lost_.load(std::memory_order_relaxed);
+  }
+
   [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
     return detail::is_capturing(driver(), stream);
   }
@@ -214,6 +246,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     } else {
       (void)driver().identify(stream, e.stream);
     }
+    streams_.note(driver(), stream_ref::from(stream.handle(), e.stream));
     return e;
   }
   [[nodiscard]] void* whole_of(detail::block_record const& b) const noexcept {
@@ -258,7 +291,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
     if (b.used_elsewhere) (void)driver().synchronize_device();
-    if (!b.fenced) return;
+    if (!has_fences(b)) return;
     if (auto const breach = look_at_fences(b, stream)) report_breach(b, breach);
   }
   [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
@@ -290,7 +323,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
         b = history_.oldest();
         history_.leave(*history_.find(b.p));
       }
-      if (!is_capturing(stream_ref{})) {
+      if (!is_capturing(stream_ref{}) && !detail::sleeps(this->upstream())) {
         if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) report_late_write(b, at);
       }
       this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
@@ -383,8 +416,10 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   checked const options_;
   detail::fences fences_;
   std::atomic<std::uint64_t> calls_{0};
+  std::atomic<std::uint64_t> lost_{0};  ///< blocks allocated up to this call have lost their fences
   mutable detail::fork_mutex mutex_;
   detail::block_history history_;
+  detail::used_streams<typename Upstream::driver_type> streams_;
   detail::checked_resources::member member_{this, &checked_layer::find_in};
 };
 

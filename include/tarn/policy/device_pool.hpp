@@ -18,6 +18,9 @@ using pool_over = stack<Source, pooled, tracked>;
 /// A pool of the current device's memory: `tarn::device_pool pool;`, or of another: `device_pool
 /// pool{cuda_pages{1}};`.
 ///
+/// Where the device has no virtual memory management it uses blocks of cudaMalloc, and only sleep() is refused:
+/// allocator_backend(pool) reports which.
+///
 /// It reports a double free to the misuse handler if the block has not been handed out again meanwhile: at once, or when the
 /// thread's cached blocks return to the pool. It cannot detect a use after the free, an overrun, or a second free of a block that
 /// has a new owner; `| checked{}` detects these, too.

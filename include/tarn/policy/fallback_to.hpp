@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // fallback_to: a second resource for what the first one cannot serve, such as managed or host memory.
+//
+// Over 400 lines: each call of a pool is routed here.
 
 #include <cstddef>
+#include <mutex>
 #include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/graph_owner.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/owned.hpp"
+#include "tarn/core/sequence.hpp"
 #include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/block_set.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 #include "tarn/pool/pool_state.hpp"
+#include "tarn/pool/sum_of_states.hpp"
 
 namespace tarn {
 
@@ -36,59 +44,80 @@ struct fallback_to {
 
 namespace detail {
 
+/// The memory of captured graphs in two pools.
+class two_graph_owners final : public graph_owner {
+ public:
+  two_graph_owners(owned<graph_owner> first, owned<graph_owner> second) noexcept
+      : first_(std::move(first)), second_(std::move(second)) {}
+
+  [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
+    {
+      std::lock_guard const guard(mutex_);
+      open_.reserve(open_.size() + ++expected_);
+    }
+    numbers made{};
+    try {
+      made.in_first = first_->begin_capture(stream);
+      try {
+        made.in_second = second_->begin_capture(stream);
+      } catch (...) {
+        first_->end_capture(made.in_first);
+        throw;
+      }
+    } catch (...) {
+      std::lock_guard const guard(mutex_);
+      --expected_;
+      throw;
+    }
+    std::lock_guard const guard(mutex_);
+    --expected_;
+    made.own = ++last_;
+    open_.push_back(made);
+    return made.own;
+  }
+  /// If it throws, the stream may have joined in the first pool.
+  void join_capture(capture_number capture, stream_ref stream) override {
+    numbers const of = find(capture);
+    first_->join_capture(of.in_first, stream);
+    second_->join_capture(of.in_second, stream);
+  }
+  void end_capture(capture_number capture) noexcept override {
+    numbers const of = find(capture);
+    second_->end_capture(of.in_second);
+    first_->end_capture(of.in_first);
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < open_.size(); ++i) {
+      if (open_[i].own == capture) return open_.erase_unordered(i);
+    }
+  }
+  [[nodiscard]] graph_state state() const override {
+    graph_state const a = first_->state();
+    graph_state const b = second_->state();
+    return {a.reserved + b.reserved, a.allocated + b.allocated, a.kept + b.kept};
+  }
+
+ private:
+  struct numbers {
+    capture_number own = 0, in_first = 0, in_second = 0;
+  };
+  [[nodiscard]] numbers find(capture_number capture) const noexcept {
+    std::lock_guard const guard(mutex_);
+    for (numbers const& n : open_) {
+      if (n.own == capture) return n;
+    }
+    return {};
+  }
+  owned<graph_owner> first_;
+  owned<graph_owner> second_;
+  mutable fork_mutex mutex_;
+  sequence<numbers> open_;
+  std::size_t expected_ = 0;  ///< captures that are being opened, for which there is room
+  capture_number last_ = 0;
+};
+
 /// Whether one of two resources, or a layer below it, accepts a call.
 template <class First, class Second, class Call>
 concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
-
-/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at different times.
-[[nodiscard]] inline pool_state sum_of_states(pool_state const& a, pool_state const& b) noexcept {
-  auto const joined_stat = [](stat const& x, stat const& y) {
-    return stat{x.current + y.current, x.peak + y.peak, x.allocated + y.allocated, x.freed + y.freed};
-  };
-  auto const joined_split = [&](split_ranges const& x, split_ranges const& y) {
-    return split_ranges{joined_stat(x.blocks, y.blocks), joined_stat(x.bytes, y.bytes)};
-  };
-  auto const joined_part = [&](pool_part const& x, pool_part const& y) {
-    return pool_part{joined_stat(x.reserved, y.reserved), joined_stat(x.handles, y.handles),
-                     x.free_blocks + y.free_blocks, x.inactive_split_bytes + y.inactive_split_bytes,
-                     joined_split(x.split, y.split)};
-  };
-  pool_state s = a;
-  s.live += b.live;
-  s.live_blocks += b.live_blocks;
-  s.reserved += b.reserved;
-  s.reserved_peak += b.reserved_peak;
-  s.cached += b.cached;
-  s.pending += b.pending;
-  s.pending_blocks += b.pending_blocks;
-  s.largest_free_range = max_of(a.largest_free_range, b.largest_free_range);
-  s.free_blocks += b.free_blocks;
-  s.inactive_split_bytes += b.inactive_split_bytes;
-  s.split = joined_split(a.split, b.split);
-  s.reserved_total += b.reserved_total;
-  s.released_total += b.released_total;
-  s.handles += b.handles;
-  s.handles_peak += b.handles_peak;
-  s.creates += b.creates;
-  s.destroys += b.destroys;
-  s.maps += b.maps;
-  s.unmaps += b.unmaps;
-  s.remaps += b.remaps;
-  s.alloc_retries += b.alloc_retries;
-  s.ooms += b.ooms;
-  s.host_waits += b.host_waits;
-  s.device_waits += b.device_waits;
-  s.host_bytes += b.host_bytes;
-  s.small = joined_part(a.small, b.small);
-  s.large = joined_part(a.large, b.large);
-  s.totals_reset.reserved += b.totals_reset.reserved;
-  s.totals_reset.released += b.totals_reset.released;
-  s.totals_reset.creates += b.totals_reset.creates;
-  s.totals_reset.destroys += b.totals_reset.destroys;
-  s.totals_reset.alloc_retries += b.totals_reset.alloc_retries;
-  s.totals_reset.host_waits += b.totals_reset.host_waits;
-  return s;
-}
 
 }  // namespace detail
 
@@ -165,6 +194,75 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     std::size_t const given = trim_one(other_, keep_bytes > first ? keep_bytes - first : 0);
     std::size_t const second = reserved_in(other_);
     return given + trim_one(this->upstream(), keep_bytes > second ? keep_bytes - second : 0);
+  }
+  /// Puts each resource to sleep that can; if the second one fails, the first one is woken. @throws as they do
+  std::size_t sleep(contents where)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::sleep>
+  {
+    auto const ask = [where](auto& l) -> decltype(static_cast<std::size_t>(l.sleep(where))) {
+      return l.sleep(where);
+    };
+    try {
+      return of_each(ask, [](std::size_t a, std::size_t b) { return a + b; });
+    } catch (...) {
+      try {
+        (void)wake(after_waking::free_host_memory);
+      } catch (...) {  // is_asleep() reports it
+      }
+      throw;
+    }
+  }
+  /// Wakes both. If one fails, it is still asleep; call again.
+  std::size_t wake(after_waking then)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::wake>
+  {
+    auto const ask = [then](auto& l) -> decltype(static_cast<std::size_t>(l.wake(then))) {
+      return l.wake(then);
+    };
+    return of_each(ask, [](std::size_t a, std::size_t b) { return a + b; });
+  }
+  /// Compacts each that can be; the sums of both.
+  compaction compact()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::compact>
+  {
+    auto const ask = [](auto& l) -> decltype(compaction(l.compact())) { return l.compact(); };
+    return of_each(ask, [](compaction const& a, compaction const& b) {
+      return compaction{a.released + b.released, a.live + b.live, a.stretches + b.stretches,
+                        a.reserved + b.reserved};
+    });
+  }
+  /// Whether either sleeps.
+  [[nodiscard]] bool is_asleep()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::is_asleep>
+  {
+    auto const ask = [](auto& l) -> decltype(static_cast<bool>(l.is_asleep())) { return l.is_asleep(); };
+    return of_each(ask, [](bool a, bool b) { return a || b; });
+  }
+  // Segments and pins: of the resource whose pool reserved the memory.
+
+  /// @throws as pool::each_segment()
+  template <class F>
+  void each_segment(void const* p, std::size_t bytes, F const& f)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::each_segment>
+  {
+    to_owner(p, [&](auto& l) -> decltype(l.each_segment(p, bytes, f)) { l.each_segment(p, bytes, f); });
+  }
+  void pin(void const* p, std::size_t bytes)
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::pin>
+  {
+    to_owner(p, [&](auto& l) -> decltype(l.pin(p, bytes)) { l.pin(p, bytes); });
+  }
+  void unpin(void const* p, std::size_t bytes) noexcept
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::unpin>
+  {
+    to_owner(p, [&](auto& l) -> decltype(l.unpin(p, bytes)) { l.unpin(p, bytes); });
+  }
+  /// That of the first resource, or of the other one if only that has a pool.
+  [[nodiscard]] char const* allocator_backend()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::allocator_backend>
+  {
+    return of_each(detail::routed_calls::allocator_backend{},
+                   [](char const* first, char const*) { return first; });
   }
   /// Whether `p` lies in memory that either pool reserved.
   [[nodiscard]] bool owns(void const* p)
@@ -251,6 +349,16 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     to_each([&](auto& l) -> decltype(static_cast<void>(l.inspect(look))) { l.inspect(look); });
   }
 
+  /// Makes an owner for the memory of captured graphs in both. @throws cuda_error, std::bad_alloc
+  [[nodiscard]] detail::owned<detail::graph_owner> new_graph_memory()
+    requires detail::either_reaches<Upstream, Other, detail::routed_calls::new_graph_memory>
+  {
+    return of_each(detail::routed_calls::new_graph_memory{}, [](auto first, auto second) {
+      return detail::owned<detail::graph_owner>(
+          new detail::two_graph_owners(std::move(first), std::move(second)));
+    });
+  }
+
   /// Number of live blocks that came from the fallback.
   [[nodiscard]] std::size_t fallback_blocks() const noexcept { return blocks_.size(); }
 
@@ -264,6 +372,20 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
       return nearest(this->upstream(), ask);
     } else {
       return join(nearest(this->upstream(), ask), nearest(other_, ask));
+    }
+  }
+  /// Calls the resource with the address; the one with a pool over pages if neither has it, which then refuses it.
+  template <class Call>
+  void to_owner(void const* p, Call const& call) {
+    if constexpr (!reachable<Upstream, Call>) {
+      nearest(other_, call);
+    } else if constexpr (!reachable<Other, Call>) {
+      nearest(this->upstream(), call);
+    } else {
+      bool const of_other =
+          nearest(other_, [p](auto& l) -> decltype(static_cast<bool>(l.owns(p))) { return l.owns(p); });
+      if (of_other) return static_cast<void>(nearest(other_, call));
+      nearest(this->upstream(), call);
     }
   }
   template <class Call>

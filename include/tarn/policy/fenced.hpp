@@ -38,7 +38,7 @@ struct fenced {
 /// block that is not live is not passed on. Alignment is kept. Thread-safe: one mutex, not held while waiting for the device.
 ///
 /// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
-/// then has no fences.
+/// then has no fences. Nor is anything verified while the pool sleeps.
 template <class Upstream>
 class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   using base = resource_adaptor<fenced_layer<Upstream>, Upstream>;
@@ -91,6 +91,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   /// of one block.
   /// @throws std::bad_alloc
   std::size_t check_all() {
+    if (detail::sleeps(this->upstream())) return 0;
     struct candidate {
       std::uintptr_t p = 0;
       block b;
@@ -109,7 +110,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       detail::breach found;
       {
         std::lock_guard const guard(mutex_);  // held, so that the block is not freed while it is read
-        if (!c.b.fenced || !(blocks_.find(c.p) == c.b)) continue;
+        if (!is_fenced(c.b) || !(blocks_.find(c.p) == c.b)) continue;
         found =
             fences_.verify(driver(), reading.get(), reinterpret_cast<void*>(c.p), c.b.bytes, c.b.alignment);
       }
@@ -118,6 +119,17 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       report(found);
     }
     return broken;
+  }
+
+  /// Puts the pool to sleep. Where contents are discarded, so are the fences of the blocks that are live now.
+  std::size_t sleep(contents where)
+    requires reachable<Upstream, detail::routed_calls::sleep>
+  {
+    bool const slept = detail::sleeps(this->upstream());
+    std::size_t const given = detail::put_to_sleep(this->upstream(), where);
+    std::lock_guard const guard(mutex_);
+    if (!slept && where == contents::discarded) lost_ = numbered_;
+    return given;
   }
 
   /// The bytes that a block occupies, including fences.
@@ -136,6 +148,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  [[nodiscard]] bool is_fenced(block const& b) const noexcept { return b.fenced && b.number > lost_; }
 
   /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
   void build(request const& r, void* p) {
@@ -160,10 +173,12 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   bool retire(request const& r, void* p) noexcept {
     block b{};
     bool matches = false;
+    bool has_fences = false;
     {
       std::lock_guard const guard(mutex_);
       b = blocks_.find(key_of(p));
       matches = b.bytes == r.bytes && b.alignment == r.alignment;
+      has_fences = is_fenced(b);
       if (matches) (void)blocks_.erase(key_of(p));
     }
     if (b == block{}) {
@@ -177,7 +192,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
              b.bytes);
       return false;
     }
-    if (!b.fenced) return true;
+    if (!has_fences || detail::sleeps(this->upstream())) return true;
     stream_ref const on = detail::usable_stream(driver(), r.stream);
     if (detail::is_capturing(driver(), on)) return true;
     if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) report(found);
@@ -202,6 +217,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   detail::address_map<block> blocks_;
   std::size_t promised_ = 0;  ///< blocks whose fences are being queued; there is room for them
   std::uint64_t numbered_ = 0;
+  std::uint64_t lost_ = 0;  ///< blocks up to this number have no fences: their contents were discarded
 };
 
 }  // namespace tarn

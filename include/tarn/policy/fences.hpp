@@ -78,7 +78,7 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
   } catch (out_of_memory const& error) {
     memory_report report = error.report();
     report.asked = bytes;
-    throw out_of_memory(report);
+    error.throw_with(report);
   }
 }
 

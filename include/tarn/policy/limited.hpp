@@ -2,15 +2,12 @@
 #pragma once
 // limited: a bound on bytes. Its position decides which: over a pool it bounds live bytes, under it reserved bytes.
 
-#include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/min_max.hpp"
-#include "tarn/core/spin_lock.hpp"
+#include "tarn/policy/byte_budget.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
@@ -29,72 +26,6 @@ struct limited {
 };
 
 namespace detail {
-
-/// An additional, temporary bound on a budget; linked into the budget, so it must stay in place.
-struct budget_bound {
-  std::size_t bytes = 0;  ///< upper bound for the used bytes
-  budget_bound* next = nullptr;
-};
-
-/// A budget that cannot be exceeded by races. The smallest of the limit and all bounds is in force, so bounds may begin and end
-/// in any order, on any threads. take() and give() are lock-free; changes of the limit take a lock.
-class byte_budget {
- public:
-  explicit byte_budget(std::size_t limit) noexcept : limit_(limit), own_limit_(limit) {}
-
-  /// Returns false if the bytes do not fit; nothing has changed.
-  [[nodiscard]] bool take(std::size_t bytes) noexcept {
-    std::size_t used = used_.load(std::memory_order_relaxed);
-    do {
-      std::size_t const limit = limit_.load(std::memory_order_relaxed);
-      if (used > limit || bytes > limit - used) return false;
-    } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
-    return true;
-  }
-  void give(std::size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
-
-  [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
-  /// The limit in force.
-  [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
-  /// Sets the limit, and returns the previous one; bounds stay.
-  std::size_t set_limit(std::size_t limit) noexcept {
-    std::lock_guard const guard(lock_);
-    std::size_t const before = std::exchange(own_limit_, limit);
-    put_in_force();
-    return before;
-  }
-  /// Allows at most `more` bytes beyond those used now, until remove(bound).
-  void add(budget_bound& bound, std::size_t more) noexcept {
-    std::lock_guard const guard(lock_);
-    std::size_t const now = used();
-    bound.bytes = more < ~std::size_t{0} - now ? now + more : ~std::size_t{0};
-    bound.next = std::exchange(bounds_, &bound);
-    put_in_force();
-  }
-  /// Ends a bound. O(bounds).
-  void remove(budget_bound& bound) noexcept {
-    std::lock_guard const guard(lock_);
-    for (budget_bound** at = &bounds_; *at != nullptr; at = &(*at)->next) {
-      if (*at != &bound) continue;
-      *at = bound.next;
-      break;
-    }
-    put_in_force();
-  }
-
- private:
-  void put_in_force() noexcept {
-    std::size_t smallest = own_limit_;
-    for (budget_bound const* b = bounds_; b != nullptr; b = b->next) smallest = min_of(smallest, b->bytes);
-    limit_.store(smallest, std::memory_order_relaxed);
-  }
-
-  std::atomic<std::size_t> used_{0};
-  std::atomic<std::size_t> limit_;  ///< in force
-  spin_lock lock_;
-  std::size_t own_limit_;
-  budget_bound* bounds_ = nullptr;
-};
 
 /// The common part of both kinds of limit: the budget, and the refusal.
 template <class Layer, class Upstream>
@@ -178,6 +109,8 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
     next.deallocate(r, p);
     this->budget_.give(counted(r));
   }
+  /// The bytes under the limit. For reservations.
+  [[nodiscard]] detail::byte_budget& budget() noexcept { return this->budget_; }
 
  private:
   [[nodiscard]] std::size_t counted(request const& r) noexcept {

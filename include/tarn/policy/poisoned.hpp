@@ -27,7 +27,7 @@ struct poisoned {
 
 /// Costs one fill of the whole block per call, in stream order (about 2 us, plus its bytes at memory bandwidth). Never
 /// synchronises, except for the _sync calls, which wait for their fill, and if the stream of a deallocation may be destroyed
-/// and its work cannot be ordered on the device. Fills nothing while the stream is capturing a graph.
+/// and its work cannot be ordered on the device. Fills nothing while the stream is capturing a graph or the pool sleeps.
 template <class Upstream>
 class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstream> {
   using base = resource_adaptor<poisoned_layer<Upstream>, Upstream>;
@@ -54,7 +54,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   }
   void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
     request r = asked;
-    if (!used_elsewhere_.erase(p)) fill_freed(r, p);
+    if (!used_elsewhere_.erase(p) && !detail::sleeps(this->upstream())) fill_freed(r, p);
     next.deallocate(r, p);
   }
 

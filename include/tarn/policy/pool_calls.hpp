@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Calls of the pool that a policy makes or passes on: the bytes that a request occupies, and the uses of a block on other streams.
+// Calls of the pool that a policy makes or passes on: the bytes that a request occupies, the uses of a block on other streams,
+// and sleep.
 
 #include <cstddef>
 
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/core/sleeping.hpp"
 
 namespace tarn::detail {
 
@@ -20,6 +22,21 @@ template <class Upstream>
   } else {
     return bytes;
   }
+}
+
+/// Returns whether a pool below sleeps: then its memory must not be touched.
+template <class Upstream>
+[[nodiscard]] bool sleeps(Upstream& upstream) noexcept {
+  if constexpr (reachable<Upstream, routed_calls::is_asleep>) {
+    return nearest(upstream, [](auto& layer) -> decltype(layer.is_asleep()) { return layer.is_asleep(); });
+  } else {
+    return false;
+  }
+}
+/// sleep() of the nearest layer, for a policy that must know what happens to contents.
+template <class Upstream>
+std::size_t put_to_sleep(Upstream& upstream, contents where) {
+  return nearest(upstream, [&](auto& layer) -> decltype(layer.sleep(where)) { return layer.sleep(where); });
 }
 
 /// record_stream() of the nearest layer that has it, for a policy that returns other pointers than its upstream or that touches

@@ -2,7 +2,8 @@
 #pragma once
 // The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. Without
 // contention, a thread counts under a lock. Under contention, the lock's owner counts for the waiting threads (combining_lock);
-// then each thread gets a share of the room below the peaks, in which it counts on its own (tracked_share).
+// then each thread gets a share of the room below the peaks, in which it counts on its own (tracked_share). A thread whose share is
+// too small takes room from the others'.
 //
 // Over 400 lines: the three ways of counting pass the same counters to one another under the same lock, and are read together.
 
@@ -309,8 +310,11 @@ class tracked_numbers {
   TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
     std::uint64_t const flags = flags_.load(std::memory_order_relaxed);
     bool const several = (flags & all_threads) != 0;
-    if (several && out_ != 0 && u.rounded > 0 && !fits(u)) [[unlikely]]
-      call_in();
+    if (several && out_ != 0) {
+      if ((static_cast<std::uint32_t>(flags) & ~out_) != 0) [[unlikely]]
+        open_late(static_cast<std::uint32_t>(flags) & ~out_);
+      if (u.rounded > 0 && !fits(u)) take_room_for(u);
+    }
     add(u);
     if ((flags & watched_flag) != 0) {
       change_marks(u);
@@ -351,18 +355,57 @@ class tracked_numbers {
     return min_of(most, max_of(most, active_peak_[k][g]) - waiting_[k][g]) - current(k, g);
   }
 
+  /// By how much the room that the shares leave is too small for a block: above 0, a peak may be passed if all shares are used up.
+  [[nodiscard]] std::int64_t lacking(tracked_update const& u, std::size_t k, std::size_t g) noexcept {
+    std::int64_t const wanted = u.by_kind()[k] + lent_[k][g];
+    std::int64_t most = wanted - room(k, g);
+    for (high_water_mark const* m = k == 1 && g == 0 ? marks_ : nullptr; m != nullptr; m = m->next)
+      most = max_of(most, m->current + wanted - m->peak);
+    return most;
+  }
   /// Whether a block can be added without a new peak, even if all shares are used up.
   [[nodiscard]] bool fits(tracked_update const& u) noexcept {
-    auto const change = u.by_kind();
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
-        if (change[k] + lent_[k][g] > room(k, g)) return false;
+        if (lacking(u, k, g) > 0) return false;
       }
     }
-    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
-      if (m->current + u.rounded + lent_[1][0] > m->peak) return false;
-    }
     return true;
+  }
+  /// Adds what a share counted. It stayed within its room, so no peak changes.
+  [[nodiscard]] auto adding() noexcept {
+    return [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
+      if (g != 0) {
+        of(k, g).current += change;
+        of(k, g).allocated += came;
+      }
+      for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
+        if (k == 0) m->allocations += came;
+        if (k == 1) m->current += change;
+      }
+    };
+  }
+  /// Takes room for a block from one share after another. If all together have not enough, there may be a new peak: the shares are
+  /// taken back.
+  TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
+    for (unsigned i = 0; i < share_count; ++i) {
+      next_donor_ = (next_donor_ + 1) % share_count;
+      if ((out_ >> next_donor_ & 1) == 0) continue;
+      tracked_amounts least{};
+      for (std::size_t k = 0; k < 3; ++k) {
+        for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)})
+          least[k][g] = lacking(u, k, g);
+      }
+      shares_[next_donor_].take_room(least, lent_, adding());
+      if (fits(u)) return;
+    }
+    call_in();
+  }
+  /// Opens shares without room for threads that asked after the others: what such a thread frees is its room.
+  TARN_NOINLINE void open_late(std::uint32_t asked) noexcept {
+    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares_[std::countr_zero(left)].open({});
+    out_ |= asked;
+    open_.store(out_, std::memory_order_release);
   }
 
   /// Gives each requesting thread an equal share of the room below every peak, and keeps one.
@@ -400,17 +443,7 @@ class tracked_numbers {
     std::uint32_t idle = 0;
     for (std::uint32_t left = out_; left != 0; left &= left - 1) {
       int const i = std::countr_zero(left);
-      std::uint64_t const made = shares_[i].close(
-          [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
-            if (g != 0) {
-              of(k, g).current += change;
-              of(k, g).allocated += came;
-            }
-            for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
-              if (k == 0) m->allocations += came;
-              if (k == 1) m->current += change;
-            }
-          });
+      std::uint64_t const made = shares_[i].close(adding());
       calls += made;
       if (made == 0) idle |= std::uint32_t{1} << i;
     }
@@ -446,7 +479,8 @@ class tracked_numbers {
       active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
   tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
   std::uint32_t out_ = 0;       ///< threads whose share is open
-  tracked_amounts lent_{};      ///< the room of all open shares
+  tracked_amounts lent_{};      ///< the room of all open shares when their counts were last reported
+  unsigned next_donor_ = 0;     ///< share whose room is taken next
   std::uint32_t pause_ = 0;     ///< calls to count before shares are opened again
   std::uint32_t last_pause_ = 0;
   at_fork member_{this,

@@ -11,6 +11,7 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/spin_lock.hpp"
 
 namespace tarn {
@@ -64,16 +65,27 @@ class alignas(cache_line_bytes) tracked_share {
     is_open_ = true;
     lock_.unlock();
   }
+  /// Reports the counts as close() does and stays open, with less room: where `least` is above 0, by as much as that or half of
+  /// the room, whichever is more, as far as there is any. `lent` contains the room of this share before and after.
+  template <class F>
+  void take_room(tracked_amounts const& least, tracked_amounts& lent, F const& f) noexcept {
+    lock_.lock();
+    report(f);
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) {
+        if (least[k][g] > 0) room_[k][g] -= min_of(room_[k][g], max_of(least[k][g], room_[k][g] / 2));
+        lent[k][g] += room_[k][g] - given_[k][g];
+        given_[k][g] = room_[k][g];
+      }
+    }
+    lock_.unlock();
+  }
   /// Closes the share and reports its counts: f(kind, group, change, came) for each. Returns the number of calls.
   template <class F>
   std::uint64_t close(F const& f) noexcept {
     lock_.lock();
     is_open_ = false;
-    for (std::size_t k = 0; k < 3; ++k) {
-      came_[k][0] = came_[k][1] + came_[k][2];
-      for (std::size_t g = 0; g < 3; ++g) f(k, g, given_[k][g] - room_[k][g], came_[k][g]);
-    }
-    came_ = {};
+    report(f);
     std::uint64_t const calls = calls_;
     calls_ = 0;
     lock_.unlock();
@@ -93,12 +105,21 @@ class alignas(cache_line_bytes) tracked_share {
     return fits;
   }
 
+  template <class F>
+  void report(F const& f) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      came_[k][0] = came_[k][1] + came_[k][2];
+      for (std::size_t g = 0; g < 3; ++g) f(k, g, given_[k][g] - room_[k][g], came_[k][g]);
+    }
+    came_ = {};
+  }
+
   spin_lock lock_;
   bool is_open_ = false;
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_amounts room_{};   ///< by how much each number may still grow here
-  tracked_amounts given_{};  ///< room_ when the share was opened
-  tracked_amounts came_{};   ///< all increases
+  tracked_amounts given_{};  ///< room_ when its counts were last reported
+  tracked_amounts came_{};   ///< all increases since
 };
 
 }  // namespace detail

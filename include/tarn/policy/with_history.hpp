@@ -164,7 +164,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
       e.tag = tag::current().id();
       e.time_ns = now();
       log_.note_refusal(e, origin(), report.biggest_tags);
-      throw out_of_memory(report);
+      refused.throw_with(report);
     }
   }
   using frame_names = std::unordered_map<void*, history_frame>;

@@ -11,6 +11,8 @@
 //   hot    the arena's lock. Held for tens of nanoseconds, never across a driver call.
 //
 // No deallocation waits for `cold`: its owner may be waiting for the device.
+//
+// Over 400 lines: all that takes the hot lock for a caller is here.
 
 #include <atomic>
 #include <cstddef>
@@ -22,22 +24,27 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/core/sleeping.hpp"
+#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/block_request.hpp"
-#include "tarn/pool/growth/described_growth.hpp"
+#include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/growth/page_growth.hpp"
+#include "tarn/pool/growth/page_or_block_growth.hpp"
 #include "tarn/pool/growth/segment_growth.hpp"
 #include "tarn/pool/inspection/described_source.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"
 #include "tarn/pool/pool_state.hpp"
+#include "tarn/source/missing_pages.hpp"
 
 namespace tarn::detail {
 
-/// How a pool grows over a source. Over cuda_pages it is described_growth, which is page_growth unless compute-sanitizer is
-/// attached.
+/// How a pool grows over a source. Over cuda_pages it is page_or_block_growth, which is page_growth unless the device has no pages
+/// or compute-sanitizer is attached.
 template <class Source>
 struct growth_for {
   using type = segment_growth<Source>;
@@ -46,9 +53,9 @@ template <page_source Source>
 struct growth_for<Source> {
   using type = page_growth<Source>;
 };
-template <watched_pages Source>
+template <pages_or_blocks Source>
 struct growth_for<Source> {
-  using type = described_growth<Source>;
+  using type = page_or_block_growth<Source>;
 };
 
 template <memory_source Upstream>
@@ -62,12 +69,20 @@ class heap {
   /// Whether a tool that watches memory may be notified of the blocks.
   static constexpr bool describes = is_describable<Upstream>;
 
-  heap(Upstream upstream, pooled const& chosen)
+  /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
+  /// @param growth_lock  of the pool that this one is a part of; null: its own
+  heap(Upstream upstream, pooled const& chosen, recursive_fork_mutex* growth_lock)
       : options(chosen),
+        cold(growth_lock != nullptr ? *growth_lock : own_cold_),
         order(upstream.driver()),
         growth(described::wrap(std::move(upstream), description), counters),
         description(order.driver()) {
-    space_.keeps_handles_whole = page_source<source_type> && options.remap == remapping::when_tight;
+    counters.sums = &sums;
+    if (page_source<source_type> && !pages_or_blocks<source_type>)
+      require_pages(growth.source(), layer_keeps_blocks);
+    bool const by_pages = page_source<source_type> && has_pages(growth.source());
+    space_.keeps_handles_whole = by_pages && may_remap(options);
+    space_.joins_handles = !by_pages || options.handles == handles_per_block::any;
   }
   heap(heap const&) = delete;
   heap& operator=(heap const&) = delete;
@@ -75,13 +90,19 @@ class heap {
   // State. Members are protected by `cold` unless marked otherwise.
   pooled const options;
   mutable hot_mutex hot;
-  mutable recursive_fork_mutex cold;
+  recursive_fork_mutex&
+      cold;  ///< shared by a pool and its graph memories, so that there is one order of locks
   growth_counters counters;
   ordering<driver_type> order;
   growth_type growth;
   std::uint64_t alloc_retries = 0;
   std::uint64_t ooms = 0;
   pool_totals totals_reset;
+  captured_streams kept_as;               ///< in the pool of a graph_memory: identities of open captures
+  captured_streams captured;              ///< whose calls go to graph memories (graph/)
+  growth_sums sums;                       ///< of this pool and its graph memories; has a mutex of its own
+  pool_state ended;                       ///< counts of graph memories that were destroyed
+  std::uint64_t graph_memory = 0;         ///< number of the graph_memory that the pool belongs to; 0 if none
   misuse_notes notes;                     ///< under `hot`
   std::int64_t uncached_live_bytes = 0;   ///< of calls without a thread cache; under `hot`
   std::int64_t uncached_live_blocks = 0;  ///< likewise
@@ -92,12 +113,24 @@ class heap {
 
   [[nodiscard]] driver_type const& driver() const noexcept { return order.driver(); }
   [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(growth.source()); }
+  /// Whether the memory is plain blocks in place of what the source is made for. May become true before the first growth.
+  [[nodiscard]] bool uses_plain_blocks() const noexcept {
+    if constexpr (has_plain_blocks<Upstream> && requires { growth.source().uses_blocks(); }) {
+      return growth.source().uses_blocks();
+    } else {
+      return false;
+    }
+  }
+  /// Whether the memory is pages: physical handles at addresses that the pool keeps.
+  [[nodiscard]] bool uses_pages() const noexcept { return page_source<source_type> && !uses_plain_blocks(); }
 
   // ---- taking
 
   /// Takes a block, or up to `batch.wanted` blocks of a class that has runs, from the taker's own memory, then from neutral
   /// memory. Returns false if neither has one. Requires arena::make_room(). O(1).
   bool take(hot_lock const&, domain_ref taker, block_request const& r, block_batch& batch) noexcept {
+    if (is_asleep()) [[unlikely]]
+      return false;
     if (r.in_run) {
       batch.count = space_.take_small(taker, r.size_class, batch.blocks, batch.wanted);
     } else if ((batch.blocks[0] = space_.take(taker, r.where, r.block, r.alignment)) != nullptr) {
@@ -223,6 +256,66 @@ class heap {
     space_.count_splits();
     return given;
   }
+  /// The same without waiting: what streams may still use stays.
+  std::size_t shrink_idle(std::size_t keep_bytes) {
+    hot_lock held(hot);
+    collect_finished(space_, order, may_release(held), neutral);
+    std::size_t const given = growth.shrink(space_, may_release(held), keep_bytes);
+    space_.count_splits();
+    return given;
+  }
+  /// Copies what sleep must keep to the host, after shrink(0); returns the bytes that this gave back. The pool is marked asleep.
+  std::size_t prepare_sleep(contents where) {
+    std::size_t const given = shrink(0);
+    hot_lock held(hot);
+    growth.save(space_, may_release(held), where);
+    return given;
+  }
+  /// Gives up what was freed while the pool slept; returns the bytes that restore() takes. The pool is still marked asleep.
+  std::size_t prepare_wake() {
+    hot_lock held(hot);
+    finish_all(space_, order, may_release(held));
+    std::size_t const bytes = growth.prepare_restore(space_, may_release(held));
+    space_.count_splits();
+    return bytes;
+  }
+  /// Takes the memory of a sleeping pool again; returns the bytes taken. The pool is still marked asleep.
+  std::size_t restore() {
+    hot_lock held(hot);
+    return growth.restore(may_release(held));
+  }
+  /// Refuses to wake if the device does not have `bytes` of free memory.
+  void require_free(std::size_t bytes) {
+    memory_report r =
+        refusal_of(memory_report::no_stream, bytes, usual_granule, "the device, to wake the pool");
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (!driver().memory_info(free, total).ok()) return;
+    r.device_free = free;
+    r.device_total = total;
+    std::size_t const left_to_others = headroom_below();
+    if (bytes + left_to_others <= free) return;
+    if (left_to_others != 0) r.headroom = left_to_others;
+    r.lacking = bytes + left_to_others - free;
+    throw out_of_memory(r);
+  }
+  /// Gives back all granules without live bytes, after shrink(0).
+  compaction compact() {
+    compaction result;
+    std::size_t const reserved = counters.reserved;
+    (void)shrink(0);
+    if (uses_pages()) {
+      own_stream const stream(growth.source().driver());  // not made or destroyed under the hot lock
+      hot_lock held(hot);
+      result.stretches = growth.compact(space_, may_release(held), stream.get());
+    }
+    hot_lock const held(hot);
+    space_.count_splits();
+    result.live = space_.live_bytes;
+    result.reserved = counters.reserved;
+    result.released = reserved - result.reserved;
+    return result;
+  }
   /// Waits for all work on the pool's memory, as far as the driver can report it.
   /// @param asks_for_device  whether blocks wait for uses that only a device synchronisation covers
   void finish(bool asks_for_device) noexcept {
@@ -244,6 +337,12 @@ class heap {
   /// reaches a check of this.
   [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
   void set_lost(bool lost) noexcept { lost_.store(lost, std::memory_order_relaxed); }
+  /// Whether the pool sleeps: its thread caches are closed, so every call reaches a check of this. Changed under both locks.
+  [[nodiscard]] bool is_asleep() const noexcept { return asleep_.load(std::memory_order_relaxed); }
+  void set_asleep(bool asleep) noexcept {
+    hot_lock const held(hot);
+    asleep_.store(asleep, std::memory_order_relaxed);
+  }
   /// Used in a forked child if the lock's owner thread does not exist there.
   void renew_hot_lock() noexcept { (void)::new (static_cast<void*>(&hot)) hot_mutex; }
 
@@ -253,13 +352,10 @@ class heap {
   }
   [[noreturn]] void refuse(stream_id id, std::size_t bytes, std::size_t alignment,
                            char const* refused_by = "the pool") const {
-    memory_report r;
-    r.asked = bytes;
-    r.alignment = alignment;
-    r.device = driver().device().value;
-    r.stream = id;
-    r.refused_by = refused_by;
-    throw out_of_memory(r);
+    throw out_of_memory(refusal_of(id, bytes, alignment, refused_by));
+  }
+  [[noreturn]] void refuse_asleep(stream_id id, std::size_t bytes, std::size_t alignment) const {
+    throw pool_asleep(refusal_of(id, bytes, alignment, "the sleeping pool"));
   }
 
  private:
@@ -268,9 +364,31 @@ class heap {
   /// no thread may reuse it while work may still use it.
   static constexpr domain_ref no_domain = static_cast<domain_ref>(-1);
 
+  /// What a layer below leaves to others.
+  [[nodiscard]] std::size_t headroom_below() noexcept {
+    auto const ask = [](auto& layer) -> decltype(layer.headroom_bytes()) { return layer.headroom_bytes(); };
+    if constexpr (reachable<Upstream, decltype(ask)>) {
+      return nearest(upstream(), ask);
+    } else {
+      return 0;
+    }
+  }
+  [[nodiscard]] memory_report refusal_of(stream_id id, std::size_t bytes, std::size_t alignment,
+                                         char const* refused_by) const {
+    memory_report r;
+    r.asked = bytes;
+    r.alignment = alignment;
+    r.device = driver().device().value;
+    r.stream = id;
+    r.refused_by = refused_by;
+    return r;
+  }
+
   /// The domain that a free belongs to. If the host has no memory to make one, waits for the stream's work instead.
   looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream) noexcept {
     domain_ref found = no_domain;
+    if (is_capture_stream(id) && !kept_as.has(id)) [[unlikely]]
+      return {held.held(), neutral};  // the capture has ended, and with it the order of its streams
     try {
       found = space_.streams.get(id, stream);
     } catch (...) {
@@ -281,11 +399,13 @@ class heap {
   /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
   bool wait_for_device(may_release held) noexcept {
     unlocked const open(held);
-    return driver().synchronize_device().ok();
+    return wait_for_all_work(driver()).ok();
   }
 
   arena space_;
   std::atomic<bool> lost_{false};
+  recursive_fork_mutex own_cold_;
+  std::atomic<bool> asleep_{false};
 
  public:
   typename described::type description;  ///< last: away from the members that a warm call reads

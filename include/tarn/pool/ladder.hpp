@@ -7,10 +7,11 @@
 //   2 finished      make frees of other streams that the device has completed neutral
 //   3 stealing      make the stream wait, on the device, for another stream's frees, and take them over; add neutral ranges to
 //                   its own, so that neighbours coalesce
-//   4 growth        create new handles while reserved memory may grow, reuse a view of free handles, or make a new view
+//   4 growth        create new handles while reserved memory may grow, reuse a view of free handles, or make a new view; where free
+//                   memory is neither joined nor moved, free segments go back first if too much would be reserved
 //   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, free memory is remapped together,
 //                   free handles and segments are given back
-//   6 out_of_memory
+//   6 out_of_memory   or, if the device refused, other pools give back what they cache (cache_misses.hpp, other_pools.hpp)
 //
 // One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which invalidates
 // everything looked up before.
@@ -20,6 +21,7 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/front/front.hpp"
@@ -92,6 +94,7 @@ class ladder {
     try {
       for (int attempt = 0; attempt < 3; ++attempt) {
         set_budget();
+        give_back_spare();
         if (grow()) return;
       }
     } catch (out_of_memory const& error) {
@@ -109,7 +112,6 @@ class ladder {
       refused = error.report();
       was_refused = true;
     }
-    ++heap_.ooms;
     query_device(refused, was_refused);
     throw out_of_memory(report(refused));
   }
@@ -144,6 +146,20 @@ class ladder {
     batch_.blocks[0] = block;
     batch_.count = 1;
     return true;
+  }
+
+  /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are too small for the
+  /// request, if too much would be reserved beside the new one. Never waits: those that work still uses stay. Does nothing during a
+  /// capture, which the driver's calls could invalidate.
+  void give_back_spare() {
+    if (capture_gate::has_captures()) return;
+    if (heap_.counters.reserved <= heap_.growth.keep_before(space(), request_)) return;
+    if (domain_ref const taker = request_.taker; taker != neutral) {
+      if (is_captured()) return;
+      // Where the device is always behind, a new mark for each growth would never be found complete.
+      if (!heap_.order.is_running(space(), hot_, taker)) (void)heap_.order.settle(space(), hot_, taker);
+    }
+    (void)heap_.growth.shrink(space(), hot_, heap_.growth.keep_before(space(), request_));
   }
 
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
@@ -214,6 +230,7 @@ class ladder {
   /// behalf. Asked again before each rung that needs it, since a user's thread may begin a capture in between.
   [[nodiscard]] bool is_captured() {
     if (request_.taker == neutral) return false;
+    if (is_capture_stream(space().streams[request_.taker].id)) return true;
     stream_ref const stream = space().streams[request_.taker].stream;
     unlocked const open(hot_);
     return heap_.order.is_capturing(stream);
@@ -228,10 +245,14 @@ class ladder {
                                   : handle_limit(live);
     request_.least_growth =
         request_.where == zone::large ? min_of(shared_handle(live), request_.largest_handle) : usual_granule;
-    request_.may_remap = options.remap == remapping::when_tight;
+    request_.may_remap = may_remap(options);
     if (!request_.may_remap) {
-      // The remainder of a growth absorbs small differences between passes over the same work.
-      request_.least_growth = max_of(request_.least_growth, align_up(live / 128, usual_granule));
+      if (options.handles == handles_per_block::one) {
+        request_.largest_handle = max_request_bytes;
+      } else {
+        // The remainder of a growth absorbs small differences between passes over the same work.
+        request_.least_growth = max_of(request_.least_growth, align_up(live / 128, usual_granule));
+      }
       request_.may_create = max_request_bytes;
       return;
     }

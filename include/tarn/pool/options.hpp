@@ -12,6 +12,19 @@ enum class remapping {
   off          ///< no: every handle stays where it was first mapped
 };
 
+/// In how many physical handles a block of a pool over pages may lie.
+enum class handles_per_block {
+  any,  ///< several, mapped side by side
+  one   ///< one, as a cudaMalloc block: for libraries that look only at the first handle of a block
+};
+
+/// When a pool asks whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be
+/// handed out while the graph is replayed.
+enum class capture_watch {
+  in_scopes,  ///< while a capture_scope is open; other captures must not free blocks of the pool that the graph uses
+  always  ///< at each call: warm calls then take the pool's slow path, and make one driver call
+};
+
 template <class Upstream>
 class pooled_layer;
 
@@ -25,9 +38,25 @@ struct pooled {
   /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak, see
   /// pool/growth/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
   std::size_t largest_handle = 0;
+  /// When the pool looks for captures. With `always`, a capture without a capture_scope is safe, too: allocation on its streams is
+  /// refused, and what is freed on them is kept until the pool ends. This holds for default streams, bare handles and streams that
+  /// tarn made: the driver must not be asked about another stream whose identity was noted earlier, since it may be destroyed.
+  capture_watch captures = capture_watch::in_scopes;
+  /// With `one`, each block lies within one handle: free neighbours in two handles are not joined, free handles are not remapped, and
+  /// `largest_handle` has no effect. Does nothing where the pool has plain blocks.
+  ///
+  /// The pool then wastes more: utilisation of the recorded traces 0.80 to 0.86 instead of 0.95 to 0.99 (bench/results/frontier.txt).
+  /// So allocate what is sent from a second pool with this option, and the rest from one without it.
+  handles_per_block handles = handles_per_block::any;
 
   template <class Upstream>
   using layer = pooled_layer<Upstream>;
 };
+
+namespace detail {
+[[nodiscard]] constexpr bool may_remap(pooled const& options) noexcept {
+  return options.remap == remapping::when_tight && options.handles == handles_per_block::any;
+}
+}  // namespace detail
 
 }  // namespace tarn

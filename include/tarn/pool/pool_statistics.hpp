@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 #include "tarn/core/counter.hpp"
 #include "tarn/core/waiting_block.hpp"
@@ -49,6 +50,43 @@ inline void add_growth(pool_state& s, growth_counters const& c) noexcept {
   }
 }
 
+/// Sets what is exact only for a pool and its graph memories together.
+inline void set_sums(pool_state& s, growth_sums const& sums) noexcept {
+  std::lock_guard const guard(sums.mutex);
+  s.reserved = static_cast<std::size_t>(sums.reserved.current);
+  s.reserved_peak = static_cast<std::size_t>(sums.reserved.peak);
+  s.reserved_total = static_cast<std::uint64_t>(sums.reserved.allocated);
+  s.released_total = static_cast<std::uint64_t>(sums.reserved.freed);
+  s.handles = static_cast<std::uint64_t>(sums.handles.current);
+  s.handles_peak = static_cast<std::uint64_t>(sums.handles.peak);
+  s.creates = static_cast<std::uint64_t>(sums.handles.allocated);
+  s.destroys = static_cast<std::uint64_t>(sums.handles.freed);
+  for (zone const where : {zone::small, zone::large}) {
+    pool_part& part = where == zone::small ? s.small : s.large;
+    part.reserved = sums.reserved_in[static_cast<std::size_t>(where)];
+    part.handles = sums.handles_in[static_cast<std::size_t>(where)];
+  }
+  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
+}
+
+/// Adds the counts of a graph memory that is destroyed, whose memory is no longer held.
+inline void add_ended(pool_state& sum, pool_state const& ended) noexcept {
+  sum.maps += ended.maps;
+  sum.unmaps += ended.unmaps;
+  sum.remaps += ended.remaps;
+  sum.alloc_retries += ended.alloc_retries;
+  sum.ooms += ended.ooms;
+  sum.host_waits += ended.host_waits;
+  sum.device_waits += ended.device_waits;
+  auto const add_split = [](split_ranges& to, split_ranges const& from) {
+    to.blocks.add(0, from.blocks.allocated);
+    to.bytes.add(0, from.bytes.allocated);
+  };
+  add_split(sum.split, ended.split);
+  add_split(sum.small.split, ended.small.split);
+  add_split(sum.large.split, ended.large.split);
+}
+
 /// O(free ranges + threads).
 template <class Heap, class Front, class Waiting>
 [[nodiscard]] pool_state read_state(Heap& heap, Front const& front, Waiting const& waiting) {
@@ -81,6 +119,7 @@ template <class Heap, class Front, class Waiting>
 template <class Heap>
 void reset_peaks(Heap& heap) noexcept {
   growth_counters& c = heap.counters;
+  heap.sums.reset_peaks();
   c.reserved_peak = c.reserved;
   c.handles_peak = c.creates - c.destroys;
   for (std::size_t z = 0; z < zone_count; ++z) {
@@ -98,18 +137,27 @@ template <class Heap>
 void reset_totals(Heap& heap) noexcept {
   growth_counters& c = heap.counters;
   pool_totals& reset = heap.totals_reset;
-  reset.reserved = c.reserved_total;
-  reset.released = c.released_total;
-  reset.creates = c.creates;
-  reset.destroys = c.destroys;
-  reset.host_waits = heap.order.host_waits();
+  {
+    growth_sums& sums = heap.sums;
+    std::lock_guard const guard(sums.mutex);
+    reset.reserved = static_cast<std::uint64_t>(sums.reserved.allocated);
+    reset.released = static_cast<std::uint64_t>(sums.reserved.freed);
+    reset.creates = static_cast<std::uint64_t>(sums.handles.allocated);
+    reset.destroys = static_cast<std::uint64_t>(sums.handles.freed);
+    for (std::size_t z = 0; z < zone_count; ++z) {
+      sums.reserved_in[z].reset_totals();
+      sums.handles_in[z].reset_totals();
+    }
+  }
+  reset.host_waits = heap.order.host_waits() + heap.ended.host_waits;
   for (std::size_t z = 0; z < zone_count; ++z) {
     c.reserved_in[z].reset_totals();
     c.handles_in[z].reset_totals();
   }
   hot_lock const held(heap.hot);
   arena& space = heap.space(held);
-  reset.alloc_retries = heap.alloc_retries;
+  reset.alloc_retries = heap.alloc_retries + heap.ended.alloc_retries;
+  heap.ended.split = heap.ended.small.split = heap.ended.large.split = {};
   space.count_splits();
   for (stat& s : space.splits.blocks) s.reset_totals();
   for (stat& s : space.splits.bytes) s.reset_totals();

@@ -27,10 +27,11 @@ class waiting_blocks {
   /// See recorded_streams::note().
   void note(void* p, stream_ref stream) { uses_.note(p, stream); }
 
-  /// Returns false if `p` has no recorded use. Takes no lock: one relaxed load while nothing is recorded.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
-    return uses_.any() && uses_.may_hold(p);
-  }
+  /// Returns false if no block has a recorded use, or is noted elsewhere. One relaxed load.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool any_noted() const noexcept { return uses_.any(); }
+  /// Returns false if `p` has no recorded use. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return uses_.may_hold(p); }
+  void count_noted_elsewhere(bool more) noexcept { uses_.count_noted_elsewhere(more); }
 
   /// Called when a block is freed: returns true if it waits for recorded uses. From here on the stream is known by its
   /// identity: when the block returns to the heap, the stream may be destroyed, its handle reused, and the calling thread a
@@ -80,6 +81,15 @@ class waiting_blocks {
 
   [[nodiscard]] bool asks_for_device() const noexcept { return uses_.asks_for_device(); }
   void close() noexcept { uses_.close(); }
+
+  /// Counts a block that a graph memory keeps as waiting. @param sign  1 when it is freed, -1 when it is given back
+  void count_kept(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
+    count(bytes, alignment, sign);
+  }
+  /// Counts what waits in a graph memory's part.
+  void count_of_part(waiting_amount const& small, waiting_amount const& large) noexcept {
+    count_.add(small, large);
+  }
 
   // For statistics and inspection.
   [[nodiscard]] waiting_amount now() const noexcept { return count_.now(); }

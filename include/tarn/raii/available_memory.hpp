@@ -68,11 +68,16 @@ template <class Layer>
   if constexpr (caches_bytes<Layer>) {
     pool_state const s = layer.state();
     // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
-    bool const puts_together = page_source<typename Layer::upstream_type>;
+    bool puts_together = page_source<typename Layer::upstream_type>;
+    if constexpr (requires { layer.uses_pages(); }) puts_together = layer.uses_pages();
     std::size_t const reusable = puts_together ? s.cached : s.largest_free_range;
     room.bytes += min_of(reusable, everything - room.bytes);
     room.cached = s.cached;
     room.live = s.live;
+  }
+  if constexpr (requires { layer.headroom_bytes(); }) {
+    room.bytes -= min_of(room.bytes, layer.headroom_bytes());
+    room.bounded_by = "headroom";
   }
   if constexpr (bounds_bytes<Layer>) {
     std::size_t const limit = layer.limit();
@@ -91,10 +96,10 @@ template <class Layer>
 }  // namespace detail
 
 /// Returns how much `memory` could allocate now. Computed from the source upwards: free memory as the driver reports it;
-/// bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it; over blocks the largest free
-/// range, since blocks are not combined); bounded by each `limited` layer above that. Memory that a `fallback_to` or
-/// `retry_on_oom` could add is not counted, nor is memory held back by recorded uses. A snapshot: other threads and processes
-/// continue. Takes the pool's locks briefly and queries the driver once (5 us). Never waits for a stream. Thread-safe.
+/// bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it; over blocks, and where the device has
+/// no pages, the largest free range, since blocks are not combined); bounded by each `limited` layer above that. Memory that a
+/// `fallback_to` or `retry_on_oom` could add is not counted, nor is memory held back by recorded uses. A snapshot: other threads and
+/// processes continue. Takes the pool's locks briefly and queries the driver once (5 us). Never waits for a stream. Thread-safe.
 /// @throws cuda_error  the driver did not report free memory
 template <class Resource>
 [[nodiscard]] memory_availability available_memory(Resource const& memory,

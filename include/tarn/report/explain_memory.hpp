@@ -62,6 +62,7 @@ found_share share_of(Memory memory) {
         memory,
         [](auto& l) -> decltype(static_cast<void>(l.state()), static_cast<void const*>(&l)) { return &l; });
     p.reserved = s.reserved;
+    if constexpr (reachable<Memory, routed_calls::allocator_backend>) p.backend = allocator_backend(memory);
     std::size_t const held = min_of(s.live, s.reserved);
     p.awaiting = min_of(s.pending, held);  // to the pool, a block that is held back is still live
     p.live = held - p.awaiting;

@@ -7,6 +7,7 @@
 #include <iosfwd>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct pool_share {
   std::size_t untracked = 0;            ///< part of live: allocated bypassing `tracked`
   std::size_t awaiting = 0;  ///< freed, but another stream that used it (record_stream) has not finished
   std::size_t cached = 0;    ///< free for reuse
+  char const* backend = "";  ///< as allocator_backend() returns it; empty without a pool. Static storage
 };
 
 /// One row of the table.
@@ -141,7 +143,9 @@ struct memory_explanation {
     auto const add = [&](int level, std::string name, std::size_t bytes, char const* how = "") {
       out.push_back({level, std::move(name), number(bytes), how});
     };
+    bool const of_blocks = p.backend[0] != '\0' && std::string_view(p.backend) != "pages";
     add(depth, p.name + where, p.reserved);
+    if (of_blocks) out.back().how = detail::concat({"in blocks of ", p.backend});
     if (p.requested && p.rounding) {
       add(depth + 1, "live, requested", *p.requested);
       add(depth + 1, "live, rounding", *p.rounding);

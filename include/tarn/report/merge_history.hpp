@@ -35,6 +35,7 @@ namespace tarn::detail {
   s.kind = kind_of(from.kind);
   s.small = from.where == zone::small;
   s.handles = from.handles;
+  s.graph_memory = from.graph_memory;
   s.blocks.reserve(from.blocks.size());
   for (held_block const& b : from.blocks) {
     snapshot_block block;

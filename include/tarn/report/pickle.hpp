@@ -110,7 +110,7 @@ class snapshot_pickler {
     field("requested_size", requested);
     field("stream", stream(s.stream));
     field("segment_type", s.small ? "small" : "large");
-    pool_id("segment_pool_id");
+    pool_id("segment_pool_id", s.graph_memory);
     pickle_.word("is_expandable");
     pickle_.boolean(s.kind != segment_kind::upstream);
     frames(0, 0);
@@ -123,11 +123,11 @@ class snapshot_pickler {
     pickle_.end_list();
     pickle_.end_dict();
   }
-  /// Writes the default pool's id: the viewer would show others as pools of CUDA graphs.
-  void pool_id(char const* key) {
+  /// Writes a pool's id: (0, 0), or (0, n) for the memory of captured graphs, as the viewer expects it.
+  void pool_id(char const* key, std::uint64_t graph_memory) {
     pickle_.word(key);
     pickle_.number(0);
-    pickle_.number(0);
+    pickle_.number(graph_memory);
     pickle_.end_pair();
   }
   /// Returns the requested bytes of a block, which PyTorch always has; where tarn does not know them, the whole block.
@@ -184,7 +184,7 @@ class snapshot_pickler {
     field("size", e.requested != 0 ? e.requested : e.bytes);
     field("stream", stream(e.stream));
     field("time_us", (snapshot_.started_ns + e.time_ns) / 1000);
-    pool_id("pool_id");
+    pool_id("pool_id", 0);
     frames(e.tag, e.location);
     pickle_.end_dict();
   }

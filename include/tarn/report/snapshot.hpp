@@ -52,6 +52,7 @@ struct snapshot_segment {
   bool small = false;                  ///< for blocks of up to 1 MiB
   std::uint32_t handles = 1;           ///< physical handles that back it, wholly or in part
   stream_id stream = 0;                ///< stream of most of its bytes
+  std::uint64_t graph_memory = 0;      ///< that it belongs to, counted from 1; 0 if none
   std::vector<snapshot_block> blocks;  ///< by address
   std::vector<snapshot_piece> pieces;  ///< of a view: its original ranges, in order
 };

@@ -8,6 +8,7 @@
 //    "tags":     [{"name", "bytes", "peak_bytes", "requested", "blocks", "allocations"}],    the first is "untagged"
 //    "locations":   [[{"file", "line", "function"}]],                      innermost frame first; the first has no frames
 //    "segments": [{"address", "bytes", "kind": "pages" | "view" | "upstream", "small", "handles", "stream",
+//                  "graph_memory",                                            of memory of captured graphs only, from 1
 //                  "pieces": [{"address", "bytes"}],                                                 of a view only
 //                  "blocks": [{"address", "bytes", "requested", "use": "live" | "awaiting" | "cached",
 //                              "stream", "tag", "location", "time_ns"}]}],
@@ -93,6 +94,7 @@ inline void write_segment(json_text& json, snapshot_segment const& s) {
   json.line().begin_object().key("address").address(s.address).field("bytes", s.bytes);
   json.field("kind", name_of(s.kind)).key("small").boolean(s.small);
   json.field("handles", s.handles).field("stream", s.stream);
+  if (s.graph_memory != 0) json.field("graph_memory", s.graph_memory);
   if (s.kind == segment_kind::view) {
     json.key("pieces").begin_array();
     for (snapshot_piece const& p : s.pieces)

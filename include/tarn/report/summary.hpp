@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tarn/core/concat.hpp"
@@ -45,7 +46,7 @@ namespace detail {
 }  // namespace detail
 
 /// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). For memory with `tracked` and,
-/// for the reserved rows, a pool. @throws std::bad_alloc
+/// for the reserved rows, a pool. The title names the allocator_backend() unless it is "pages". @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
   std::vector<memory_stat> const stats = memory_stats(memory);
@@ -59,8 +60,12 @@ template <class Resource>
   std::string const line = detail::concat({"|", std::string(75, '='), "|\n"});
   std::string const rule = detail::concat({"|", std::string(75, '-'), "|\n"});
   std::string const spaces(17, ' ');
-  std::string const title =
+  std::string title =
       detail::concat({spaces, " tarn memory summary, device ID ", std::to_string(memory.device().value)});
+  if constexpr (reachable<Resource, detail::routed_calls::allocator_backend>) {
+    std::string_view const backend = allocator_backend(memory);
+    if (backend != "pages") title += detail::concat({", ", backend});
+  }
   std::string const ooms = detail::concat({"           CUDA OOMs: ", std::to_string(value("num_ooms"))});
   std::string const retries =
       detail::concat({"       cudaMalloc retries: ", std::to_string(value("num_alloc_retries"))});

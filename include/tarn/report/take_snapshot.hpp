@@ -76,6 +76,8 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// that, a block in the layer's record that the pool has already released to the driver is omitted. Live blocks with 0
 /// requested were not seen by the layer: allocated bypassing it, or still inside a call.
 ///
+/// Of a sleeping pool, segments and blocks are the addresses that it keeps, and `pool.reserved` is 0: nothing is behind them.
+///
 /// Thread-safe; threads that enter the pool meanwhile wait, some milliseconds at 100,000 blocks. Host cost O(ranges + history).
 /// @throws std::bad_alloc
 template <class Resource>

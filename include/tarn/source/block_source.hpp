@@ -9,10 +9,13 @@
 //   static status take(D const&, stream_ref, size_t bytes, size_t alignment, void*& p) noexcept;
 //   static status give(D const&, stream_ref, void* p, size_t bytes, size_t alignment) noexcept;
 //   static status give_lost(D const&, void* p, size_t bytes, size_t alignment) noexcept;   the stream may be destroyed
-// Kinds with a member `options` have const members instead.
+// Kinds with a member `options` have const members instead. Optional members:
+//   static constexpr char const* backend = "...";   what allocator_backend() returns
+//   static char const* refusal(D const&) noexcept;  why the device has no such memory, null if it has: asked in the constructor
 
 #include <concepts>
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
@@ -44,22 +47,35 @@ concept stream_ordered_calls = requires(Calls const& calls, D const& driver, str
 /// Safe from any thread; keeps no state.
 template <stream_driver D, class Calls>
 class block_source {
+  /// Whether a device may lack this kind of memory.
+  static constexpr bool may_be_missing = requires(D const& driver) {
+    { Calls::refusal(driver) } noexcept -> std::same_as<char const*>;
+  };
+
  public:
   using driver_type = D;
   using properties = typename Calls::properties;
 
   /// On the driver's default device; for CUDA the calling thread's current one.
-  block_source()
+  /// @throws cuda_error  of kind `unsupported`: the device does not have this kind of memory
+  block_source() noexcept(!may_be_missing && std::is_nothrow_default_constructible_v<D>)
     requires std::default_initializable<D>
-  = default;
-  /// On one device.
+      : driver_() {
+    require_memory();
+  }
+  /// On one device. @throws as above
   explicit block_source(device_id device)
     requires std::constructible_from<D, device_id>
-      : driver_(device) {}
-  /// On a given driver.
-  explicit block_source(D driver) noexcept : driver_(std::move(driver)) {}
-  /// With options, for kinds that have some.
-  block_source(D driver, Calls calls) noexcept : driver_(std::move(driver)), calls_(std::move(calls)) {}
+      : driver_(device) {
+    require_memory();
+  }
+  /// On a given driver. @throws as above
+  explicit block_source(D driver) noexcept(!may_be_missing) : driver_(std::move(driver)) { require_memory(); }
+  /// With options, for kinds that have some. @throws as above
+  block_source(D driver, Calls calls) noexcept(!may_be_missing)
+      : driver_(std::move(driver)), calls_(std::move(calls)) {
+    require_memory();
+  }
 
   // The names of tarn, and of CCCL 3.1 and later.
 
@@ -146,6 +162,14 @@ class block_source {
     deallocate(stream, p, bytes);
   }
 
+  /// Where a pool's memory comes from, see allocator_backend().
+  [[nodiscard]] static constexpr char const* backend() noexcept {
+    if constexpr (requires { Calls::backend; }) {
+      return Calls::backend;
+    } else {
+      return "blocks";
+    }
+  }
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
 
@@ -158,6 +182,15 @@ class block_source {
   }
 
  private:
+  void require_memory() const noexcept(!may_be_missing) {
+    if constexpr (may_be_missing) {
+      char const* const refusal = Calls::refusal(driver_);
+      if (refusal == nullptr) return;
+      throw cuda_error({failure::unsupported, 801, "cudaErrorNotSupported", refusal}, driver_.device().value,
+                       source_location{});
+    }
+  }
+
   struct block_wanted {
     stream_ref stream;
     std::size_t bytes;

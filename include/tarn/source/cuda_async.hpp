@@ -13,7 +13,16 @@ namespace tarn {
 /// cudaMallocAsync and cudaFreeAsync.
 struct async_calls {
   using properties = property_set<device_accessible>;
+  static constexpr char const* backend = "cudaMallocAsync";
 
+  template <block_driver D>
+  [[nodiscard]] static char const* refusal(D const& driver) noexcept {
+    if constexpr (requires { driver.has_memory_pools(); }) {
+      if (!driver.has_memory_pools())
+        return "cudaMallocAsync (no memory pools on this device; use cuda_malloc | pooled, or device_pool)";
+    }
+    return nullptr;
+  }
   template <block_driver D>
   static status take(D const& driver, stream_ref stream, std::size_t bytes, std::size_t, void*& p) noexcept {
     return driver.malloc_async(bytes, stream, p);
@@ -65,7 +74,8 @@ struct async_calls {
 
 /// Stream-ordered device memory from the driver's own pool: 0.7 µs warm on an H200, more with several threads, since the pool
 /// has one lock. Without a stream (allocate_sync, deallocate_sync) each call creates and destroys a stream, ~10 µs. The
-/// underlying pool is the process's default pool of the device, shared with every caller of cudaMallocAsync.
+/// underlying pool is the process's default pool of the device, shared with every caller of cudaMallocAsync. Its constructor throws
+/// cuda_error of kind `unsupported` on a device without memory pools: use `cuda_malloc{} | pooled{}`.
 template <block_driver D>
 using basic_async = block_source<D, async_calls>;
 

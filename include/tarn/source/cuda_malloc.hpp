@@ -13,6 +13,7 @@ namespace tarn {
 /// cudaMalloc and cudaFree.
 struct malloc_calls {
   using properties = property_set<device_accessible>;
+  static constexpr char const* backend = "cudaMalloc";
   template <block_driver D>
   static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
     return driver.malloc_device(bytes, p);  // aligned to at least 256; block_source checks for more

@@ -13,6 +13,7 @@ namespace tarn {
 /// Aligned operator new and operator delete.
 struct host_calls {
   using properties = property_set<host_accessible>;
+  static constexpr char const* backend = "operator new";
 
   /// More than a process can address: malloc's 47 bits. Refused without a call, since sanitizers abort the program on such a
   /// request.

@@ -13,6 +13,7 @@ namespace tarn {
 /// cudaMallocManaged and cudaFree.
 struct managed_calls {
   using properties = property_set<device_accessible, host_accessible>;
+  static constexpr char const* backend = "cudaMallocManaged";
   template <block_driver D>
   static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
     return driver.malloc_managed(bytes, p);

@@ -13,6 +13,7 @@ namespace tarn {
 /// cudaHostAlloc and cudaFreeHost.
 struct pinned_calls {
   using properties = property_set<device_accessible, host_accessible>;
+  static constexpr char const* backend = "cudaHostAlloc";
   template <block_driver D>
   static status take(D const& driver, std::size_t bytes, std::size_t, void*& p) noexcept {
     return driver.malloc_pinned(bytes, p);  // whole pages

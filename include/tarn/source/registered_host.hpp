@@ -38,6 +38,7 @@ struct registered_options {
 /// mmap, madvise, mbind, and the driver's register_host.
 struct registered_calls {
   using properties = property_set<device_accessible, host_accessible>;
+  static constexpr char const* backend = "cudaHostRegister";
   registered_options options;
 
   template <registering_driver D>

@@ -5,15 +5,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <new>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 #if defined(__linux__)
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #endif
 
@@ -213,6 +216,64 @@ class sim_addresses {
   sim_backing backing_;
   sim_ranges free_;
   std::vector<std::pair<std::uintptr_t, std::size_t>> chunks_;
+};
+
+/// The memory of one page handle that other processes can import: a file of its own, so that it lives as long as a process has a
+/// descriptor or a mapping of it. Sparse, so with address_only backing it costs a descriptor and no memory.
+class sim_shared_file {
+ public:
+  sim_shared_file() noexcept = default;
+  sim_shared_file(sim_shared_file&& other) noexcept
+      : file_(std::exchange(other.file_, -1)), identity_(std::exchange(other.identity_, 0)) {}
+  sim_shared_file& operator=(sim_shared_file&&) = delete;
+  ~sim_shared_file() {
+#if defined(__linux__)
+    if (file_ >= 0) (void)::close(file_);
+#endif
+  }
+
+  /// Returns false if the host has no descriptor left.
+  bool create([[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(__linux__)
+    file_ = ::memfd_create("tarn_sim_pages", MFD_CLOEXEC);
+    if (file_ < 0 || ::ftruncate(file_, static_cast<::off_t>(bytes)) != 0) return false;
+    struct ::stat facts {};
+    if (::fstat(file_, &facts) == 0) identity_ = facts.st_ino;
+#endif
+    return file_ >= 0;
+  }
+  /// Opens a descriptor from another process, which stays the caller's; returns false if it is not one of such a file.
+  bool open([[maybe_unused]] int descriptor, [[maybe_unused]] std::size_t& bytes) noexcept {
+#if defined(__linux__)
+    char link[32];
+    (void)std::snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    char target[64];
+    ::ssize_t const length = ::readlink(link, target, sizeof target);
+    std::string_view const name(target, length < 0 ? 0 : static_cast<std::size_t>(length));
+    struct ::stat facts {};
+    if (!name.starts_with("/memfd:tarn_sim_pages") || ::fstat(descriptor, &facts) != 0) return false;
+    file_ = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+    identity_ = facts.st_ino;
+    bytes = static_cast<std::size_t>(facts.st_size);
+#endif
+    return file_ >= 0;
+  }
+  /// A new descriptor, which the caller closes; -1 if the host has none left.
+  [[nodiscard]] int duplicate() const noexcept {
+#if defined(__linux__)
+    return ::fcntl(file_, F_DUPFD_CLOEXEC, 0);
+#else
+    return -1;
+#endif
+  }
+  /// The same number for all descriptors of one file; 0: there is none.
+  [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }
+  [[nodiscard]] bool exists() const noexcept { return file_ >= 0; }
+  [[nodiscard]] int descriptor() const noexcept { return file_; }
+
+ private:
+  int file_ = -1;
+  std::uint64_t identity_ = 0;
 };
 
 /// The memory of page handles: one sparse memory file that can be mapped at several addresses. With address_only backing it

@@ -61,6 +61,8 @@ struct sim_costs {
   sim_cost_curve destroy_pages{{{2_MiB, 15'000}, {20_MiB, 16'000}, {200_MiB, 76'000}, {1_GiB, 338'000}}};
   sim_cost_curve map_pages{{{2_MiB, 25'600}, {20_MiB, 26'700}, {200_MiB, 34'700}, {1_GiB, 61'800}}};
   sim_nanoseconds share_pages = 25'000;  ///< one more cuMemSetAccess; estimated
+  sim_nanoseconds export_pages = 5'000;  ///< estimated, as is the next
+  sim_nanoseconds import_pages = 10'000;
   sim_cost_curve unmap_pages{{{2_MiB, 16'500}, {20_MiB, 16'500}, {200_MiB, 20'000}, {1_GiB, 29'000}}};
 
   // Blocks.
@@ -96,6 +98,7 @@ struct sim_costs {
     c.look = c.create_event = c.destroy_event = c.record_event = c.query_event = c.wait_event = 0;
     c.synchronize = c.create_stream = c.destroy_stream = c.launch = c.copy = c.memory_info = 0;
     c.memory_account = 0;
+    c.export_pages = c.import_pages = 0;
     c.page_granularity = c.share_pages = c.release_range = c.malloc_async_warm = c.free_async = 0;
     c.malloc_managed = c.free_managed = 0;
     c.reserve_range = c.create_pages = c.destroy_pages = c.map_pages = c.unmap_pages = level;

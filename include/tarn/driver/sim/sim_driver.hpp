@@ -5,6 +5,8 @@
 // Over 400 lines: one short function for each call of the driver contract (driver.hpp).
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -15,6 +17,7 @@
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/driver_call.hpp"
+#include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/sim/sim_account.hpp"
 #include "tarn/driver/sim/sim_convert.hpp"
 #include "tarn/driver/sim/sim_machine.hpp"
@@ -232,8 +235,13 @@ class sim_driver {
                  [&](state& m) { return m.memory.release(p, bytes); });
   }
   status create_pages(std::size_t bytes, page_handle& handle) const noexcept {
-    return paged(driver_call::create_pages, costs().create_pages.at(bytes),
-                 [&](state& m) { return m.memory.create(device_.value, bytes, handle); });
+    return create_pages(bytes, allocation_handle_type::none, handle);
+  }
+  status create_pages(std::size_t bytes, allocation_handle_type type, page_handle& handle) const noexcept {
+    return paged(driver_call::create_pages, costs().create_pages.at(bytes), [&](state& m) {
+      if (!exports(m, type)) return code::not_supported;
+      return m.memory.create(device_.value, bytes, type, handle);
+    });
   }
   status destroy_pages(page_handle handle) const noexcept {
     return paged_by_size(
@@ -266,6 +274,51 @@ class sim_driver {
     });
   }
 
+  status can_export_pages(allocation_handle_type type, bool& yes) const noexcept {
+    return paged(driver_call::can_export_pages, costs().look, [&](state& m) {
+      yes = exports(m, type);
+      return code::ok;
+    });
+  }
+  status export_pages(page_handle handle, page_export& exported) const noexcept {
+    return paged(driver_call::export_pages, costs().export_pages,
+                 [&](state& m) { return m.memory.export_pages(handle, exported); });
+  }
+  status import_pages(page_export const& exported, page_handle& handle) const noexcept {
+    return paged(driver_call::import_pages, costs().import_pages, [&](state& m) {
+      if (!exports(m, exported.type)) return code::not_supported;
+      return m.memory.import_pages(device_.value, exported, handle);
+    });
+  }
+  /// Only drivers of the same machine can open it: another process's machine has its own time.
+  status create_shared_event(event_handle& event, shared_event_token& token) const noexcept {
+    return call(driver_call::create_shared_event, costs().create_event, [&](state& m) {
+      if (m.options.sharing == sim_sharing::none) return code::not_supported;
+      event_token const made{&m, m.streams.create_shared_event(device_.value, event), event_token::mark};
+      std::memcpy(token.data(), &made, sizeof made);
+      return code::ok;
+    });
+  }
+  status open_shared_event(shared_event_token const& token, event_handle& event) const noexcept {
+    return call(driver_call::open_shared_event, costs().create_event, [&](state& m) {
+      event_token of{};
+      std::memcpy(&of, token.data(), sizeof of);
+      if (of.magic != event_token::mark) return code::invalid_value;
+      return of.machine == &m ? m.streams.open_event(of.serial, event) : code::not_supported;
+    });
+  }
+  /// No simulated device has dma-bufs: they are of the kernel.
+  status export_dma_buf(void*, std::size_t, int&) const noexcept {
+    return call(driver_call::export_dma_buf, costs().look, [](state&) { return code::not_supported; });
+  }
+  /// The same for the devices of one number of all simulated machines: a second process can import what the first has exported.
+  status uuid(device_uuid& id) const noexcept {
+    return call(driver_call::uuid, costs().look, [&](state&) {
+      id = {'t', 'a', 'r', 'n', ' ', 's', 'i', 'm', static_cast<unsigned char>(device_.value)};
+      return code::ok;
+    });
+  }
+
   [[nodiscard]] memory_tool_ref memory_tool() const noexcept {
     detail::sim_state& m = *machine_.state_;
     return memory_tool_ref(m.memory.tool() != nullptr ? &m : nullptr);
@@ -287,9 +340,13 @@ class sim_driver {
       return m.memory.free(p, detail::sim_kind::device);
     });
   }
+  [[nodiscard]] bool has_memory_pools() const noexcept {
+    return machine_.state_->options.memory_pools == sim_memory_pools::available;
+  }
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
     return on_stream(
         driver_call::malloc_async, costs().malloc_async_warm, stream, [&](state& m, detail::sim_stream& s) {
+          if (!has_memory_pools()) return code::not_supported;
           if (s.capture) m.streams.count_captured();
           (void)m.streams.end_of(s);
           auto warmth = detail::sim_warmth::warm;
@@ -304,6 +361,7 @@ class sim_driver {
   status free_async(void* p, stream_ref stream) const noexcept {
     return on_stream(driver_call::free_async, costs().free_async, stream,
                      [&](state& m, detail::sim_stream& s) {
+                       if (!has_memory_pools()) return code::not_supported;
                        if (s.capture) m.streams.count_captured();
                        sim_nanoseconds const end = m.streams.end_of(s);
                        return m.async[static_cast<std::size_t>(s.device)].free(p, s, end);
@@ -356,12 +414,25 @@ class sim_driver {
                 std::initializer_list<sim_access> touched = {}) const {
     return launch(stream, duration, touched, [] {});
   }
+  status launch(stream_ref stream, sim_graph const& graph) const {
+    return machine_.launch_on(device_.value, stream, graph);
+  }
+  /// Captures as sim_machine does, with this device's default streams.
+  status begin_capture(stream_ref stream) const { return machine_.begin_capture_on(device_.value, stream); }
+  status end_capture(stream_ref stream, sim_graph& graph) const {
+    return machine_.end_capture_on(device_.value, stream, graph);
+  }
 
   friend bool operator==(sim_driver const& a, sim_driver const& b) noexcept {
     return a.machine_ == b.machine_ && a.device_ == b.device_;
   }
 
  protected:
+  [[nodiscard]] bool is_made(stream_ref stream) const noexcept {
+    detail::sim_state& m = *machine_.state_;
+    std::lock_guard const lock(m.mutex);
+    return m.streams.has(stream);
+  }
   /// Marks all work of the device; see sim_marking_driver.
   status record_all_work(event_handle event) const noexcept {
     return on_event(driver_call::record_event, costs().record_event, event,
@@ -400,6 +471,22 @@ class sim_driver {
     if (m.memory.device_of(to) == m.memory.device_of(from)) return costs().on_device_rate;
     return m.options.peers == sim_peers::reachable ? costs().peer_rate : costs().staged_rate;
   }
+  [[nodiscard]] static bool exports(state const& m, allocation_handle_type type) noexcept {
+    switch (type) {
+      case allocation_handle_type::none:
+        return true;
+      case allocation_handle_type::posix_file_descriptor:
+        return m.options.sharing != sim_sharing::none;
+      default:
+        return m.options.sharing == sim_sharing::descriptors_and_fabric;
+    }
+  }
+  struct event_token {
+    static constexpr std::uint64_t mark = 0x7461726e65766e74;
+    state const* machine;
+    std::uint64_t serial;
+    std::uint64_t magic;
+  };
   static device_id& current() noexcept {
     static thread_local device_id device;
     return device;
@@ -502,10 +589,12 @@ class sim_marking_driver : public sim_driver {
   sim_marking_driver() = default;
   sim_marking_driver(sim_driver const& driver) noexcept : sim_driver(driver) {}  // NOLINT: the same device
   status record_all(event_handle event) const noexcept { return record_all_work(event); }
+  /// As cuda_driver's: whether create_stream() created the stream and it is not destroyed. Passes no handle to the device.
+  [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return is_made(stream); }
 };
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
               registering_driver<sim_driver> && describing_driver<sim_driver> &&
-              accounting_driver<sim_driver>);
+              accounting_driver<sim_driver> && sharing_driver<sim_driver>);
 
 }  // namespace tarn

@@ -82,15 +82,16 @@ struct sim_state {
 
 }  // namespace detail
 
-/// Work recorded from a captured stream; launch it any number of times.
+/// Work recorded from a captured stream; launch it any number of times, on the machine where it was captured. Copies are the same
+/// graph, whose launches are ordered after each other, like those of one cudaGraphExec_t.
 class sim_graph {
  public:
-  [[nodiscard]] bool is_empty() const noexcept { return !capture_ || capture_->nodes.empty(); }
-  [[nodiscard]] std::size_t size() const noexcept { return capture_ ? capture_->nodes.size() : 0; }
+  [[nodiscard]] bool is_empty() const noexcept { return size() == 0; }
+  [[nodiscard]] std::size_t size() const noexcept { return exec_ ? exec_->graph->works() : 0; }
 
  private:
   friend class sim_machine;
-  std::shared_ptr<detail::sim_capture const> capture_;
+  std::shared_ptr<detail::sim_exec> exec_;
 };
 
 /// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any handle or driver of
@@ -151,20 +152,9 @@ class sim_machine {
                 std::initializer_list<sim_access> touched = {}) const {
     return launch(stream, duration, touched, [] {});
   }
-  /// Launches what a capture recorded, one operation after the other.
-  status launch(stream_ref stream, sim_graph const& graph) const {
-    std::lock_guard const lock(state_->mutex);
-    state_->streams.advance(state_->options.costs.launch);
-    auto* const s = state_->streams.find(stream, 0);
-    if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
-    if (!graph.capture_) return detail::sim_status(detail::sim_code::invalid_value, "launch");
-    for (auto const& node : graph.capture_->nodes) {
-      auto const outcome =
-          state_->streams.enqueue(*s, node.duration, node.work, detail::sim_streams::caller::user);
-      if (outcome != detail::sim_code::ok) return detail::sim_status(outcome, "launch");
-    }
-    return {};
-  }
+  /// Launches what a capture recorded. A node starts when the nodes that it depends on have ended; later work on `stream` waits
+  /// for all of them. On a captured stream, adds the graph to the capture.
+  status launch(stream_ref stream, sim_graph const& graph) const { return launch_on(0, stream, graph); }
 
   /// Creates a stream that synchronises with the legacy default stream, as cudaStreamCreate does.
   status create_blocking_stream(device_id device, stream_ref& stream) const {
@@ -176,24 +166,18 @@ class sim_machine {
 
   // Capture, in relaxed mode: other calls of the capturing thread are not restricted.
 
-  status begin_capture(stream_ref stream) const {
-    std::lock_guard const lock(state_->mutex);
-    auto* const s = state_->streams.find(stream, 0);
-    auto const outcome = s == nullptr ? detail::sim_code::invalid_handle : state_->streams.begin_capture(*s);
-    return detail::sim_status(outcome, "begin_capture");
-  }
-  /// Ends the capture; returns an error if it was invalidated.
-  status end_capture(stream_ref stream, sim_graph& graph) const {
-    std::lock_guard const lock(state_->mutex);
-    auto* const s = state_->streams.find(stream, 0);
-    auto const outcome =
-        s == nullptr ? detail::sim_code::invalid_handle : state_->streams.end_capture(*s, graph.capture_);
-    return detail::sim_status(outcome, "end_capture");
-  }
+  status begin_capture(stream_ref stream) const { return begin_capture_on(0, stream); }
+  /// Ends the capture; returns an error if it was invalidated, or if work of it is not joined to `stream`.
+  status end_capture(stream_ref stream, sim_graph& graph) const { return end_capture_on(0, stream, graph); }
   /// Number of driver calls recorded into graphs; for an allocator each one is an error.
   [[nodiscard]] std::size_t captured_calls() const {
     std::lock_guard const lock(state_->mutex);
     return state_->streams.captured();
+  }
+  /// Number of captures that a call has invalidated so far.
+  [[nodiscard]] std::size_t invalidated_captures() const {
+    std::lock_guard const lock(state_->mutex);
+    return state_->streams.invalidated();
   }
 
   // Memory.
@@ -275,16 +259,30 @@ class sim_machine {
 
   // The order checker; without sim_checks::stream_order these do nothing.
 
-  /// Records that bytes have a new owner, which first uses them on `stream`.
+  /// Records that bytes have a new owner, which first uses them on `stream`. On a captured stream, each replay repeats this and
+  /// freed() at their place in the graph, and the graph may use the bytes until eager work gets them.
   void allocated(void const* p, std::size_t bytes, stream_ref stream) const {
-    note(stream, [&](detail::sim_order& order, detail::sim_agent on) {
-      order.allocated(state_->memory, p, bytes, on);
-    });
+    change_owner(stream, detail::sim_node::kind::allocated, p, bytes);
   }
   /// Records that the owner has finished with bytes in the order of `stream`.
   void freed(void const* p, std::size_t bytes, stream_ref stream) const {
-    note(stream,
-         [&](detail::sim_order& order, detail::sim_agent on) { order.freed(state_->memory, p, bytes, on); });
+    change_owner(stream, detail::sim_node::kind::freed, p, bytes);
+  }
+  /// Records that the memory of graphs holds bytes: only captures may allocate them, and replays may use them although they are
+  /// free. `holder`, unless null, names that memory; bytes cannot have two.
+  void graph_holds(void const* p, std::size_t bytes, void const* holder = nullptr) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->order->graph_holds(state_->memory, p, bytes, holder);
+  }
+  /// Records that bytes that graphs held have new physical memory: the pool has slept, or was compacted.
+  void graph_holds_again(void const* p, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->order->graph_holds_again(state_->memory, p, bytes);
+  }
+  /// Records that no graph holds the bytes any more: replays must not access them.
+  void graph_released(void const* p, std::size_t bytes) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->order->graph_released(state_->memory, p, bytes);
   }
   /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token later, like the
   /// release and acquire of a mutex.
@@ -345,15 +343,38 @@ class sim_machine {
     return detail::sim_status(
         state_->streams.enqueue(*s, duration, std::move(work), detail::sim_streams::caller::user), "launch");
   }
+  status launch_on(int device, stream_ref stream, sim_graph const& graph) const {
+    return on_stream(device, stream, "launch", [&](detail::sim_stream& s) {
+      state_->streams.advance(state_->options.costs.launch);
+      if (auto const broken = state_->streams.fault(s.device); broken != detail::sim_code::ok) return broken;
+      return graph.exec_ ? state_->streams.launch(s, *graph.exec_) : detail::sim_code::invalid_value;
+    });
+  }
+  status begin_capture_on(int device, stream_ref stream) const {
+    return on_stream(device, stream, "begin_capture",
+                     [&](detail::sim_stream& s) { return state_->streams.begin_capture(s); });
+  }
+  status end_capture_on(int device, stream_ref stream, sim_graph& graph) const {
+    return on_stream(device, stream, "end_capture",
+                     [&](detail::sim_stream& s) { return state_->streams.end_capture(s, graph.exec_); });
+  }
+  /// Calls `f` with a stream; a default stream is that of `device`.
   template <class F>
-  void note(stream_ref stream, F const& f) const {
+  status on_stream(int device, stream_ref stream, char const* call, F const& f) const {
+    std::lock_guard const lock(state_->mutex);
+    if (!has(device)) return detail::sim_status(detail::sim_code::invalid_device, call);
+    auto* const s = state_->streams.find(stream, device);
+    return detail::sim_status(s == nullptr ? detail::sim_code::invalid_handle : f(*s), call);
+  }
+  void change_owner(stream_ref stream, detail::sim_node::kind what, void const* p, std::size_t bytes) const {
     std::lock_guard const lock(state_->mutex);
     if (!state_->order) return;
     // Memory changes owners even if the stream was destroyed or its handle was reused.
     auto* const s = state_->streams.find(stream, 0);
     bool const known =
         s != nullptr && (stream.id() == stream_ref::unknown_id || stream.id() == s->id || s->is_default);
-    f(*state_->order, known ? s->agent : state_->order->agent_of("stream", stream.id()));
+    if (known) return state_->streams.change_owner(*s, what, p, bytes);
+    state_->streams.change_owner(state_->order->agent_of("stream", stream.id()), what, p, bytes);
   }
 
   std::shared_ptr<detail::sim_state> state_;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/sim/sim_backing.hpp"
 #include "tarn/driver/sim/sim_memory_tool.hpp"
 #include "tarn/driver/sim/sim_status.hpp"
@@ -114,18 +116,60 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  sim_code create(int device, std::size_t bytes, page_handle& handle) {
+  sim_code create(int device, std::size_t bytes, allocation_handle_type type, page_handle& handle) {
     if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
     if (bytes > usage(device).free()) return sim_code::out_of_memory;
-    page_piece made{bytes, device, 0, next_key_, 0, false};
-    if (!pages_.take(bytes, made.offset)) return sim_code::out_of_memory;
-    physical_.emplace(next_handle_, made);
+    page_piece made{bytes, device, 0, next_key_, 0, false, type, {}, false};
+    bool const taken =
+        type == allocation_handle_type::none ? pages_.take(bytes, made.offset) : made.file.create(bytes);
+    if (!taken) return sim_code::out_of_memory;
+    physical_.emplace(next_handle_, std::move(made));
     handle = next_handle_++;
     next_key_ += bytes;
-    auto& d = usage(device);
-    charge(d, bytes);
-    d.page_bytes += bytes;
-    ++d.handles;
+    charge_pages(device, bytes);
+    ++usage(device).handles;
+    return sim_code::ok;
+  }
+  /// As cuMemExportToShareableHandle: with the type of the creation only.
+  sim_code export_pages(page_handle handle, page_export& exported) {
+    auto const it = physical_.find(handle);
+    if (it == physical_.end() || it->second.destroyed) return sim_code::invalid_value;
+    if (exported.type == allocation_handle_type::none || it->second.type != exported.type)
+      return sim_code::invalid_value;
+    if (exported.type == allocation_handle_type::fabric) {
+      fabric_token const token{this, handle};
+      std::memcpy(exported.fabric.data(), &token, sizeof token);
+      return sim_code::ok;
+    }
+    int const descriptor = it->second.file.duplicate();
+    if (descriptor < 0) return sim_code::operating_system;
+    exported.descriptor = descriptor;
+    return sim_code::ok;
+  }
+  /// As cuMemImportFromShareableHandle. Memory of this machine keeps its identity, and its charge passes to the import if the
+  /// handle that it came from is destroyed first; memory of another machine is not charged.
+  sim_code import_pages(int device, page_export const& exported, page_handle& handle) {
+    page_piece made{0, device, 0, 0, 0, false, exported.type, {}, true};
+    if (exported.type == allocation_handle_type::fabric) {
+      fabric_token token{};
+      std::memcpy(&token, exported.fabric.data(), sizeof token);
+      auto const it = token.of == this ? physical_.find(token.handle) : physical_.end();
+      if (it == physical_.end()) return sim_code::invalid_value;
+      std::size_t bytes = 0;
+      if (!made.file.open(it->second.file.descriptor(), bytes)) return sim_code::operating_system;
+      made.bytes = bytes;
+    } else if (exported.type != allocation_handle_type::posix_file_descriptor ||
+               !made.file.open(exported.descriptor, made.bytes)) {
+      return sim_code::invalid_value;
+    }
+    if (made.bytes == 0 || made.bytes % granularity_ != 0) return sim_code::invalid_value;
+    auto const same = find_same(made, 0);
+    if (same != physical_.end() && same->second.device != device) return sim_code::invalid_device;
+    made.key = same != physical_.end() ? same->second.key : next_key_;
+    if (same == physical_.end()) next_key_ += made.bytes;
+    physical_.emplace(next_handle_, std::move(made));
+    handle = next_handle_++;
+    ++usage(device).handles;
     return sim_code::ok;
   }
 
@@ -152,7 +196,9 @@ class sim_memory {
       if (before->first + before->second.bytes > begin) return sim_code::invalid_value;
     }
     auto const it = maps_.emplace_hint(next, begin, mapping{bytes, handle, {}});
-    if (!device_space_.show(begin, bytes, pages_.descriptor(), behind->second.offset)) {
+    page_piece const& shown = behind->second;
+    int const file = shown.file.exists() ? shown.file.descriptor() : pages_.descriptor();
+    if (!device_space_.show(begin, bytes, file, shown.offset)) {
       maps_.erase(it);
       return sim_code::out_of_memory;
     }
@@ -333,7 +379,7 @@ class sim_memory {
     return it == physical_.end() ? 0 : it->second.bytes;
   }
 
-  /// Visits the physical pieces behind a range in order; returns false if part of it has no backing.
+  /// Visits the physical pieces behind a range in order. Skips what has no backing, and then returns false.
   template <class Visit>
   bool each_piece(void const* p, std::size_t bytes, Visit const& visit) const {
     std::uintptr_t at = address(p);
@@ -345,17 +391,21 @@ class sim_memory {
       visit(piece{it->second.key + offset, bytes});
       return true;
     }
-    while (at < end) {
-      auto it = maps_.upper_bound(at);
-      if (it == maps_.begin()) return false;
-      --it;
+    bool all = true;
+    auto it = maps_.upper_bound(at);
+    if (it != maps_.begin()) --it;
+    for (; at < end && it != maps_.end() && it->first < end; ++it) {
       std::uintptr_t const map_end = it->first + it->second.bytes;
-      if (map_end <= at) return false;
+      if (map_end <= at) continue;
+      if (it->first > at) {
+        all = false;
+        at = it->first;
+      }
       std::size_t const part = (map_end < end ? map_end : end) - at;
       visit(piece{physical_.find(it->second.handle)->second.key + (at - it->first), part, it->first});
       at += part;
     }
-    return true;
+    return all && at == end;
   }
 
  private:
@@ -380,6 +430,10 @@ class sim_memory {
     std::uint64_t key;
     std::size_t maps;
     bool destroyed;
+    allocation_handle_type type;
+    sim_shared_file
+        file;       ///< exists if the pages can be exported; otherwise they are in the file of all pages
+    bool imported;  ///< the memory is charged to another handle, or to another process
   };
   struct block {
     std::size_t bytes;
@@ -428,14 +482,39 @@ class sim_memory {
   }
   void drop_if_unused(std::unordered_map<page_handle, page_piece>::iterator it) {
     if (!it->second.destroyed || it->second.maps != 0) return;
-    auto& d = usage(it->second.device);
-    d.used -= it->second.bytes;
-    d.page_bytes -= it->second.bytes;
-    --d.handles;
-    pages_.give(it->second.offset, it->second.bytes);
-    note_gone(it->second.key, it->second.bytes);
+    page_piece const& gone = it->second;
+    --usage(gone.device).handles;
+    auto const same = find_same(gone, it->first);
+    if (!gone.imported && same != physical_.end()) {
+      same->second.imported = false;
+    } else if (!gone.imported) {
+      usage(gone.device).used -= gone.bytes;
+      usage(gone.device).page_bytes -= gone.bytes;
+    }
+    if (!gone.file.exists()) pages_.give(gone.offset, gone.bytes);
+    if (same == physical_.end()) note_gone(gone.key, gone.bytes);
     physical_.erase(it);
   }
+  void charge_pages(int device, std::size_t bytes) noexcept {
+    auto& d = usage(device);
+    charge(d, bytes);
+    d.page_bytes += bytes;
+  }
+  /// Another handle of the same memory.
+  std::unordered_map<page_handle, page_piece>::iterator find_same(page_piece const& of,
+                                                                  page_handle but) noexcept {
+    std::uint64_t const identity = of.file.identity();
+    if (identity == 0) return physical_.end();
+    for (auto it = physical_.begin(); it != physical_.end(); ++it) {
+      if (it->first != but && it->second.file.identity() == identity) return it;
+    }
+    return physical_.end();
+  }
+
+  struct fabric_token {
+    sim_memory const* of;
+    page_handle handle;
+  };
 
   std::vector<sim_usage> devices_;
   std::size_t granularity_;

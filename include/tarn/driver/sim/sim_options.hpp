@@ -16,8 +16,19 @@ namespace tarn {
 /// Whether simulated devices support virtual memory management; some virtual GPUs do not.
 enum class sim_paging : std::uint8_t { available, missing };
 
+/// Whether simulated devices have memory pools, which cudaMallocAsync needs; some virtual GPUs and Jetson devices do not.
+enum class sim_memory_pools : std::uint8_t { available, missing };
+
 /// Whether simulated devices can access each other's pages, as over NVLink. Copies between them do not need it.
 enum class sim_peers : std::uint8_t { reachable, apart };
+
+/// How simulated pages can be exported. A page handle that can is a memory file of its own: another process that receives the
+/// descriptor and imports it into its own machine has the same memory, and keeps it if this process ends.
+enum class sim_sharing : std::uint8_t {
+  none,
+  descriptors,            ///< allocation_handle_type::posix_file_descriptor; Linux only
+  descriptors_and_fabric  ///< and fabric, within one machine
+};
 
 /// Whether the order checker is active (sim_order.hpp). It costs time and memory per access.
 enum class sim_checks : std::uint8_t {
@@ -52,7 +63,9 @@ struct sim_options {
   std::size_t granularity = 2_MiB;     ///< of pages
   sim_backing backing = sim_backing::host_backed;
   sim_paging paging = sim_paging::available;
+  sim_memory_pools memory_pools = sim_memory_pools::available;
   sim_peers peers = sim_peers::reachable;
+  sim_sharing sharing = sim_sharing::none;  ///< not the default: each handle would take a file descriptor
   sim_checks checks = sim_checks::off;
   sim_fork forked = sim_fork::refused;
   sim_tool tool = sim_tool::absent;  ///< attached: a pool's allocations are tracked, which costs time

@@ -18,136 +18,68 @@
 // Two accesses are ordered if the later one's clock covers the earlier one's tick. Accesses by the same owner are not checked;
 // when bytes change owners (freed, then allocated), the next owner's accesses must cover all accesses of previous owners.
 // Bytes are physical: a page that is remapped keeps its history.
+//
+// Replays of a graph access the addresses of its capture. Bytes that were allocated or freed on a captured stream are held by the
+// graph until eager work gets them, or, after graph_holds(), until graph_released(): each replay repeats the changes of owner in
+// the order of the capture. Other bytes must have the owner that they had when the access was captured.
+//
+// Over 400 lines: a segment, the changes of its owner and the text of a finding about it are read together.
 
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "tarn/core/concat.hpp"
 #include "tarn/core/message.hpp"
-#include "tarn/core/stream.hpp"
+#include "tarn/driver/sim/sim_access.hpp"
+#include "tarn/driver/sim/sim_agents.hpp"
 #include "tarn/driver/sim/sim_memory.hpp"
 
 namespace tarn {
 
-/// Whether simulated work reads or writes.
-enum class sim_use : std::uint8_t { reads, writes };
-
-/// Bytes that simulated work accesses.
-struct sim_access {
-  void const* p = nullptr;
-  std::size_t bytes = 0;
-  sim_use use = sim_use::reads;
-};
-[[nodiscard]] constexpr sim_access sim_reads(void const* p, std::size_t bytes) noexcept {
-  return {p, bytes, sim_use::reads};
-}
-[[nodiscard]] constexpr sim_access sim_writes(void const* p, std::size_t bytes) noexcept {
-  return {p, bytes, sim_use::writes};
-}
-
 namespace detail {
 
-/// An agent: an index into every clock.
-using sim_agent = std::size_t;
-
-/// A vector clock: how much of each agent's past is known.
-class sim_clock {
- public:
-  [[nodiscard]] std::uint64_t at(sim_agent agent) const noexcept {
-    return agent < ticks_.size() ? ticks_[agent] : 0;
-  }
-  void raise(sim_agent agent, std::uint64_t tick) {
-    if (agent >= ticks_.size()) ticks_.resize(agent + 1);
-    if (ticks_[agent] < tick) ticks_[agent] = tick;
-  }
-  void join(sim_clock const& other) {
-    if (ticks_.size() < other.ticks_.size()) ticks_.resize(other.ticks_.size());
-    for (std::size_t i = 0; i < other.ticks_.size(); ++i) {
-      if (ticks_[i] < other.ticks_[i]) ticks_[i] = other.ticks_[i];
-    }
-  }
-  [[nodiscard]] bool is_empty() const noexcept { return ticks_.empty(); }
-  void clear() noexcept { ticks_.clear(); }
-  /// Finds the first agent whose tick here exceeds that in `known`; returns false if all ticks are known.
-  [[nodiscard]] bool exceeds(sim_clock const& known, sim_agent& who) const noexcept {
-    for (std::size_t i = 0; i < ticks_.size(); ++i) {
-      if (ticks_[i] > known.at(i)) {
-        who = i;
-        return true;
-      }
-    }
-    return false;
-  }
-
- private:
-  std::vector<std::uint64_t> ticks_;
-};
+/// Whether a block was allocated or freed by eager work, or inside a capture.
+enum class sim_place : std::uint8_t { eager, captured };
 
 /// The checker. Callers hold the machine's lock.
-class sim_order {
+class sim_order : public sim_agents {
  public:
-  /// Adds an agent that knows nothing. `kind` and `number` name it in findings.
-  sim_agent add_agent(char const* kind, std::uint64_t number) {
-    agents_.push_back({{}, 0, std::string(kind) + ' ' + std::to_string(number), 0, false});
-    return agents_.size() - 1;
-  }
-
-  /// Returns the latest agent of that name, for the last uses of a destroyed stream; `none` if there was none.
-  [[nodiscard]] sim_agent agent_of(char const* kind, std::uint64_t number) const {
-    std::string const name = std::string(kind) + ' ' + std::to_string(number);
-    for (sim_agent a = agents_.size(); a-- > 0;) {
-      if (agents_[a].name == name) return a;
-    }
-    return none;
-  }
-
-  [[nodiscard]] sim_clock const& clock(sim_agent agent) const noexcept { return agents_[agent].clock; }
-  void learn(sim_agent agent, sim_clock const& what) { agents_[agent].clock.join(what); }
-
-  /// Records that an event covers what the agent did so far.
-  void marked(sim_agent agent) {
-    agents_[agent].marked = agents_[agent].ticks;
-    agents_[agent].has_mark = true;
-  }
-
-  /// Counts one more operation of an agent; its own clock covers it from now on.
-  void tick(sim_agent agent) { agents_[agent].clock.raise(agent, ++agents_[agent].ticks); }
-
-  /// Returns true if everything that `first` has done is known to `second`.
-  [[nodiscard]] bool is_ordered(sim_agent first, sim_agent second) const noexcept {
-    return agents_[second].clock.at(first) >= agents_[first].ticks;
-  }
-
   /// Gives bytes a new owner, whose accesses must cover all earlier ones.
-  void allocated(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
+  void allocated(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on,
+                 sim_place where = sim_place::eager) {
     ++owners_;
-    bool free = true;
+    if (where == sim_place::captured) ++holds_;
+    char const* wrong = nullptr;
     segment before;
+    std::size_t behind = 0;
     each(memory, p, bytes, [&](segment& s) {
-      if (s.held && free) {
-        free = false;
+      behind += s.bytes;
+      char const* const found = s.held ? "bytes allocated twice"
+                                : s.promised && where == sim_place::eager
+                                    ? "bytes that a graph holds are allocated outside its captures"
+                                    : nullptr;
+      if (found != nullptr && wrong == nullptr) {
+        wrong = found;
         before = s;
       }
-      s.earlier_reads.join(s.reads);
-      s.earlier_writes.join(s.writes);
-      s.reads.clear();
-      s.writes.clear();
-      for (std::size_t i = most_previous; i-- > 1;) s.previous[i] = s.previous[i - 1];
-      s.previous[0] = s.current;
-      s.current = {owners_, p, bytes, on, none, ticks_of(on), 0};
-      s.held = true;
-      s.noted = true;
+      give(s, p, bytes, on);
+      if (where == sim_place::eager && !s.promised) s.kept = 0;  // a later replay is a finding
+      if (where == sim_place::captured && s.kept == 0) s.kept = holds_;
     });
-    if (!free) add_finding("bytes allocated twice", {p, bytes, sim_use::writes}, before, on, none);
+    if (behind < bytes) without_pages_.insert(p);  // its pool falls asleep meanwhile
+    if (wrong != nullptr) add_finding(wrong, {p, bytes, sim_use::writes}, before, on, none);
   }
 
   /// Takes bytes from their owner: nothing may access them until they have the next one.
-  void freed(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on) {
+  void freed(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on,
+             sim_place where = sim_place::eager) {
+    if (where == sim_place::captured) ++holds_;
     bool held = true;
     segment before;
     each(memory, p, bytes, [&](segment& s) {
@@ -155,16 +87,95 @@ class sim_order {
         held = false;
         before = s;
       }
-      s.held = false;
-      s.noted = true;
-      s.current.freed_on = on;
-      s.current.freed_at = ticks_of(on);
+      take(s, on);
+      if (where == sim_place::captured && s.kept == 0) s.kept = holds_;
     });
-    if (!held) add_finding("freed bytes that no block owns", {p, bytes, sim_use::writes}, before, on, none);
+    if (!held && without_pages_.erase(p) == 0)
+      add_finding("freed bytes that no block owns", {p, bytes, sim_use::writes}, before, on, none);
   }
 
+  /// Lets the memory of graphs hold bytes until graph_released(). `holder` names that memory: bytes cannot have two.
+  void graph_holds(sim_memory const& memory, void const* p, std::size_t bytes, void const* holder) {
+    ++holds_;
+    bool reported = false;
+    each(memory, p, bytes, [&](segment& s) {
+      if (s.kept == 0) s.kept = holds_;
+      s.noted = s.promised = true;
+      if (holder == nullptr) return;
+      if (s.kept_by != nullptr && s.kept_by != holder && !reported) {
+        reported = true;
+        add_finding("bytes that the memory of two graphs holds", {p, bytes, sim_use::writes}, s, none, none);
+      }
+      s.kept_by = holder;
+    });
+  }
+  /// The same for physical memory that is new behind addresses that graphs held before: all of these graphs may use it.
+  void graph_holds_again(sim_memory const& memory, void const* p, std::size_t bytes) {
+    each(memory, p, bytes, [](segment& s) {
+      if (!s.noted) s.kept = 1;
+      s.promised = s.promised || !s.noted;
+    });
+  }
+  void graph_released(sim_memory const& memory, void const* p, std::size_t bytes) {
+    each(memory, p, bytes, [](segment& s) {
+      s.kept = 0;
+      s.promised = false;
+      s.kept_by = nullptr;
+    });
+  }
+
+  /// Returns the number of owners that bytes have had so far, for the accesses of a capture.
+  [[nodiscard]] std::uint64_t owners() const noexcept { return owners_; }
+  /// Returns the number of times that graphs took hold of bytes so far, for a capture that ends.
+  [[nodiscard]] std::uint64_t holds() const noexcept { return holds_; }
+  /// Returns true if no byte was freed.
+  [[nodiscard]] bool is_held(sim_memory const& memory, void const* p, std::size_t bytes) {
+    bool held = true;
+    each(memory, p, bytes, [&](segment& s) { held = held && (s.held || !s.noted); });
+    return held;
+  }
+
+  /// Returns true if a block of exactly these bytes owns some of them.
+  [[nodiscard]] bool is_owned(sim_memory const& memory, void const* p, std::size_t bytes) {
+    bool owned = false;
+    each(memory, p, bytes, [&](segment const& s) {
+      owned = owned || (s.held && s.current.p == p && s.current.bytes == bytes);
+    });
+    return owned;
+  }
+
+  /// Repeats in a replay what allocated() did in its capture, when `holds` was what holds() returned.
+  void allocated_again(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on,
+                       std::uint64_t holds) {
+    ++owners_;
+    each(memory, p, bytes, [&](segment& s) {
+      bool const is_others = s.held && (s.current.p != p || s.current.bytes != bytes);
+      // Lost: accesses by the replay are findings. In new physical memory at the same address the owner is not known.
+      if (!s.noted || !is_kept(s, holds) || is_others) return;
+      std::uint64_t const number = s.current.number;
+      bool const is_same =
+          s.held;  // the capture did not free it, and nothing else did: for other graphs it stays the same block
+      give(s, p, bytes, on);
+      if (is_same) s.current.number = number;
+    });
+  }
+  void freed_again(sim_memory const& memory, void const* p, std::size_t bytes, sim_agent on,
+                   std::uint64_t holds) {
+    each(memory, p, bytes, [&](segment& s) {
+      if (is_kept(s, holds) && s.current.p == p && s.current.bytes == bytes) take(s, on);
+    });
+  }
+
+  /// What the checker knew when an access was captured.
+  struct recorded {
+    std::uint64_t owners = 0;  ///< owners() when the access was captured
+    std::uint64_t holds = 0;   ///< holds() when the capture ended
+  };
+
   /// Checks and records one access by work on `agent`.
-  void access(sim_memory const& memory, sim_access const& a, sim_agent agent) {
+  /// @param replayed  null for eager work
+  void access(sim_memory const& memory, sim_access const& a, sim_agent agent,
+              recorded const* replayed = nullptr) {
     sim_clock const& known = agents_[agent].clock;
     std::uint64_t const now = agents_[agent].ticks;
     bool reported = false;
@@ -174,6 +185,12 @@ class sim_order {
       if (s.noted && !s.held && !reported) {
         reported = true;
         add_finding(writes ? "write to freed bytes" : "read of freed bytes", a, s, agent, none);
+      } else if (!reported && replayed != nullptr && s.current.number > replayed->owners &&
+                 !is_kept(s, replayed->holds)) {
+        reported = true;
+        add_finding(writes ? "write by a replay to bytes that got another owner after the capture"
+                           : "read by a replay of bytes that got another owner after the capture",
+                    a, s, agent, none);
       } else if (!reported && s.earlier_writes.exceeds(known, other)) {
         reported = true;
         add_finding(writes ? "write not ordered after an earlier owner's write"
@@ -222,30 +239,25 @@ class sim_order {
                         ", which is destroyed: CUDA may crash. Mark the stream's work while it lives."}));
   }
 
-  /// Removes the history of freed physical bytes.
+  /// Removes the history of freed physical bytes. A block in them keeps its addresses (its pool sleeps) and may be freed later.
   void forget(std::uint64_t key, std::size_t bytes) {
     split(key);
     split(key + bytes);
-    segments_.erase(segments_.lower_bound(key), segments_.lower_bound(key + bytes));
+    auto const end = segments_.lower_bound(key + bytes);
+    for (auto it = segments_.lower_bound(key); it != end; it = segments_.erase(it)) {
+      if (it->second.held) without_pages_.insert(it->second.current.p);
+    }
   }
 
   [[nodiscard]] std::vector<std::string> const& findings() const noexcept { return findings_; }
   [[nodiscard]] std::size_t segments() const noexcept { return segments_.size(); }
 
  private:
-  static constexpr sim_agent none = static_cast<sim_agent>(-1);
   /// Maximum number of findings kept; the first ones matter.
   static constexpr std::size_t most_findings = 1'000;
   /// Number of previous owners that a finding lists.
   static constexpr std::size_t most_previous = 3;
 
-  struct acting {
-    sim_clock clock;
-    std::uint64_t ticks;
-    std::string name;
-    std::uint64_t marked = 0;  ///< operations that its last event covers
-    bool has_mark = false;
-  };
   /// One allocation of a block.
   struct owner {
     std::uint64_t number = 0;
@@ -259,13 +271,38 @@ class sim_order {
   /// Bytes with the same history.
   struct segment {
     std::size_t bytes = 0;
-    bool held = false;   ///< has an owner now
-    bool noted = false;  ///< allocated() or freed() was called; other bytes are never reported as freed
+    bool held = false;       ///< has an owner now
+    bool noted = false;      ///< allocated() or freed() was called; other bytes are never reported as freed
+    std::uint64_t kept = 0;  ///< when a graph took hold of it; 0: no graph holds it
+    bool promised = false;   ///< graph_holds() was called: eager work must not get it
+    void const* kept_by = nullptr;  ///< the graph's memory, if named
     owner current;
     owner previous[most_previous];            ///< latest first
     sim_clock reads, writes;                  ///< by the current owner
     sim_clock earlier_reads, earlier_writes;  ///< by all previous owners
   };
+
+  [[nodiscard]] static bool is_kept(segment const& s, std::uint64_t holds) noexcept {
+    return s.kept != 0 && s.kept <= holds;
+  }
+  /// Gives a segment the latest owner.
+  void give(segment& s, void const* p, std::size_t bytes, sim_agent on) {
+    s.earlier_reads.join(s.reads);
+    s.earlier_writes.join(s.writes);
+    s.reads.clear();
+    s.writes.clear();
+    for (std::size_t i = most_previous; i-- > 1;) s.previous[i] = s.previous[i - 1];
+    s.previous[0] = s.current;
+    s.current = {owners_, p, bytes, on, none, ticks_of(on), 0};
+    s.held = true;
+    s.noted = true;
+  }
+  void take(segment& s, sim_agent on) {
+    s.held = false;
+    s.noted = true;
+    s.current.freed_on = on;
+    s.current.freed_at = ticks_of(on);
+  }
 
   /// Makes `key` a boundary between segments.
   void split(std::uint64_t key) {
@@ -304,10 +341,6 @@ class sim_order {
     });
   }
 
-  [[nodiscard]] std::uint64_t ticks_of(sim_agent who) const { return who == none ? 0 : agents_[who].ticks; }
-  [[nodiscard]] std::string name_of_agent(sim_agent who) const {
-    return who == none ? std::string("an unknown thread") : agents_[who].name;
-  }
   void add_owner(std::string& text, owner const& o) const {
     text += detail::concat({"block ", std::to_string(o.number), " ("});
     message<64> size;
@@ -330,7 +363,7 @@ class sim_order {
   /// Describes the missing event: after which operation, what is known instead, and whether an event was recorded at all.
   void add_missing(std::string& text, segment const& s, sim_agent by, sim_agent other) const {
     std::uint64_t const last = last_of(s, other);
-    acting const& them = agents_[other];
+    sim_agents::acting const& them = agents_[other];
     std::uint64_t const known = agents_[by].clock.at(other);
     text += detail::concat({" Missing: an event recorded on ", them.name, " after its last use, operation ",
                             std::to_string(last), ", that ", name_of_agent(by), " waits for. "});
@@ -368,10 +401,11 @@ class sim_order {
     findings_.push_back(std::move(text));
   }
 
-  std::vector<acting> agents_;
   std::map<std::uint64_t, segment> segments_;
   std::unordered_map<std::uintptr_t, sim_clock> through_;  ///< what used each mapping, by its start
+  std::set<void const*> without_pages_;  ///< blocks that had no physical memory at some time
   std::uint64_t owners_ = 0;
+  std::uint64_t holds_ = 0;
   std::vector<std::string> findings_;
 };
 

@@ -14,6 +14,7 @@ enum class sim_code : int {
   forked = 3,
   unloading = 4,
   invalid_device = 101,
+  operating_system = 304,
   invalid_handle = 400,
   not_ready = 600,
   illegal_address = 700,
@@ -25,6 +26,7 @@ enum class sim_code : int {
   capture_invalidated = 901,
   capture_merge = 902,
   capture_unmatched = 903,
+  capture_unjoined = 904,
   capture_isolation = 905,
   capture_implicit = 906,
   captured_event = 907
@@ -48,6 +50,8 @@ enum class sim_code : int {
       return make(failure::unloading, "cudaErrorCudartUnloading");
     case sim_code::invalid_device:
       return make(failure::no_device, "cudaErrorInvalidDevice");
+    case sim_code::operating_system:
+      return make(failure::other, "cudaErrorOperatingSystem");
     case sim_code::invalid_handle:
       return make(failure::other, "cudaErrorInvalidResourceHandle");
     case sim_code::not_ready:
@@ -70,6 +74,8 @@ enum class sim_code : int {
       return make(failure::other, "cudaErrorStreamCaptureMerge");
     case sim_code::capture_unmatched:
       return make(failure::other, "cudaErrorStreamCaptureUnmatched");
+    case sim_code::capture_unjoined:
+      return make(failure::other, "cudaErrorStreamCaptureUnjoined");
     case sim_code::capture_isolation:
       return make(failure::other, "cudaErrorStreamCaptureIsolation");
     case sim_code::capture_implicit:

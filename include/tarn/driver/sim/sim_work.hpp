@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/driver/sim/sim_access.hpp"
 #include "tarn/driver/sim/sim_memory.hpp"
-#include "tarn/driver/sim/sim_order.hpp"
 
 namespace tarn::detail {
 

@@ -62,6 +62,10 @@ class arena {
   sequence<tenancy> tenancies;  ///< one per view
   /// Aligns blocks of whole granules to handle boundaries, so that freeing one frees whole handles, which may be remapped.
   bool keeps_handles_whole = false;
+  /// Free neighbours in two handles become one range. Otherwise each block lies within one handle.
+  bool joins_handles = true;
+  /// Nothing that was handed out is ever unmapped or given back: captured graphs hold the addresses.
+  bool keeps_addresses = false;
   /// How many free ranges of similar size a request searches; the ladder lifts it before it throws out_of_memory.
   std::size_t search_limit = range_index::search_limit;
   /// The handles behind the ranges, for pools over pages; null if segments are created and given back whole.
@@ -282,6 +286,11 @@ class arena {
     move(splits.bytes[2], split_bytes_[large]);
   }
 
+  /// Whether the device has completed the uses of a free range.
+  [[nodiscard]] bool is_complete(range const& node) const noexcept {
+    return node.domain == neutral || node.epoch <= streams[node.domain].completed;
+  }
+
   [[nodiscard]] std::size_t free_bytes() const noexcept {
     std::size_t sum = 0;
     for (domain_ref d = 0; d < streams.size(); ++d) sum += streams[d].free_bytes();
@@ -395,7 +404,11 @@ class arena {
     range const& first = ranges[a];
     range const& second = ranges[b];
     return first.state == range_state::free && second.state == range_state::free &&
-           first.domain == second.domain && first.where == second.where;
+           first.domain == second.domain && first.where == second.where &&
+           (joins_handles || !begins_handle(second.address));
+  }
+  [[nodiscard]] bool begins_handle(std::uintptr_t address) const noexcept {
+    return (*pages)[pages->at(address)].home == address;
   }
   /// Merges the indexed neighbour `second` into `first`, which is in no index.
   void absorb(range_ref first, range_ref second) noexcept {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The page map: the physical handle behind each address. Every handle is first mapped at its home address, within one long
-// virtual range, and stays mapped there until it is destroyed. All records of free and live bytes use home addresses. (Views
+// virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records of free and live bytes use home addresses. (Views
 // map handles at further addresses: view.hpp.)
 
 #include <bit>
@@ -17,11 +17,21 @@ namespace tarn::detail {
 
 using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
 
+/// Whether there is memory behind a handle's addresses. Other states than `mapped` occur only while the pool sleeps.
+enum class backing : std::uint8_t {
+  mapped,    ///< at its home address, and in the views that show it
+  unmapped,  ///< created, but not mapped
+  released   ///< destroyed; its addresses, size and ranges are kept
+};
+
 /// One physical handle.
 struct physical {
   page_handle id = 0;
   std::size_t bytes = 0;    ///< 0 if the entry is unused
   std::uintptr_t home = 0;  ///< in an unused entry: the index of the next one
+  backing state = backing::mapped;
+  bool stays = false;      ///< the pool sleeps, but not this handle: it was pinned when the pool fell asleep
+  std::uint32_t pins = 0;  ///< while there are any, it is not given back, replaced or put to sleep
 };
 
 class page_map {
@@ -63,7 +73,7 @@ class page_map {
     handle_ref h = first_unused_;
     if (h != 0) {
       first_unused_ = static_cast<handle_ref>(handles_[h].home);
-      handles_[h] = {id, bytes, home};
+      handles_[h] = physical{id, bytes, home};
     } else {
       h = size();
       handles_.push_back(physical{id, bytes, home});
@@ -72,9 +82,23 @@ class page_map {
     ++count_;
     return h;
   }
+  /// Changes what is behind a handle's addresses. Under the growth lock; the arena reads neither value.
+  void set(handle_ref h, page_handle id, backing state) noexcept {
+    handles_[h].id = id;
+    handles_[h].state = state;
+  }
+  void pin(handle_ref h) noexcept { ++handles_[h].pins; }
+  void unpin(handle_ref h) noexcept { --handles_[h].pins; }
+  /// At the begin of a sleep: pinned handles stay; at its end: none is treated apart.
+  void keep_pinned() noexcept {
+    for (physical& p : handles_) p.stays = p.pins != 0;
+  }
+  void treat_all_alike() noexcept {
+    for (physical& p : handles_) p.stays = false;
+  }
   void remove(handle_ref h) noexcept {
     fill(h, 0);
-    handles_[h] = {0, 0, first_unused_};
+    handles_[h] = physical{0, 0, first_unused_};
     first_unused_ = h;
     --count_;
   }
@@ -86,6 +110,7 @@ class page_map {
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
     return is_open() && address >= base_ && address - base_ < bytes_;
   }
+  [[nodiscard]] bool is_home(std::uintptr_t address) const noexcept { return address - base_ < home_bytes_; }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return handles_.capacity() * sizeof(physical); }
 
  private:

@@ -36,6 +36,15 @@ namespace tarn::detail {
 /// The identity of "no stream": memory that nothing on the device uses (allocate_sync).
 inline constexpr stream_id neutral_id = ~stream_id{0};
 
+/// The identity that memory of a graph capture is kept under (pool/graph/): no stream has one with these two bits, see
+/// cuda_driver. Nothing is recorded on it and no other stream takes its memory. When the capture ends, its memory becomes neutral.
+[[nodiscard]] constexpr stream_id capture_stream_id(std::uint64_t number) noexcept {
+  return stream_id{1} << 62 | number;
+}
+[[nodiscard]] constexpr bool is_capture_stream(stream_id id) noexcept {
+  return id >> 62 == 1;
+}
+
 struct stream_domain {
   stream_id id = 0;
   stream_ref stream;

@@ -6,6 +6,8 @@
 //
 // A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
 // (owner_lock.hpp). The growth lock protects the list of caches.
+//
+// Over 400 lines: what the owner of a cache and what other threads do with it belong together.
 
 #include <atomic>
 #include <cstddef>
@@ -48,7 +50,7 @@ class front {
     (void)has_remote_barrier();  // registers with the kernel now, not at the first allocation
     link_->pool = this;
     link_->retire = [](void* self, thread_cache* cache) noexcept {
-      static_cast<front*>(self)->retire(cache);
+      return static_cast<front*>(self)->retire(cache);
     };
   }
   front(front const&) = delete;
@@ -68,20 +70,17 @@ class front {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return nullptr;
-    void* p = nullptr;
-    if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
-      if (size.has_class()) [[likely]] {
-        unsigned const k = size.its_class();
-        magazine& m = of_stream->magazines[k];
-        if (m.count != 0) [[likely]] {
-          p = m.blocks[--m.count];
-          cache->count_taken(size.bytes_in(k));
-        }
-      } else if (of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()) {
-        p = std::exchange(of_stream->large_block, nullptr);
-        cache->count_taken(of_stream->large_bytes);
-      }
-    }
+    void* const p = take_inside(*cache, id, size);
+    cache->lock.leave();
+    return p;
+  }
+  /// As take(), also while calls are watched.
+  template <class Size>
+  [[nodiscard]] void* take_watched(stream_id id, Size size) noexcept {
+    thread_cache* const cache = local();
+    if (cache == nullptr) return nullptr;
+    cache->lock.enter();
+    void* const p = take_inside(*cache, id, size);
     cache->lock.leave();
     return p;
   }
@@ -116,6 +115,7 @@ class front {
   struct cache_position {
     thread_cache* cache = nullptr;
     stream_cache* of_stream = nullptr;
+    stream_id id = 0;
   };
 
   /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted, or a tool
@@ -124,6 +124,7 @@ class front {
     cache_position at;
     at.cache = local_or_new();
     if (at.cache != nullptr) at.of_stream = stream_cache_of(*at.cache, id, stream);
+    at.id = id;
     return at;
   }
   /// Finds them again: a handler of the upstream may have made the thread use other streams meanwhile.
@@ -134,7 +135,7 @@ class front {
   /// Takes the cached large block out of the cache, to be returned to the heap.
   [[nodiscard]] TARN_ALWAYS_INLINE void* take_large(cache_position const& at, std::size_t& bytes) noexcept {
     at.cache->lock.enter();
-    void* const p = std::exchange(at.of_stream->large_block, nullptr);
+    void* const p = is_open(at) ? std::exchange(at.of_stream->large_block, nullptr) : nullptr;
     bytes = at.of_stream->large_bytes;
     if (p != nullptr) at.cache->count_held(0, bytes);
     at.cache->lock.leave();
@@ -147,10 +148,11 @@ class front {
     if (at.cache == nullptr) return;
     at.cache->lock.enter();
     at.cache->count_live(static_cast<std::int64_t>(r.block), 1);
-    while (batch.count > 1 && at.of_stream != nullptr &&
+    bool const has_stream = is_open(at);
+    while (batch.count > 1 && has_stream &&
            put_in(*at.cache, *at.of_stream, r.size_class, batch.blocks[batch.count - 1]))
       --batch.count;
-    if (at.of_stream != nullptr && r.where == zone::large) at.of_stream->newest_large = batch.blocks[0];
+    if (has_stream && r.where == zone::large) at.of_stream->newest_large = batch.blocks[0];
     at.cache->lock.leave();
   }
 
@@ -164,7 +166,9 @@ class front {
     displaced_bytes = r.block;
     cache.lock.enter();
     cache.count_live(-static_cast<std::int64_t>(r.block), -1);
-    if (r.size_class != class_count) {
+    if (!is_open(at)) {
+      // A capture has begun on the stream.
+    } else if (r.size_class != class_count) {
       magazine& m = of_stream.magazines[r.size_class];
       for (std::uint32_t i = 0; i < m.count; ++i) {
         if (m.blocks[i] == p) result = kept::twice;
@@ -248,16 +252,66 @@ class front {
     for (auto const& cache : caches_) cache->lock.visit();
   }
   void let_threads_in() noexcept {
-    for (auto const& cache : caches_) cache->lock.end_visit();
+    for (auto const& cache : caches_) end_visit(*cache);
   }
   /// In a forked child: the owners were other threads, which do not exist here.
   void let_threads_in_child() noexcept {
     renew_remote_barrier();
-    for (auto const& cache : caches_) cache->lock.end_visit_in_child();
+    for (auto const& cache : caches_) {
+      cache->lock.forget_owner();
+      end_visit(*cache);
+    }
+  }
+  /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again(). The pool is asleep:
+  /// threads that have just begun a slow call may still use their caches.
+  void close() noexcept {
+    closed_ = true;
+    announce();
+    remote_barrier();
+    for (auto const& cache : caches_) empty(*cache);
+  }
+  void open_again() noexcept {
+    closed_ = false;
+    for (auto const& cache : caches_) cache->lock.open_again();
   }
   /// Closes every cache to its owner, without waiting until the owner has left.
   void announce() noexcept {
     for (auto const& cache : caches_) cache->lock.announce();
+  }
+
+  /// Makes take() and put() fail on every thread from now on, so that each call takes the slow path. The caches keep their blocks.
+  /// No thread has one yet.
+  void watch_all() noexcept { watches_all_ = true; }
+  /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
+  [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
+    thread_cache* const own = local_or_new();
+    if (own == nullptr) return 0;  // it has none, so that every call takes the slow path
+    ++own->watches;
+    own->lock.watch();
+    return own->serial;
+  }
+  void end_watch(std::uint64_t serial) noexcept {
+    for (auto const& cache : caches_) {
+      if (cache->serial == serial && --cache->watches == 0 && !watches_all_) cache->lock.end_watch();
+    }
+  }
+  enum class watched : std::uint8_t { no, yes, unknown };
+  /// `unknown` on a thread without a cache.
+  [[nodiscard]] watched is_this_thread_watched() const noexcept {
+    thread_cache const* const own = local();
+    if (own == nullptr) return watched::unknown;
+    return own->lock.is_watched() ? watched::yes : watched::no;
+  }
+
+  /// Empties the caches of a stream, on all threads. While heap::captured has it, none is made.
+  void drop_stream(stream_id id) noexcept {
+    announce();
+    remote_barrier();
+    for (auto const& cache : caches_) {
+      cache->lock.visit();
+      if (stream_cache* const closed = cache->close(id); closed != nullptr) give_back(*closed, id);
+      cache->lock.end_visit();
+    }
   }
 
   /// Calls f(stream_cache) for each cache. The caller keeps the threads out.
@@ -285,8 +339,10 @@ class front {
       thread_cache* const cache = made.get();
       // Do not wait for the lock: its holder may be waiting for work that this thread launches after a deallocation.
       std::unique_lock const cold(heap_.cold, std::try_to_lock);
-      if (!cold.owns_lock()) return nullptr;
+      if (!cold.owns_lock() || closed_) return nullptr;
       caches_.reserve(caches_.size() + 1);
+      cache->serial = ++last_serial_;
+      if (watches_all_) cache->lock.watch();
       hook.add(link_, cache);
       caches_.push_back(std::move(made));
       return cache;
@@ -301,7 +357,7 @@ class front {
     owned<stream_cache> oldest;
     cache.lock.enter();
     stream_cache* of_stream = cache.find(id);
-    if (of_stream == nullptr) {
+    if (of_stream == nullptr && !heap_.captured.has(id)) {
       try {
         of_stream = cache.make(id, stream, oldest);
       } catch (...) {
@@ -311,6 +367,31 @@ class front {
     cache.lock.leave();
     if (oldest.get() != nullptr) give_back(*oldest);
     return of_stream;
+  }
+
+  template <class Size>
+  [[nodiscard]] TARN_ALWAYS_INLINE static void* take_inside(thread_cache& cache, stream_id id,
+                                                            Size size) noexcept {
+    void* p = nullptr;
+    if (stream_cache* const of_stream = cache.find(id); of_stream != nullptr) [[likely]] {
+      if (size.has_class()) [[likely]] {
+        unsigned const k = size.its_class();
+        magazine& m = of_stream->magazines[k];
+        if (m.count != 0) [[likely]] {
+          p = m.blocks[--m.count];
+          cache.count_taken(size.bytes_in(k));
+        }
+      } else if (of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()) {
+        p = std::exchange(of_stream->large_block, nullptr);
+        cache.count_taken(of_stream->large_bytes);
+      }
+    }
+    return p;
+  }
+
+  /// Whether the stream still has the cache: a capture_scope may have closed it since. Called inside the owner lock.
+  [[nodiscard]] static bool is_open(cache_position const& at) noexcept {
+    return at.of_stream != nullptr && at.of_stream->id == at.id;
   }
 
   /// Puts a block into its magazine, unless the magazine is full or its newest block is the same one. Called inside the owner
@@ -328,11 +409,12 @@ class front {
     return true;
   }
 
-  /// Takes back the cache of an ending thread. The caller holds the link's mutex.
-  void retire(thread_cache* cache) noexcept {
-    if (heap_.is_lost()) return;
+  /// See pool_link::retire. The caller holds the link's mutex.
+  bool retire(thread_cache* cache) noexcept {
+    if (heap_.is_lost()) return true;
     misuse_report const last(heap_.notes, heap_.hot);
-    std::lock_guard const cold(heap_.cold);
+    std::unique_lock const cold(heap_.cold, std::try_to_lock);
+    if (!cold.owns_lock()) return false;
     cache->lock.announce();
     remote_barrier();
     empty(*cache);
@@ -343,13 +425,21 @@ class front {
       caches_.erase_unordered(i);
       break;
     }
+    return true;
   }
 
   /// Empties a cache. Called after announce() and a barrier.
   void empty(thread_cache& cache) noexcept {
     cache.lock.visit();
     give_back(cache);
-    cache.lock.end_visit();
+    end_visit(cache);
+  }
+  void end_visit(thread_cache& cache) noexcept {
+    if (closed_) {
+      cache.lock.close();
+    } else {
+      cache.lock.end_visit();
+    }
   }
   /// Empties all magazines of a thread. Called inside the owner lock.
   void give_back(thread_cache& cache) noexcept {
@@ -357,14 +447,14 @@ class front {
     cache.held_bytes.store(0, std::memory_order_relaxed);
   }
   /// Empties a stream's magazines, which no other thread can reach meanwhile.
-  void give_back(stream_cache& of_stream) noexcept {
+  void give_back(stream_cache& of_stream) noexcept { give_back(of_stream, of_stream.id); }
+  void give_back(stream_cache& of_stream, stream_id id) noexcept {
     if (of_stream.large_block != nullptr)
-      heap_.give_back_range(of_stream.id, of_stream.stream, std::exchange(of_stream.large_block, nullptr),
+      heap_.give_back_range(id, of_stream.stream, std::exchange(of_stream.large_block, nullptr),
                             of_stream.large_bytes);
     for (unsigned k = 0; k < class_count; ++k) {
       magazine& m = of_stream.magazines[k];
-      if (m.count != 0)
-        heap_.give_back(of_stream.id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
+      if (m.count != 0) heap_.give_back(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
     }
   }
 
@@ -373,6 +463,9 @@ class front {
   std::uint32_t const number_ = link_->number;
   sequence<owned<thread_cache>> caches_;
   live_count retired_live_;  ///< of threads that have ended
+  bool watches_all_ = false;
+  std::uint64_t last_serial_ = 0;
+  bool closed_ = false;  ///< the caches are closed to warm calls
 };
 
 }  // namespace tarn::detail

@@ -12,6 +12,9 @@
 //
 // If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of wanted follows the
 // barrier and reads the visitor's store. Without membarrier the owner executes the fence itself.
+//
+// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path; enter() still enters it.
+// A visitor closes it for all calls when it leaves (the pool sleeps); the owner watches its own calls (it captures a graph).
 
 #include <atomic>
 #include <cstdint>
@@ -80,7 +83,7 @@ class owner_lock {
     busy_.store(0, std::memory_order_release);
     return false;
   }
-  /// Enters as the owner, and waits for a visitor to leave.
+  /// Enters as the owner, also if the lock is watched or closed, and waits for a visitor to leave.
   TARN_ALWAYS_INLINE void enter() noexcept {
     if (!try_enter()) [[unlikely]]
       wait_to_enter();
@@ -89,23 +92,44 @@ class owner_lock {
 
   /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors exclude one another
   /// with a lock of their own.
-  void announce() noexcept { wanted_.exchange(1, std::memory_order_seq_cst); }
-  [[nodiscard]] bool is_announced() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
+  void announce() noexcept { wanted_.fetch_or(visitor, std::memory_order_seq_cst); }
+  [[nodiscard]] bool is_announced() const noexcept {
+    return (wanted_.load(std::memory_order_relaxed) & visitor) != 0;
+  }
+  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a remote_barrier() after the
+  /// first one, and then visit(), which waits for an owner that had entered before.
+  void watch() noexcept { wanted_.fetch_or(watched, std::memory_order_seq_cst); }
+  void end_watch() noexcept { wanted_.fetch_and(~watched, std::memory_order_release); }
+  [[nodiscard]] bool is_watched() const noexcept {
+    return (wanted_.load(std::memory_order_relaxed) & watched) != 0;
+  }
   /// Enters as the visitor, once the owner has left.
   void visit() noexcept {
     for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) spin_wait(tries);
   }
-  void end_visit() noexcept { wanted_.store(0, std::memory_order_release); }
-  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
-  /// exist in the child.
-  void end_visit_in_child() noexcept {
-    busy_.store(0, std::memory_order_relaxed);
+  void end_visit() noexcept { wanted_.fetch_and(~visitor, std::memory_order_release); }
+  /// Ends a visit so that try_enter() fails until open_again().
+  void close() noexcept {
+    wanted_.fetch_or(closed, std::memory_order_seq_cst);
     end_visit();
   }
+  void open_again() noexcept { wanted_.fetch_and(~closed, std::memory_order_release); }
+  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
+  /// exist in the child.
+  void forget_owner() noexcept { busy_.store(0, std::memory_order_relaxed); }
 
  private:
+  static constexpr std::uint32_t visitor = 1;
+  static constexpr std::uint32_t watched = 2;
+  static constexpr std::uint32_t closed = 4;
+
   TARN_NOINLINE void wait_to_enter() noexcept {
-    for (unsigned tries = 0; !try_enter(); ++tries) spin_wait(tries);
+    for (unsigned tries = 0;; ++tries) {
+      busy_.exchange(1, std::memory_order_seq_cst);
+      if ((wanted_.load(std::memory_order_seq_cst) & visitor) == 0) return;
+      busy_.store(0, std::memory_order_release);
+      spin_wait(tries);
+    }
   }
 
   std::atomic<std::uint32_t> busy_{0};

@@ -13,6 +13,7 @@
 #include "tarn/core/counted.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/core/wait.hpp"
 #include "tarn/pool/front/magazine.hpp"
 #include "tarn/pool/front/owner_lock.hpp"
 
@@ -32,6 +33,8 @@ struct alignas(cache_line_bytes) thread_cache {
   /// Bytes in the magazines; other threads read it to decide whether to visit.
   std::atomic<std::size_t> held_bytes{0};
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
+  unsigned watches = 0;                    ///< open captures of this thread; under the growth lock
+  std::uint64_t serial = 0;                ///< never reused, unlike the address
   sequence<owned<stream_cache>> streams;
 
   /// The cache of a stream, or null. Called inside the owner lock.
@@ -56,9 +59,29 @@ struct alignas(cache_line_bytes) thread_cache {
     host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
   }
 
+  /// Makes the cache of a stream unknown, so that it can be emptied; null if there is none. The object stays: its thread may be in
+  /// a call that uses it. Called inside the owner lock.
+  stream_cache* close(stream_id id) noexcept {
+    for (auto& s : streams) {
+      if (s->id != id) continue;
+      count_held(0, s->held_bytes());
+      s->id = closed_id;
+      s->newest_large = nullptr;
+      return s.get();
+    }
+    return nullptr;
+  }
+
   /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to `oldest`, and the
   /// caller must return its blocks to the heap. Called inside the owner lock. @throws std::bad_alloc, nothing has changed
   stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
+    for (auto& s : streams) {
+      if (s->id != closed_id) continue;
+      leave_last();
+      s->id = id;
+      s->stream = stream;
+      return last = s.get();
+    }
     owned<stream_cache> made(new stream_cache(id, stream));
     streams.reserve(streams.size() + 1);
     leave_last();
@@ -79,6 +102,8 @@ struct alignas(cache_line_bytes) thread_cache {
   }
 
  private:
+  static constexpr stream_id closed_id = stream_ref::unknown_id;  ///< no call has it
+
   TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
     for (auto& s : streams) {
       if (s->id != id) continue;
@@ -101,7 +126,9 @@ inline constinit std::atomic<std::uint32_t> next_pool_number{0};
 struct pool_link {
   fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
-  void (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
+  /// Takes back the cache of an ending thread; returns false if another thread holds the growth lock. Does not wait for that lock
+  /// under the mutex: its holder may be ending the pool of a graph_memory, which takes the mutex.
+  bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
   /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
 };
@@ -151,9 +178,8 @@ class thread_exit {
   ~thread_exit() {
     over = true;
     local_caches = {};
-    for (entry& e : entries_) {
-      std::lock_guard const guard(e.link->mutex);
-      if (e.link->pool != nullptr) e.link->retire(e.link->pool, e.cache);
+    for (entry const& e : entries_) {
+      for (unsigned tries = 0; !give_back(e); ++tries) spin_wait(tries);
     }
   }
 
@@ -174,11 +200,16 @@ class thread_exit {
   }
 
  private:
+  [[nodiscard]] static bool give_back(entry const& e) noexcept {
+    std::lock_guard const guard(e.link->mutex);
+    return e.link->pool == nullptr || e.link->retire(e.link->pool, e.cache);
+  }
+
   static constexpr std::size_t places_each = 4;
   static constexpr std::size_t least_places = 16;
 
-  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it while
-  /// it takes the pool's growth lock, and this thread may hold the growth lock of a pool over pools.
+  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it
+  /// together with the pool's growth lock, and this thread may hold the growth lock of a pool over pools.
   [[nodiscard]] static bool is_gone(entry const& e) noexcept {
     return e.link->pool.load(std::memory_order_acquire) == nullptr;
   }

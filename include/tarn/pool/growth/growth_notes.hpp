@@ -25,14 +25,17 @@ class growth_notes {
 
   /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0 stops recording.
   /// @throws std::bad_alloc  nothing has changed
-  void open(std::size_t most, clock_type clock) {
+  void open(std::size_t most, clock_type of_records) {
     sequence<growth_note> ring;
     ring.resize(most);
     ring_.swap(ring);
-    clock_ = most != 0 ? clock : nullptr;
+    clock_ = most != 0 ? of_records : nullptr;
     count_ = 0;
   }
   [[nodiscard]] bool is_open() const noexcept { return clock_ != nullptr; }
+  /// What open() was called with.
+  [[nodiscard]] std::size_t most() const noexcept { return ring_.size(); }
+  [[nodiscard]] clock_type clock() const noexcept { return clock_; }
 
   void add(growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
     if (clock_ == nullptr) return;

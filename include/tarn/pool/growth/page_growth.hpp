@@ -23,10 +23,14 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/kept_ranges.hpp"
 #include "tarn/pool/growth/page_choice.hpp"
+#include "tarn/pool/growth/page_compact.hpp"
+#include "tarn/pool/growth/page_making.hpp"
+#include "tarn/pool/growth/page_segments.hpp"
+#include "tarn/pool/growth/page_sleep.hpp"
 #include "tarn/pool/growth/page_views.hpp"
 #include "tarn/pool/order/ordering.hpp"
-#include "tarn/source/refusal.hpp"
 
 namespace tarn::detail {
 
@@ -38,14 +42,20 @@ class page_growth {
   page_growth(Source source, growth_counters& counters)
       : source_(static_cast<Source&&>(source)),
         counters_(counters),
-        views_(source_, counters_, map_, addresses_) {}
+        making_(source_, counters_, addresses_, map_),
+        views_(source_, counters_, map_, addresses_),
+        sleep_(source_, counters_, map_, addresses_, views_),
+        compact_(source_, counters_, map_, addresses_, views_),
+        segments_(map_, views_) {}
 
   [[nodiscard]] Source& source() noexcept { return source_; }
   [[nodiscard]] Source const& source() const noexcept { return source_; }
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
   /// Memory of the device, 0 before the first growth.
   [[nodiscard]] std::size_t device_bytes() const noexcept { return map_.bytes() / reservation_factor; }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return map_.host_bytes() + views_.host_bytes(); }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return map_.host_bytes() + views_.host_bytes() + sleep_.host_bytes();
+  }
 
   /// Serves the request: sets `block` if it was assembled from pieces; otherwise leaves a free range of at least
   /// `request.bytes` in the taker's domain. Returns false if free memory does not suffice and nothing may be created.
@@ -58,7 +68,8 @@ class page_growth {
     std::size_t const grain = map_.granularity();
     // Repeated if idle views had to be unmapped, which releases the lock: everything is looked up again.
     for (bool has_dropped = false;; has_dropped = true) {
-      looked_up<extension> const e(hot.held(), request.extend ? extendable(a, request) : extension{});
+      looked_up<extension> const e(hot.held(),
+                                   request.extend && a.joins_handles ? extendable(a, request) : extension{});
       std::size_t const extended = e.get(hot.held()).bytes;
       std::size_t const missing = align_up(request.bytes - extended, grain);
       if (!request.may_remap || missing <= request.may_create)
@@ -84,11 +95,125 @@ class page_growth {
     }
   }
 
+  /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles can be mapped together.
+  [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
+    return a.joins_handles ? ~std::size_t{0} : most_beside(a, align_up(request.bytes, usual_granule));
+  }
+
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are
-  /// reserved. Returns the bytes given back. O(handles + slots of views + free ranges).
+  /// reserved. Returns the bytes given back. Gives nothing back inside restore() and compact(), whose handles it could be: a
+  /// handler of the source may call it there. O(handles + slots of views + free ranges).
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
+    if (!map_.is_open() || is_moving_ || counters_.reserved <= keep || a.keeps_addresses) return 0;
+    return drop(a, hot, keep);
+  }
+
+  // The steps of sleep and wake; see page_sleep.
+
+  void save(arena const& a, may_release hot, contents where) {
+    if (map_.is_open()) sleep_.save(a, hot, where);
+  }
+  std::size_t release() noexcept { return map_.is_open() ? sleep_.release() : 0; }
+  /// Gives up what was freed meanwhile; returns the bytes that restore() creates. @throws std::bad_alloc, nothing has changed
+  std::size_t prepare_restore(arena& a, may_release hot) {
+    if (!map_.is_open()) return 0;
+    if (!a.keeps_addresses) (void)drop(a, hot, 0);
+    return sleep_.missing();
+  }
+  std::size_t restore(may_release hot) {
+    if (!map_.is_open()) return 0;
+    moving const now(*this);
+    return sleep_.restore(hot);
+  }
+  void keep(after_waking then) noexcept { sleep_.keep(then); }
+  /// Frees the contents on the host: the pool does not fall asleep.
+  void forget() noexcept { sleep_.forget(); }
+
+  /// Gives back the granules that hold no live byte; returns the number of stretches of live bytes. Copies on `stream`. See
+  /// page_compact.
+  std::size_t compact(arena& a, may_release hot, stream_ref stream) {
+    if (!map_.is_open()) return 0;
+    moving const now(*this);
+    compact_.compact(a, hot, stream);
+    return compact_.stretches(a);
+  }
+  /// After a failure of compact(): if it left a handle that is mapped nowhere, unmaps all others as well and returns true. The
+  /// pool is then asleep, and restore() maps them.
+  [[nodiscard]] bool unmap_incomplete() noexcept {
+    if (!compact_.take_unmapped()) return false;
+    sleep_.unmap();
+    return true;
+  }
+
+  /// Calls f(held_memory) for each handle, also while it is asleep. Under the growth lock.
+  template <class F>
+  void for_each_held(F const& f) const {
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      physical const& p = map_[h];
+      if (p.bytes != 0) f(held_memory{p.home, p.bytes, addresses_.zone_at(p.home), true});
+    }
+  }
+
+  // Segments and pins; see page_segments. Both locks are held by callers of each_segment(), the growth lock by the others.
+
+  template <class F>
+  [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
+    return map_.is_open() && segments_.each(a, address, bytes, f);
+  }
+  void pin(std::uintptr_t address, std::size_t bytes) noexcept { segments_.pin(address, bytes); }
+  void unpin(std::uintptr_t address, std::size_t bytes) noexcept { segments_.unpin(address, bytes); }
+
+  /// Gives everything back. Nothing on the device uses it any more.
+  void close() noexcept {
+    if (!map_.is_open()) return;
+    map_.treat_all_alike();
+    views_.unmap_all();
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      if (map_[h].bytes != 0) (void)sleep_.destroy(h);
+    }
+    sleep_.forget();
+    source_.unreserve(reserved_, map_.bytes() + map_.granularity());
+  }
+
+ private:
+  /// A scope in which handles are created for addresses that the pool has.
+  class moving {
+   public:
+    explicit moving(page_growth& growth) noexcept : growth_(growth) { growth_.is_moving_ = true; }
+    moving(moving const&) = delete;
+    moving& operator=(moving const&) = delete;
+    ~moving() { growth_.is_moving_ = false; }
+
+   private:
+    page_growth& growth_;
+  };
+  struct extension {
+    range_ref range = 0;
+    std::size_t bytes = 0;
+  };
+
+  /// The wholly free handles whose work is complete, the largest first.
+  [[nodiscard]] sequence<piece> free_handles(arena const& a) const {
+    sequence<piece> whole;
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      for (zone const where : all_zones) {
+        for_each_piece(a, map_, d, where, map_.granularity(),
+                       [&](piece const& p, bool at_start, bool at_end) {
+                         if (at_start && at_end && map_[p.handle].pins == 0 && !must_stay(a, p.address) &&
+                             a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))
+                           whole.push_back(p);
+                       });
+      }
+    }
+    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
+    });
+    return whole;
+  }
+
+  /// Takes wholly free handles out of the pool, as shrink() does, and gives back those that are not asleep.
+  std::size_t drop(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
-    if (!map_.is_open() || counters_.reserved <= keep) return given;
     looked_up<sequence<piece>> const whole(hot.held(), free_handles(a));
     std::size_t const most = whole.get(hot.held()).size();
     sequence<handle_ref> handles;
@@ -99,72 +224,23 @@ class page_growth {
     leaves.resize(map_.size());
     a.ranges.make_room(2 * most + 4);
     for (piece const& p : whole.get(hot.held())) {
-      if (counters_.reserved - given <= keep) break;
+      bool const is_held = map_[p.handle].state != backing::released;
+      if (is_held && counters_.reserved - given <= keep) break;
       carved.push_back(a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes));
       handles.push_back(p.handle);
       leaves[p.handle] = true;
-      given += p.bytes;
+      if (is_held) given += p.bytes;
     }
     {
       unlocked const open(hot);
       views_.forget(leaves);
-      for (handle_ref const h : handles) destroy(h);
+      for (handle_ref const h : handles) (void)sleep_.destroy(h);
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
       addresses_.give_back(a, carved[i]);
     }
     return given;
-  }
-
-  /// Calls f(held_memory) for each handle. Under the growth lock.
-  template <class F>
-  void for_each_held(F const& f) const {
-    for (handle_ref h = 1; h < map_.size(); ++h) {
-      physical const& p = map_[h];
-      if (p.bytes != 0) f(held_memory{p.home, p.bytes, addresses_.zone_at(p.home), true});
-    }
-  }
-
-  /// Gives everything back. Nothing on the device uses it any more.
-  void close() noexcept {
-    if (!map_.is_open()) return;
-    views_.close();
-    for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes == 0) continue;
-      unmap(map_[h].home, map_[h].bytes);
-      source_.destroy(map_[h].id, map_[h].bytes);
-    }
-    source_.unreserve(reserved_, map_.bytes() + map_.granularity());
-  }
-
- private:
-  struct extension {
-    range_ref range = 0;
-    std::size_t bytes = 0;
-  };
-  struct created {
-    page_handle id = 0;
-    std::size_t bytes = 0;
-    bool mapped = false;
-  };
-
-  /// The wholly free handles whose work is complete, the largest first.
-  [[nodiscard]] sequence<piece> free_handles(arena const& a) const {
-    sequence<piece> whole;
-    for (domain_ref d = 0; d < a.streams.size(); ++d) {
-      if (d != neutral && a.streams[d].freed > a.streams[d].completed) continue;
-      for (zone const where : all_zones) {
-        for_each_piece(a, map_, d, where, map_.granularity(),
-                       [&](piece const& p, bool at_start, bool at_end) {
-                         if (at_start && at_end) whole.push_back(p);
-                       });
-      }
-    }
-    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
-      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
-    });
-    return whole;
   }
 
   [[nodiscard]] looked_up<choice> choose(arena const& a, hot_lock const& held,
@@ -246,10 +322,10 @@ class page_growth {
     if (e.range == 0) region = addresses_.find_home(a, request.where, total, grain);
     if (region == 0) return false;
     std::size_t const largest = max_of(align_down(request.largest_handle, grain), grain);
-    sequence<created> made;
+    sequence<made_handle> made;
     made.reserve(total / largest + 1);
     for (std::size_t left = total; left != 0; left -= made.back().bytes)
-      made.push_back(created{0, min_of(left, largest), false});
+      made.push_back(made_handle{0, min_of(left, largest), false});
     map_.make_room(made.size());
     a.ranges.make_room(4);
 
@@ -259,14 +335,14 @@ class page_growth {
     std::uintptr_t const address = a.ranges[region].address;
     try {
       unlocked const open(hot);
-      make(made, address, total);
+      making_.make(made, address, total);
     } catch (...) {
       addresses_.give_back(a, region);
       if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
       throw;
     }
     std::uintptr_t at = address;
-    for (created const& c : made) {
+    for (made_handle const& c : made) {
       (void)map_.add(c.id, c.bytes, at);
       at += c.bytes;
     }
@@ -277,58 +353,6 @@ class page_growth {
     }
     a.make_free(region, request.taker, e.range != 0 && base.domain == request.taker ? base.epoch : 0);
     return true;
-  }
-
-  /// The driver calls of create(): no lock but the growth lock is held. Makes all handles or none.
-  void make(sequence<created>& made, std::uintptr_t const address, std::size_t total) {
-    if (total >= ask_first_limit) refuse_what_is_not_free(total);
-    std::uintptr_t at = address;
-    try {
-      for (created& c : made) {
-        make(c, at);
-        at += c.bytes;
-      }
-    } catch (...) {
-      unmake(made, address);
-      throw;
-    }
-  }
-  void make(created& c, std::uintptr_t address) {
-    c.id = source_.create(c.bytes);
-    ++counters_.creates;
-    counters_.hold(address, c.bytes, addresses_.zone_at(address));
-    try {
-      source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
-    } catch (...) {
-      source_.destroy(c.id, c.bytes);
-      ++counters_.destroys;
-      counters_.release(address, c.bytes, addresses_.zone_at(address));
-      throw;
-    }
-    ++counters_.maps;
-    c.mapped = true;
-  }
-  void unmake(sequence<created> const& made, std::uintptr_t address) noexcept {
-    for (created const& c : made) {
-      if (!c.mapped) break;
-      unmap(address, c.bytes);
-      source_.destroy(c.id, c.bytes);
-      ++counters_.destroys;
-      counters_.release(address, c.bytes, addresses_.zone_at(address));
-      address += c.bytes;
-    }
-  }
-
-  /// A request this large is refused before its first handle is created if the device does not have that much free memory:
-  /// otherwise it would briefly take the whole device. The query costs 5-100 us.
-  static constexpr std::size_t ask_first_limit = 1_GiB;
-  void refuse_what_is_not_free(std::size_t total) {
-    std::size_t available = 0;
-    std::size_t all = 0;
-    if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
-    status const none{failure::out_of_memory, 0, "the device does not have that much free memory",
-                      name_of_memory(source_.driver())};
-    refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
   /// Moves a wholly free handle of the large zone to the small zone.
@@ -342,24 +366,16 @@ class page_growth {
     return true;
   }
 
-  void unmap(std::uintptr_t address, std::size_t bytes) noexcept {
-    source_.unmap(reinterpret_cast<void*>(address), bytes);
-    ++counters_.unmaps;
-  }
-
-  /// Destroys a handle that is in no view.
-  void destroy(handle_ref h) noexcept {
-    unmap(map_[h].home, map_[h].bytes);
-    source_.destroy(map_[h].id, map_[h].bytes);
-    ++counters_.destroys;
-    counters_.release(map_[h].home, map_[h].bytes, addresses_.zone_at(map_[h].home));
-  }
-
   Source source_;
   growth_counters& counters_;
   page_map map_;
   address_space addresses_;
+  page_making<Source> making_;
   page_views<Source> views_;
+  page_sleep<Source> sleep_;
+  page_compact<Source> compact_;
+  page_segments<Source> segments_;
+  bool is_moving_ = false;
   void* reserved_ = nullptr;  ///< the source's reservation: one granule more than the map covers
 };
 

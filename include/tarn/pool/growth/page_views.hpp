@@ -2,6 +2,8 @@
 #pragma once
 // The views of a pool over free handles: an existing view is reused, or extended if its end is free; new views are mapped, and
 // old ones unmapped.
+//
+// Over 400 lines: what changes a view's slots is here, also for sleep (page_sleep.hpp) and compact (page_compact.hpp).
 
 #include <cstddef>
 #include <cstdint>
@@ -88,7 +90,7 @@ class page_views {
       std::uintptr_t at = v.address;
       for (view_slot& slot : v.slots) {
         if (leaves[slot.handle]) {
-          unmap(at, slot.bytes);
+          if (map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
           slot.handle = 0;
         }
         at += slot.bytes;
@@ -96,9 +98,70 @@ class page_views {
     }
   }
 
-  /// Unmaps everything. Nothing on the device uses it any more.
-  void close() noexcept {
+  /// Calls f(address) for each place where a view shows a handle. O(slots of all views).
+  template <class F>
+  void for_each_place(handle_ref h, F const& f) const {
+    for (view const& v : views_) {
+      std::uintptr_t at = v.address;
+      for (view_slot const& slot : v.slots) {
+        if (slot.handle == h) f(at);
+        at += slot.bytes;
+      }
+    }
+  }
+  /// Calls f(handle, offset, bytes) for the parts of the handles behind addresses of a view, in order, until f returns false.
+  /// Returns the view, or null if there is none with all of them. O(views)
+  template <class F>
+  view* each_part(std::uintptr_t address, std::size_t bytes, F const& f) {
+    for (view& v : views_) {
+      if (v.region == 0 || address < v.address || address - v.address >= v.bytes) continue;
+      std::size_t const from = address - v.address;
+      if (bytes > v.bytes - from) return nullptr;
+      std::size_t at = 0;
+      for (view_slot const& slot : v.slots) {
+        std::size_t const begin = max_of(from, at);
+        std::size_t const end = min_of(from + bytes, at + slot.bytes);
+        if (begin < end && (slot.handle == 0 || !f(slot.handle, begin - at, end - begin))) return nullptr;
+        at += slot.bytes;
+      }
+      return &v;
+    }
+    return nullptr;
+  }
+  /// Makes room to divide a handle's slots into `count` each. @throws std::bad_alloc, nothing has changed
+  void make_room_to_divide(handle_ref h, std::size_t count) {
+    for (view& v : views_) {
+      if (v.shows(h)) v.slots.reserve(v.slots.size() + count);
+    }
+  }
+  /// Divides a handle's slots: `handles` are at their places now, 0 for a gap, of bytes_of(index) each. Requires room.
+  template <class BytesOf>
+  void divide(handle_ref h, sequence<handle_ref> const& handles, BytesOf const& bytes_of) noexcept {
+    for (view& v : views_) {
+      if (!v.shows(h)) continue;
+      std::size_t at = 0;
+      while (v.slots[at].handle != h) ++at;
+      std::size_t const more = handles.size() - 1;
+      std::size_t const before = v.slots.size();
+      v.slots.resize(before + more);
+      for (std::size_t i = before; i-- > at + 1;) v.slots[i + more] = v.slots[i];
+      for (std::size_t i = 0; i < handles.size(); ++i) v.slots[at + i] = view_slot{handles[i], bytes_of(i)};
+    }
+  }
+
+  /// Unmaps everything that is mapped, and keeps addresses and slots for map_all(). Nothing on the device uses it.
+  void unmap_all() noexcept {
     for (view const& v : views_) unmap_slots(v);
+  }
+  /// Maps the handles of all views again, or none. @throws out_of_memory, cuda_error
+  void map_all() {
+    std::size_t mapped = 0;
+    try {
+      for (; mapped < views_.size(); ++mapped) map_slots(views_[mapped]);
+    } catch (...) {
+      for (std::size_t i = 0; i < mapped; ++i) unmap_slots(views_[i]);
+      throw;
+    }
   }
 
  private:
@@ -244,13 +307,13 @@ class page_views {
     try {
       std::uintptr_t at = v.address;
       for (; mapped < v.slots.size(); ++mapped) {
-        map_again(at, v.slots[mapped].handle);
+        if (is_mapped_with_view(v.slots[mapped])) map_again(at, v.slots[mapped].handle);
         at += v.slots[mapped].bytes;
       }
     } catch (...) {
       std::uintptr_t at = v.address;
       for (std::size_t k = 0; k < mapped; ++k) {
-        unmap(at, v.slots[k].bytes);
+        if (is_mapped_with_view(v.slots[k])) unmap(at, v.slots[k].bytes);
         at += v.slots[k].bytes;
       }
       throw;
@@ -292,6 +355,7 @@ class page_views {
   /// view immediately before unmapping it: unmapping releases the lock, so other views may change meanwhile.
   void drop_views(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker,
                   patience const chosen, std::size_t kept) {
+    if (a.keeps_addresses) return;
     bool captured = false;
     if (taker != neutral) {
       stream_ref const stream = a.streams[taker].stream;
@@ -306,7 +370,7 @@ class page_views {
       }
     }
     for (std::size_t at = by_use_.size(); at-- > kept;) {
-      if (is_idle(a, a.tenancies[by_use_[at]])) drop_view(a, hot, at);
+      if (views_[by_use_[at]].pins == 0 && is_idle(a, a.tenancies[by_use_[at]])) drop_view(a, hot, at);
     }
   }
 
@@ -341,9 +405,13 @@ class page_views {
   void unmap_slots(view const& v) noexcept {
     std::uintptr_t at = v.address;
     for (view_slot const& slot : v.slots) {
-      if (slot.handle != 0) unmap(at, slot.bytes);
+      if (is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
       at += slot.bytes;
     }
+  }
+  /// Whether the slot has a handle that is mapped and unmapped with all others.
+  [[nodiscard]] bool is_mapped_with_view(view_slot const& slot) const noexcept {
+    return slot.handle != 0 && !map_[slot.handle].stays;
   }
   void map_again(std::uintptr_t address, handle_ref h) {
     source_.map(reinterpret_cast<void*>(address), map_[h].bytes, map_[h].id);

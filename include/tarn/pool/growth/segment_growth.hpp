@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Growth by segments: whole blocks of an upstream resource that has no pages to map (cudaMalloc, pinned memory, another pool).
-// A segment cannot be moved or extended; wholly free ones are given back when memory is short.
+// A segment cannot be moved or extended; wholly free ones are given back when memory is short, and when too many would be kept
+// (ladder.hpp).
 
 #include <cstddef>
 #include <cstdint>
@@ -81,11 +82,16 @@ class segment_growth {
     return true;
   }
 
+  /// How many bytes may stay reserved if the request is served by a new segment.
+  [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
+    return most_beside(a, align_up(request.bytes, segment_grain));
+  }
+
   /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
   /// back.
   std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
-    while (counters_.reserved > keep) {
+    while (counters_.reserved > keep && !a.keeps_addresses) {
       looked_up<range_ref> const found(hot.held(), free_segment(a));
       range_ref const whole = found.get(hot.held());
       if (whole == 0) break;
@@ -141,10 +147,10 @@ class segment_growth {
     range_ref whole = 0;
     for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
       stream_domain const& domain = a.streams[d];
-      if (d != neutral && domain.freed > domain.completed) continue;
       for (range_index const& index : domain.index) {
         index.for_each(a.ranges, range_grain, [&](range_ref r) {
-          if (a.ranges[r].previous == 0 && a.ranges[r].next == 0) whole = r;
+          range const& node = a.ranges[r];
+          if (node.previous == 0 && node.next == 0 && a.is_complete(node)) whole = r;
         });
       }
     }

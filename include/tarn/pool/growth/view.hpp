@@ -33,6 +33,7 @@ struct view {
   sequence<view_slot> slots;
   std::size_t last_offset = 0;  ///< of the last block in this view
   std::size_t last_bytes = 0;
+  std::uint32_t pins = 0;  ///< while there are any, it stays mapped
 
   /// Number of handles at or after an offset.
   [[nodiscard]] std::size_t handles_from(std::size_t offset) const noexcept {

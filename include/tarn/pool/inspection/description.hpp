@@ -80,6 +80,12 @@ class description {
   [[nodiscard]] bool active() const noexcept {
     return state_.load(std::memory_order_acquire) == state::active;
   }
+  /// Whether a tool is attached, which cannot watch pages.
+  [[nodiscard]] bool has_tool() const noexcept {
+    return active() || state_.load(std::memory_order_acquire) == state::silent;
+  }
+  /// Reports no blocks: captured graphs use the memory of a graph_memory also while no block lies in it. Before the first heap.
+  void keep_silent() noexcept { is_silent_ = true; }
 
   /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
   bool decide() noexcept {
@@ -195,7 +201,7 @@ class description {
   }
 
  private:
-  enum class state : std::uint8_t { undecided, inactive, active };
+  enum class state : std::uint8_t { undecided, inactive, active, silent };
   struct stretch {
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;
@@ -239,7 +245,8 @@ class description {
       } catch (...) {  // freed blocks are reused at once
       }
     }
-    state_.store(static_cast<bool>(tool_) ? state::active : state::inactive, std::memory_order_release);
+    state const with_tool = is_silent_ ? state::silent : state::active;
+    state_.store(static_cast<bool>(tool_) ? with_tool : state::inactive, std::memory_order_release);
   }
 
   /// The segment that contains a block; null if the tool refused it. O(segments).
@@ -269,6 +276,7 @@ class description {
   }
 
   Driver driver_;
+  bool is_silent_ = false;
   std::atomic<state> state_{state::undecided};
   fork_mutex mutex_;
   decltype(driver_.memory_tool()) tool_;
@@ -288,6 +296,9 @@ struct no_description {
   explicit constexpr no_description(Driver const&) noexcept {}
   [[nodiscard]] static constexpr bool active() noexcept { return false; }
   [[nodiscard]] static constexpr bool decide() noexcept { return false; }
+  [[nodiscard]] static constexpr bool has_tool() noexcept { return false; }
+  static constexpr void heap_begins(void*, std::size_t) noexcept {}
+  static constexpr void heap_ends(void*) noexcept {}
 };
 
 /// Room for a block's description: used, or given up in the destructor.

@@ -25,7 +25,8 @@ struct held_stretch {
   std::size_t bytes = 0;
   stretch_kind kind = stretch_kind::home;
   zone where = zone::small;
-  std::uint32_t handles = 0;  ///< number of handles that lie in it, wholly or in part
+  std::uint64_t graph_memory = 0;  ///< that it belongs to, 0 if none
+  std::uint32_t handles = 0;       ///< number of handles that lie in it, wholly or in part
   std::vector<held_block> blocks;
   std::vector<held_piece> pieces;  ///< of a view: the home addresses of its bytes
 };
@@ -206,6 +207,7 @@ template <class Pool>
   };
   for (pool_facts& facts : of_each) {
     std::vector<held_stretch> stretches = pool_tiling(facts).stretches();
+    for (held_stretch& s : stretches) s.graph_memory = facts.graph_memory;
     append(contents.stretches, stretches, by_address);
     append(contents.held, facts.held, by_address);
     append(contents.notes, facts.notes, by_time);

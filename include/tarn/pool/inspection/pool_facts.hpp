@@ -70,6 +70,7 @@ struct pool_facts {
   std::vector<held_block> awaiting;
   std::vector<growth_note> notes;
   std::size_t reserved = 0;
+  std::uint64_t graph_memory = 0;  ///< that the pool belongs to, 0 if none
 
   /// Copies them from a pool. @throws std::bad_alloc
   template <class Heap, class Front, class Waiting>
@@ -77,6 +78,7 @@ struct pool_facts {
     heap.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
     for (std::size_t i = 0; i < heap.counters.notes.size(); ++i) notes.push_back(heap.counters.notes[i]);
     reserved = heap.counters.reserved;
+    graph_memory = heap.graph_memory;
     stopped_threads const stopped(front);
     // Before the hot lock: no two locks are held at once.
     waiting.for_each([&](auto const& w) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 
@@ -17,11 +18,6 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
-[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
-  return s.code >= 900 && s.code <= 907;
-}
-
 /// Marks the work of `stream`, which carries its identity. At most three driver calls.
 /// @param captured  set to whether the mark was refused because of a capture
 template <stream_driver Driver>
@@ -30,7 +26,7 @@ mark_result mark_work(Driver const& driver, event_handle event, stream_ref strea
   captured = false;
   if (!is_default_stream(stream)) {
     if constexpr (marks_all_work<Driver>) {
-      status const s = driver.record_all(event);
+      status const s = record_all_work(driver, event);
       if (s.ok()) return mark_result::marked;
       captured = is_of_capture(s);
       return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "tarn/core/min_max.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
@@ -33,6 +34,7 @@ class ordering {
   progress settle(arena& a, may_release hot, domain_ref d) {
     stream_domain& domain = a.streams[d];
     if (d == neutral || domain.freed <= domain.completed) return progress::completed;
+    if (is_capture_stream(domain.id)) return progress::unknown;
     if (domain.recorded < domain.freed) {
       std::uint64_t const mark = domain.epoch++;
       stream_ref const stream = domain.stream;
@@ -52,15 +54,22 @@ class ordering {
       }
       domain.recorded = mark;
     }
+    if (is_running(a, hot, d)) return progress::running;
+    return domain.freed <= domain.completed ? progress::completed : progress::running;
+  }
+
+  /// Whether the work up to the last mark of `d` runs still. At most one driver call.
+  [[nodiscard]] bool is_running(arena& a, may_release hot, domain_ref d) {
+    stream_domain& domain = a.streams[d];
     std::uint64_t const covered = domain.recorded;
+    if (covered <= domain.completed) return false;
     bool done = false;
     {
       unlocked const open(hot);
       done = driver_.query_event(domain.event).ok();
     }
-    if (!done) return progress::running;
-    domain.completed = max_of(domain.completed, covered);
-    return domain.freed <= domain.completed ? progress::completed : progress::running;
+    if (done) domain.completed = max_of(domain.completed, covered);
+    return !done;
   }
 
   /// Waits on the host until the device has completed all that `d` freed. Returns false if that cannot be determined.
@@ -125,7 +134,7 @@ class ordering {
     {
       unlocked const open(hot);
       ++host_waits_;
-      done = driver_.synchronize_device().ok();
+      done = wait_for_all_work(driver_).ok();
     }
     if (!done) return progress::unknown;
     domain.completed = max_of(domain.completed, mark);

@@ -74,6 +74,19 @@ void finish_all(arena& space, ordering<Driver>& order, may_release hot) {
   }
 }
 
+/// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
+/// never replayed together with this one.
+inline void end_captured_stream(arena& space, stream_id kept_as) noexcept {
+  domain_ref const d = space.streams.find(kept_as);
+  if (d == neutral) return;
+  stream_domain& domain = space.streams[d];
+  domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
+  if (domain.foreign_count != 0) space.send_foreign_home(d);
+  space.hand_over(d, neutral, domain.completed);
+  space.neutralise_runs(d);
+  if (domain.is_empty()) space.streams.forget(d);
+}
+
 /// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
 /// stream may use, the host waits instead.
 /// `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by this stream or by one that

@@ -26,6 +26,7 @@
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/stream.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 #include "tarn/pool/order/mark_work.hpp"
@@ -50,6 +51,14 @@ class recorded_streams {
   recorded_streams& operator=(recorded_streams const&) = delete;
 
   [[nodiscard]] bool any() const noexcept { return noted_count_.load(std::memory_order_relaxed) != 0; }
+  /// Makes any() true for a block that is noted elsewhere (pool/graph/), so that a deallocation reads one counter.
+  void count_noted_elsewhere(bool more) noexcept {
+    if (more) {
+      noted_count_.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      noted_count_.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
   /// Returns false if `p` has no recorded use. Takes no lock.
   [[nodiscard]] bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
   [[nodiscard]] bool any_waiting() const noexcept {
@@ -79,7 +88,7 @@ class recorded_streams {
       b = blocks_.take();
       blocks_[b].p = p;
       noted_.insert(b);
-      noted_count_.store(noted_.size(), std::memory_order_relaxed);
+      noted_count_.fetch_add(1, std::memory_order_relaxed);
     }
     add_use(b, q, id);
   }
@@ -105,7 +114,7 @@ class recorded_streams {
       q = queue_of(unknown);
     } catch (...) {
       held.unlock();
-      return !driver_.synchronize_device().ok();
+      return !wait_for_all_work(driver_).ok();
     }
     slot_number b = take_noted(p);
     if (b == 0) b = blocks_.take();
@@ -263,7 +272,7 @@ class recorded_streams {
   }
   slot_number take_noted(void* p) noexcept {
     slot_number const b = noted_.take(p);
-    noted_count_.store(noted_.size(), std::memory_order_relaxed);
+    if (b != 0) noted_count_.fetch_sub(1, std::memory_order_relaxed);
     return b;
   }
   void end_waiting(slot_number b) noexcept {
@@ -355,7 +364,7 @@ class recorded_streams {
       bool const has_event = event != nullptr || driver_.create_event(event).ok();
       result = has_event ? mark_work(driver_, event, stream, captured) : mark_result::refused;
     }
-    bool const over = result == mark_result::gone && driver_.synchronize_device().ok();
+    bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
     held.lock();
     use_queue& in = queues_[q];
     in.captured = captured;
@@ -384,7 +393,7 @@ class recorded_streams {
     queues_[q].asked = true;
     held.unlock();
     bool done = driver_.query_event(event).ok();
-    if (!done && wait) done = driver_.synchronize_event(event).ok() || driver_.synchronize_device().ok();
+    if (!done && wait) done = driver_.synchronize_event(event).ok() || wait_for_all_work(driver_).ok();
     held.lock();
     use_queue& in = queues_[q];  // still has users: only this thread takes groups out
     in.asked = false;

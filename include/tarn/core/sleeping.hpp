@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The calls are in
+// raii/sleep.hpp and raii/compact.hpp.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// Where the contents of live blocks stay while a pool sleeps.
+enum class contents : std::uint8_t {
+  in_pinned_memory,  ///< copied at the full rate of the bus; allocating it takes 460 ms/GiB
+  in_host_memory,    ///< ordinary memory, copied through two pinned buffers of 32 MiB
+  discarded          ///< not kept: indeterminate after waking
+};
+
+/// What wake() does with the host memory that held the contents.
+enum class after_waking : std::uint8_t {
+  free_host_memory,
+  keep_host_memory  ///< for the next sleep with the same `contents`, which then allocates nothing
+};
+
+/// What compact() reached; bytes.
+struct compaction {
+  std::size_t released = 0;  ///< physical memory given back
+  std::size_t live = 0;      ///< in live blocks; includes blocks in the caches of threads that are in a call
+  std::size_t stretches =
+      0;  ///< number of contiguous stretches of live bytes, at most one per handle and gap; 0 of a pool over blocks
+  std::size_t reserved =
+      0;  ///< physical memory held afterwards: `live`, and less than a granule at each end of a stretch; or segments
+};
+
+}  // namespace tarn

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
+
+#include <mutex>
+#include <new>
+
+#include "tarn/core/at_fork.hpp"
+
+namespace tarn::detail {
+
+/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
+/// and the mutex with it.
+class static_mutex {
+ public:
+  static_mutex() noexcept = default;
+  static_mutex(static_mutex const&) = delete;
+  static_mutex& operator=(static_mutex const&) = delete;
+
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
+  class user {
+   public:
+    using child_function = void (*)(void* self) noexcept;
+
+    /// @param in_child  called with `self` in a forked child, under the mutex; null: nothing is called
+    explicit user(static_mutex& mutex, void* self = nullptr, child_function in_child = nullptr) noexcept
+        : mutex_(mutex), self_(self), in_child_(in_child) {}
+
+   private:
+    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
+    static void release(void* of, fork_side side) noexcept {
+      auto& u = *static_cast<user*>(of);
+      if (side != fork_side::parent && u.in_child_ != nullptr) u.in_child_(u.self_);
+      u.mutex_.release_after_fork(side);
+    }
+
+    static_mutex& mutex_;
+    void* self_;
+    child_function in_child_;
+    at_fork member_{this, &take, &release};
+  };
+
+ private:
+  // By the forking thread, which takes the mutex once for all users.
+  [[nodiscard]] bool take_for_fork() noexcept {
+    if (taken_ == 0 && !mutex_.try_lock()) return false;
+    ++taken_;
+    return true;
+  }
+  void release_after_fork(fork_side side) noexcept {
+    if (side == fork_side::child_without) {
+      (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // the owner does not exist in the child
+    } else if (--taken_ == 0) {
+      mutex_.unlock();
+    }
+  }
+
+  std::mutex mutex_;
+  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
+};
+
+}  // namespace tarn::detail

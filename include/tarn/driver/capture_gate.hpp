@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the whole device and
+// invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and cudaDeviceSynchronize. While a capture_scope is
+// open they are refused here, as CUDA would refuse them, but without the call.
+
+#include <atomic>
+#include <cstdint>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/wait.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/driver/stream_life.hpp"
+
+namespace tarn::detail {
+
+/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
+/// waits for those calls, which take a microsecond.
+class capture_gate {
+ public:
+  /// One call that would invalidate a capture; converts to false if it must not be made now.
+  class passage {
+   public:
+    passage() noexcept : may_pass_(enter()) {}
+    passage(passage const&) = delete;
+    passage& operator=(passage const&) = delete;
+    ~passage() {
+      if (may_pass_) state.fetch_sub(one_call, std::memory_order_release);
+    }
+    explicit operator bool() const noexcept { return may_pass_; }
+
+   private:
+    bool may_pass_;
+  };
+
+  static void begin_capture() noexcept {
+    state.fetch_add(one_capture, std::memory_order_acq_rel);
+    // Not forever: in a forked child, a call that another thread of the parent was in never ends.
+    for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
+         ++tries)
+      spin_wait(tries);
+  }
+  /// The same, but returns false where it would wait.
+  [[nodiscard]] static bool try_begin_capture() noexcept {
+    std::uint64_t now = state.load(std::memory_order_relaxed);
+    while ((now & calls) == 0) {
+      if (state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) return true;
+    }
+    return false;
+  }
+  static void end_capture() noexcept { state.fetch_sub(one_capture, std::memory_order_release); }
+  [[nodiscard]] static bool has_captures() noexcept {
+    return state.load(std::memory_order_acquire) >= one_capture;
+  }
+
+ private:
+  static bool enter() noexcept {
+    std::uint64_t now = state.load(std::memory_order_relaxed);
+    while (now < one_capture) {
+      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;
+    }
+    return false;
+  }
+
+  static constexpr unsigned most_tries = 100'000;  ///< 5 s, see spin_wait()
+  static constexpr std::uint64_t one_call = 1;
+  static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
+  static constexpr std::uint64_t calls = one_capture - 1;
+  inline static constinit std::atomic<std::uint64_t> state{0};
+};
+
+/// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
+[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
+  return s.code >= 900 && s.code <= 907;
+}
+[[nodiscard]] constexpr status refused_for_capture(char const* call) noexcept {
+  return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
+}
+
+/// Marks all work of the device, unless that would invalidate a capture.
+template <class Driver>
+status record_all_work(Driver const& driver, event_handle event) noexcept {
+  capture_gate::passage const open;
+  return open ? driver.record_all(event) : refused_for_capture("record_all");
+}
+/// Waits on the host for all work of the device, unless that would invalidate a capture. If the driver cannot mark that work, a
+/// capture that begins meanwhile waits, too.
+template <class Driver>
+status wait_for_all_work(Driver const& driver) noexcept {
+  if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
+  if constexpr (marks_all_work<Driver>) {
+    event_handle event = nullptr;
+    status s = driver.create_event(event);
+    if (s.ok()) s = record_all_work(driver, event);
+    if (s.ok()) s = driver.synchronize_event(event);
+    if (event != nullptr) (void)driver.destroy_event(event);
+    if (s.ok() || capture_gate::has_captures()) return s;
+  }
+  capture_gate::passage const open;
+  return open ? driver.synchronize_device() : refused_for_capture("synchronize_device");
+}
+
+}  // namespace tarn::detail

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The streams that used a resource, and which of them have unfinished work. For `checked`.
+
+#include <cstddef>
+#include <mutex>
+#include <utility>
+
+#include "tarn/core/at_fork.hpp"
+#include "tarn/core/message.hpp"
+#include "tarn/core/misuse.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/driver/stream_life.hpp"
+
+namespace tarn::detail {
+
+/// Remembers the latest 64 streams. Thread-safe.
+template <stream_driver Driver>
+class used_streams {
+ public:
+  /// Remembers a stream; not if the driver does not know it or the host has no memory.
+  void note(Driver const& driver, stream_ref stream) noexcept {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id && !driver.identify(stream, id).ok()) return;
+    std::lock_guard const guard(mutex_);
+    for (stream_ref const known : streams_) {
+      if (known.id() == id) return;
+    }
+    try {
+      if (streams_.size() == most) streams_.erase_unordered(next_++ % most);
+      streams_.push_back(stream_ref::from(stream.handle(), id));
+    } catch (...) {
+    }
+  }
+
+  /// Reports each stream, if it is known to exist, that has work left. @param call  what needs it finished
+  void report_unfinished(Driver const& driver, char const* call) const noexcept {
+    stream_ref streams[most];
+    std::size_t count = 0;
+    {
+      std::lock_guard const guard(mutex_);
+      for (stream_ref const s : streams_) streams[count++] = s;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      if (life_of(driver, streams[i]) != stream_life::alive || is_finished(driver, streams[i])) continue;
+      message<256> text;
+      text.add(call).add("() was called while stream ").add_number(streams[i].id());
+      text.add(", which used blocks of this resource, has unfinished work; synchronise it first");
+      report_misuse(misuse(misuse_kind::in_use, nullptr, text.view()));
+    }
+  }
+
+ private:
+  static constexpr std::size_t most = 64;
+
+  /// Whether a stream has no work left. An event on an idle stream may be reached some microseconds after it was recorded, so
+  /// this asks for a while, about 300 us.
+  [[nodiscard]] static bool is_finished(Driver const& driver, stream_ref stream) noexcept {
+    if (is_capturing(driver, stream)) return true;
+    event_handle event = nullptr;
+    if (!driver.create_event(event).ok()) return true;
+    bool finished = !driver.record_event(event, stream).ok();
+    for (int tries = 0; tries < 1000 && !finished; ++tries)
+      finished = driver.query_event(event).kind != failure::not_ready;
+    (void)driver.destroy_event(event);
+    return finished;
+  }
+
+  mutable fork_mutex mutex_;
+  sequence<stream_ref> streams_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace tarn::detail

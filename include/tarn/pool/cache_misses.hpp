@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap, then climbs the
+// ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on captured streams go to graph/.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/property.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/core/sleeping.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/driver/no_driver.hpp"
+#include "tarn/pool/block_request.hpp"
+#include "tarn/pool/front/front.hpp"
+#include "tarn/pool/front/magazine.hpp"
+#include "tarn/pool/heap.hpp"
+#include "tarn/pool/inspection/described_blocks.hpp"
+#include "tarn/pool/ladder.hpp"
+#include "tarn/pool/misuse_notes.hpp"
+#include "tarn/pool/options.hpp"
+#include "tarn/pool/other_pools.hpp"
+#include "tarn/pool/pool_parts.hpp"
+#include "tarn/pool/waiting_blocks.hpp"
+
+namespace tarn::detail {
+
+/// The base of `Pool`, a pool<Upstream>.
+template <class Pool, memory_source Upstream>
+class cache_misses : public pool_parts<Upstream> {
+  using parts = pool_parts<Upstream>;
+
+ public:
+  // ---- graph memories; see graph/graph_memories.hpp
+
+  /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
+  /// host can wait only for what was marked before.
+  void prepare_for_capture() {
+    std::lock_guard const cold(heap_.cold);
+    front_.flush_all();
+    waiting_.release(false);
+    hot_lock held(heap_.hot);
+    collect_finished(heap_.space(held), heap_.order, may_release(held), neutral);
+  }
+  /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
+  [[nodiscard]] bool can_end_now() {
+    std::lock_guard const cold(heap_.cold);
+    prepare_for_capture();
+    if (waiting_.asks_for_device() || this->state().pending != 0) return false;
+    hot_lock held(heap_.hot);
+    return !has_unfinished(heap_.space(held));
+  }
+  /// For the pool of a graph_memory: keeps the order of a captured stream from now on. There is room for as many as a pool has.
+  void open_capture(stream_id kept_as) noexcept { heap_.kept_as.set(heap_.kept_as.free_place(), kept_as); }
+  /// For the pool of a graph_memory: makes what a captured stream freed usable by the next capture.
+  void end_capture(stream_id kept_as) noexcept {
+    std::lock_guard const cold(heap_.cold);
+    front_.drop_stream(kept_as);
+    hot_lock held(heap_.hot);
+    heap_.kept_as.clear(heap_.kept_as.find(kept_as));
+    end_captured_stream(heap_.space(held), kept_as);
+  }
+
+ protected:
+  using parts::front_;
+  using parts::graphs_;
+  using parts::heap_;
+  using parts::waiting_;
+  using typename parts::front_type;
+
+  cache_misses(Upstream upstream, pooled const& options, recursive_fork_mutex* growth_lock)
+      : parts(std::move(upstream), options, growth_lock),
+        others_(heap_.driver(), this, &give_back_cached, place_in_list(growth_lock != nullptr)) {}
+  ~cache_misses() = default;
+
+  /// Waits until no other pool asks this one for memory. The destructor's first step.
+  void leave_others() noexcept { others_.leave(); }
+
+  /// Whether a capture may have to take memory that the pool caches. One driver call, 5 us.
+  [[nodiscard]] bool is_memory_scarce() const noexcept {
+    constexpr std::size_t ample_part = 8;
+    std::size_t free = 0;
+    std::size_t total = 0;
+    return heap_.driver().memory_info(free, total).ok() && free < total / ample_part;
+  }
+
+  /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
+  TARN_NOINLINE bool take_back_noted(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return true;
+    if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
+    if (!waiting_.may_hold(p)) return false;
+    if (graphs_.is_watching() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
+    return waiting_.hold_back(id, stream, p, bytes, alignment);
+  }
+
+  [[nodiscard]] Pool& whole() noexcept { return static_cast<Pool&>(*this); }
+  [[nodiscard]] misuse_report report_misuse_at_end() noexcept { return {heap_.notes, heap_.hot}; }
+
+  // ---- allocation: the heap, the ladder
+
+  TARN_NOINLINE void* allocate_slow(stream_id id, stream_ref stream, std::size_t bytes,
+                                    std::size_t alignment) {
+    if (heap_.is_lost()) [[unlikely]]
+      heap_.refuse_forked();
+    if (heap_.is_asleep()) [[unlikely]]
+      heap_.refuse_asleep(id, bytes, alignment);
+    if (bytes > max_request_bytes) heap_.refuse(id, bytes, alignment);
+    if (graphs_.is_watching() && id != neutral_id) [[unlikely]] {
+      if (void* const p = graphs_.allocate(whole(), id, stream, bytes, alignment); p != nullptr) return p;
+      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes) {
+        if (void* const p = front_.take_watched(id, lazy_block_size{bytes}); p != nullptr) return p;
+      }
+    }
+    misuse_report const last = report_misuse_at_end();
+    if (heap_.is_crowded()) [[unlikely]]
+      heap_.sweep_streams(id != neutral_id && heap_.order.is_capturing(stream) ? sweep_of::default_streams
+                                                                               : sweep_of::all_streams);
+    room_to_describe room(heap_.description);
+    std::size_t const guard = heap_.description.active() ? guard_bytes : 0;
+    block_request const request(id, stream, bytes, bytes + guard, alignment);
+    auto position = front_.open(id, stream);
+    block_batch batch;
+    if (position.of_stream != nullptr && request.in_run) batch.wanted = magazine_batch(request.size_class);
+    if (!take_from_heap(position, request, batch)) {
+      climb(position, request, batch);
+      front_.find_again(position, id, stream);
+    }
+    front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
+    if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
+    room.use(batch.blocks[0], bytes);
+    return batch.blocks[0];
+  }
+
+  bool take_from_heap(typename front_type::cache_position const& position, block_request const& request,
+                      block_batch& batch) {
+    // Return the cached large block first: it may coalesce with its neighbours.
+    std::size_t cached_bytes = 0;
+    void* const cached = position.of_stream != nullptr && request.where != zone::small
+                             ? front_.take_large(position, cached_bytes)
+                             : nullptr;
+    hot_lock held(heap_.hot);
+    if (cached != nullptr)
+      heap_.return_range(may_release(held), request.id, request.stream, cached, cached_bytes);
+    heap_.space(held).make_room();
+    if (!heap_.take(held, heap_.space(held).streams.get(request.id, request.stream), request, batch))
+      return false;
+    heap_.count_if_uncached(held, request, position.cache == nullptr);
+    return true;
+  }
+
+  TARN_NOINLINE void climb(typename front_type::cache_position const& position, block_request const& request,
+                           block_batch& batch) {
+    if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
+      heap_.refuse(request.id, request.asked, request.alignment,
+                   "the pool, because a handler of its own growth called it");
+    constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
+    for (std::size_t asked = 0;;) {
+      try {
+        return climb_alone(position, request, batch);
+      } catch (pool_asleep const&) {
+        throw;
+      } catch (out_of_memory const& refused) {
+        std::size_t given = 0;
+        while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
+          given = others_.ask(lacking(refused.report(), request), in_turn[asked++]);
+        if (given != 0) continue;
+        std::lock_guard const cold(heap_.cold);
+        ++heap_.ooms;
+        throw;
+      }
+    }
+  }
+  /// Whether memory that other pools give back may help.
+  [[nodiscard]] static bool is_refused_by_device(memory_report const& refused) noexcept {
+    if (refused.device_total != memory_report::unknown && refused.asked > refused.device_total) return false;
+    return is_on_device && refused.limit == memory_report::unknown;
+  }
+  /// What the device lacks for a request, bytes; the whole request if it has that much, but cannot use it.
+  [[nodiscard]] static std::size_t lacking(memory_report const& refused,
+                                           block_request const& request) noexcept {
+    std::size_t wanted = align_up(request.block, usual_granule);
+    if (refused.headroom != memory_report::unknown) wanted += refused.headroom;
+    std::size_t const free = refused.device_free != memory_report::unknown ? refused.device_free : 0;
+    return wanted > free ? wanted - free : wanted;
+  }
+  /// Climbs with the memory that this pool has or gets.
+  void climb_alone(typename front_type::cache_position const& position, block_request const& request,
+                   block_batch& batch) {
+    std::lock_guard const cold(heap_.cold);
+    if (heap_.is_asleep()) [[unlikely]]
+      heap_.refuse_asleep(request.id, request.asked, request.alignment);
+    waiting_.release(false);
+    if (graphs_.has_ended_parts()) (void)graphs_.reap(whole(), false);
+    try {
+      climb_once(position, request, batch);
+    } catch (out_of_memory const&) {
+      if (!graphs_.has_ended_parts() || !graphs_.reap(whole(), true)) throw;
+      climb_once(position, request, batch);
+    }
+  }
+  void climb_once(typename front_type::cache_position const& position, block_request const& request,
+                  block_batch& batch) {
+    hot_lock held(heap_.hot);
+    ladder(heap_, front_, waiting_, may_release(held), request, batch).climb();
+    heap_.count_if_uncached(held, request, position.cache == nullptr);
+  }
+
+  // ---- deallocation: the cache, the heap
+
+  TARN_NOINLINE void deallocate_slow(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment) noexcept {
+    if (heap_.is_lost()) [[unlikely]]
+      return;
+    misuse_report const last = report_misuse_at_end();
+    if (graphs_.is_watching() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) [[unlikely]]
+      return;
+    // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
+    if (heap_.is_crowded()) [[unlikely]]
+      heap_.sweep_streams(sweep_of::default_streams);
+    if (heap_.description.active()) [[unlikely]]
+      return take_back_described(heap_, id, stream, p, bytes, alignment, reuse::later);
+    block_request const request(id, stream, bytes, bytes, alignment);
+    auto const position = heap_.is_asleep() ? typename front_type::cache_position{} : front_.open(id, stream);
+    if (position.of_stream == nullptr) {
+      heap_.count_given(request);
+    } else {
+      block_batch displaced;
+      std::size_t displaced_bytes = 0;
+      kept const result = front_.put_and_displace(position, request, p, displaced, displaced_bytes);
+      if (result == kept::twice) [[unlikely]]
+        return heap_.note_double_free(request, p);
+      if (displaced.count != 0) heap_.give_back(request, displaced.blocks, displaced.count, displaced_bytes);
+      if (result == kept::yes) return;
+    }
+    heap_.give_back(request, &p, 1, request.block);
+  }
+
+  /// Frees a block whose stream was destroyed: the block waits for all work, or the host waits for it now.
+  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return;
+    if (graphs_.may_hold(p) && graphs_.deallocate(stream_ref::unknown_id, stream, p, bytes, alignment))
+      return;
+    if (waiting_.hold_back_for_all(stream, p, bytes, alignment)) return;
+    whole().deallocate_sync(p, bytes, alignment);
+  }
+
+  /// Returns to the heap the blocks in thread caches and in quarantine, and the waiting blocks after the host has waited for
+  /// their uses. The caller holds the growth lock.
+  void collect() noexcept {
+    front_.flush_all();
+    end_quarantine(heap_);
+    waiting_.release(true);
+  }
+
+  // ---- for other pools on the device
+
+  /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread grows this pool.
+  static std::size_t give_back_cached(void* self, std::size_t bytes, giving how) noexcept {
+    try {
+      return static_cast<cache_misses*>(self)->give_back_cached(bytes, how);
+    } catch (...) {
+      return 0;
+    }
+  }
+  std::size_t give_back_cached(std::size_t bytes, giving how) {
+    misuse_report const last = report_misuse_at_end();
+    if (!heap_.cold.try_lock()) return 0;
+    std::lock_guard const cold(heap_.cold, std::adopt_lock);
+    if (heap_.is_lost() || heap_.is_asleep()) return 0;
+    bool const waits = how == giving::what_is_waited_for;
+    std::size_t const before = heap_.sums.reserved_now();
+    if (graphs_.has_ended_parts()) (void)graphs_.reap(whole(), waits);
+    std::size_t const given = before - heap_.sums.reserved_now();
+    if (given >= bytes) return given;
+    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const keep = reserved > bytes - given ? reserved - (bytes - given) : 0;
+    if (waits) {
+      collect();
+      return given + heap_.shrink(keep);
+    }
+    front_.flush_all();
+    waiting_.release(false);
+    return given + heap_.shrink_idle(keep);
+  }
+
+ private:
+  /// Host memory is no device's.
+  static constexpr bool is_on_device =
+      !std::same_as<typename Upstream::driver_type, no_driver> && !has_property<Upstream, host_accessible>;
+
+  using list_of_pools = other_pools<typename Upstream::driver_type>;
+  [[nodiscard]] static constexpr typename list_of_pools::goes_to place_in_list(bool is_part) noexcept {
+    using goes_to = typename list_of_pools::goes_to;
+    if (!is_on_device || is_part) return goes_to::nowhere;
+    return may_stand_on_a_pool<std::remove_reference_t<decltype(layer_of(std::declval<Upstream&>()))>>()
+               ? goes_to::another_pool
+               : goes_to::the_device;
+  }
+
+  list_of_pools others_;
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The live blocks of graph memories by address, so that a deallocation in the pool finds the part that a block belongs to. Blocks
+// of the pool that record_stream() named for a captured stream are here, too.
+
+#include <cstddef>
+#include <mutex>
+
+#include "tarn/core/at_fork.hpp"
+#include "tarn/core/config.hpp"
+#include "tarn/pool/graph/graph_part.hpp"
+#include "tarn/pool/order/noted_blocks.hpp"
+#include "tarn/pool/order/slots.hpp"
+
+namespace tarn::detail {
+
+/// A noted block holds a reference to its part. Thread-safe; all calls are O(1) amortised.
+template <class Part>
+class graph_blocks {
+ public:
+  /// Returns false if `p` is no noted block. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
+
+  /// @throws std::bad_alloc, nothing has changed
+  void note(void* p, Part& owner) {
+    std::lock_guard const guard(mutex_);
+    blocks_.make_room();
+    noted_.make_room();
+    slot_number const b = blocks_.take();
+    blocks_[b].p = p;
+    blocks_[b].of.owner = &owner;
+    noted_.insert(b);
+    ++owner.references;
+  }
+  /// Records that graphs of `user` use a block, of a part or of the pool. Returns true if the block was not noted before.
+  /// @throws std::bad_alloc, nothing has changed
+  bool note_use(void* p, Part& user) {
+    std::lock_guard const guard(mutex_);
+    slot_number b = noted_.find(p);
+    bool const is_new = b == 0;
+    if (is_new) {
+      blocks_.make_room();
+      noted_.make_room();
+      b = blocks_.take();
+      blocks_[b].p = p;
+      noted_.insert(b);
+    }
+    if (blocks_[b].of.owner != &user) blocks_[b].of.users.add(user);
+    return is_new;
+  }
+  /// The parts of a block: whose it is, and whose graphs use it.
+  struct noted {
+    Part* owner = nullptr;  ///< null: the pool's
+    graph_users<Part> users;
+    [[nodiscard]] bool is_there() const noexcept { return owner != nullptr || !users.empty(); }
+  };
+  /// Forgets a block and returns its parts, with the block's references; empty if it is not noted.
+  noted take(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    slot_number const b = noted_.take(p);
+    if (b == 0) return {};
+    noted const of = blocks_[b].of;
+    blocks_.give(b);
+    return of;
+  }
+  /// The part that a block belongs to, with one reference more; null if it belongs to none.
+  Part* owner_of(void const* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    slot_number const b = noted_.find(p);
+    if (b == 0 || blocks_[b].of.owner == nullptr) return nullptr;
+    ++blocks_[b].of.owner->references;
+    return blocks_[b].of.owner;
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::lock_guard const guard(mutex_);
+    return noted_.host_bytes() + blocks_.host_bytes();
+  }
+
+ private:
+  struct block {
+    void* p = nullptr;
+    slot_number next = 0;
+    noted of;
+  };
+  mutable fork_mutex mutex_;
+  slots<block> blocks_;
+  noted_blocks<block> noted_{blocks_};
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The captures that capture_scopes have opened in a pool, with the streams of each.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+#include "tarn/core/at_fork.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/graph_owner.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/core/thread_tag.hpp"
+#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/stream_life.hpp"
+#include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/front/thread_cache.hpp"
+#include "tarn/pool/graph/open_captures.hpp"
+#include "tarn/pool/options.hpp"
+
+namespace tarn::detail {
+
+/// Scopes and streams are added and removed under the growth lock. A scope holds a reference to its owner's part.
+template <class Part, class Heap, class Front>
+class graph_captures {
+ public:
+  using capture = captured_stream<Part>;
+
+  graph_captures(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {
+    if (always()) front_.watch_all();
+  }
+  graph_captures(graph_captures const&) = delete;
+  graph_captures& operator=(graph_captures const&) = delete;
+
+  /// Whether a call that is not warm must look for a capture.
+  [[nodiscard]] bool any() const noexcept { return heap_.captured.any() || always(); }
+
+  /// The capture of an allocation; `kept_as` is 0 if its stream is not captured.
+  /// @throws cuda_error  it is captured, and it is not known by which capture
+  [[nodiscard]] capture of_allocation(stream_id id, stream_ref stream) {
+    capture const at = known(id);
+    return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(id);
+  }
+  /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
+  [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream) noexcept {
+    if (id == neutral_id || !any()) return {};
+    capture at = known(id);
+    if (at.kept_as != 0 || !may_have_joined() || !denotes(stream, id)) return at;
+    if (life_of(heap_.driver(), stream) != stream_life::alive || !is_captured_unknown(stream)) return at;
+    at.kept_as = capture_stream_id(0);
+    at.is_guess = true;
+    std::lock_guard const guard(mutex_);
+    if (scope const* const guessed = guess(); guessed != nullptr) at.owner = guessed->owner;
+    return at;
+  }
+
+  /// The capture of a stream that record_stream() names; no owner if it is not captured.
+  [[nodiscard]] capture of_use(stream_ref stream) noexcept {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id && !heap_.driver().identify(stream, id).ok()) return {};
+    return of_deallocation(id, stream);
+  }
+
+  // ---- scopes; the caller holds the growth lock
+
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  [[nodiscard]] capture_number begin(Part& owner, stream_id stream) {
+    scope& made = add_scope(owner);
+    try {
+      add_stream(stream, {0, made.number, &owner});
+    } catch (...) {
+      remove_scope(made.number);
+      throw;
+    }
+    made.watched = front_.watch_this_thread();
+    capture_gate::begin_capture();
+    return made.number;
+  }
+  /// Adds a stream, unless it is part of a capture. @throws cuda_error  too many streams
+  void add(Part& owner, capture_number number, stream_id stream) {
+    if (!heap_.captured.has(stream)) add_stream(stream, {0, number, &owner});
+  }
+  void end(Part& owner, capture_number number) noexcept {
+    for (stream_id kept_as = 0; (kept_as = take_stream(number)) != 0;) owner.memory.end_capture(kept_as);
+    capture_gate::end_capture();
+    remove_scope(number);
+  }
+
+ private:
+  struct scope {
+    capture_number number = 0;
+    Part* owner = nullptr;
+    std::uint64_t thread = 0;   ///< number of the one that opened it
+    std::uint64_t watched = 0;  ///< cache of that thread, 0 if none
+  };
+
+  [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
+
+  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's part.
+  [[nodiscard]] capture known(stream_id id) const noexcept {
+    if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
+    std::lock_guard const guard(mutex_);
+    std::size_t const place = heap_.captured.find(id);
+    return place == captured_streams::most ? capture{} : streams_[place];
+  }
+  /// Whether a handle still denotes the stream with this identity. cudaStreamPerThread denotes another stream on each thread.
+  [[nodiscard]] bool denotes(stream_ref stream, stream_id id) const noexcept {
+    stream_id now = id;
+    if (is_default_stream(stream) && id != stream_ref::unknown_id)
+      (void)heap_.driver().identify(stream_ref::from(stream.handle()), now);
+    return now == id;
+  }
+  /// Whether a stream of no known capture is captured. Asked only by threads that have opened a scope, or in
+  /// capture_watch::always. The legacy default stream is never captured itself.
+  [[nodiscard]] bool is_captured_unknown(stream_ref stream) const noexcept {
+    bool const is_legacy = reinterpret_cast<std::uintptr_t>(stream.handle()) <= 1;
+    return !is_legacy && may_have_joined() && is_capturing(heap_.driver(), stream);
+  }
+  [[nodiscard]] bool may_have_joined() const noexcept {
+    auto const is_watched = front_.is_this_thread_watched();
+    if (is_watched != Front::watched::unknown) return is_watched == Front::watched::yes;
+    if (always()) return true;
+    std::lock_guard const guard(mutex_);
+    for (scope const& s : scopes_) {
+      if (s.thread == this_thread_number()) return true;
+    }
+    return false;
+  }
+  /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
+  [[nodiscard]] capture join(stream_id id) {
+    std::lock_guard const cold(heap_.cold);
+    capture of;
+    {
+      std::lock_guard const guard(mutex_);
+      scope const* const guessed = guess();
+      if (guessed == nullptr) refuse_unknown();
+      of = {0, guessed->number, guessed->owner};
+    }
+    if (!heap_.captured.has(id)) add_stream(id, of);
+    return known(id);
+  }
+  /// The scope of the calling thread; null if it has none or several. Under the mutex.
+  [[nodiscard]] scope const* guess() const noexcept {
+    scope const* own = nullptr;
+    for (scope const& s : scopes_) {
+      if (s.thread != this_thread_number()) continue;
+      if (own != nullptr) return nullptr;
+      own = &s;
+    }
+    return own;
+  }
+
+  scope& add_scope(Part& owner) {
+    std::lock_guard const guard(mutex_);
+    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number(), 0});
+    ++last_capture_;
+    ++owner.references;
+    return scopes_.back();
+  }
+  void remove_scope(capture_number number) noexcept {
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < scopes_.size(); ++i) {
+      if (scopes_[i].number != number) continue;
+      if (scopes_[i].watched != 0) front_.end_watch(scopes_[i].watched);
+      --scopes_[i].owner->references;
+      return scopes_.erase_unordered(i);
+    }
+  }
+  /// Closes the caches of a stream. Under the growth lock.
+  void add_stream(stream_id id, capture of) {
+    std::size_t const place = heap_.captured.free_place();
+    if (heap_.captured.has(id)) refuse("capture_scope (this stream is already part of an open one)");
+    if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
+    of.kept_as = capture_stream_id(++last_identity_);
+    of.owner->memory.open_capture(of.kept_as);
+    {
+      std::lock_guard const guard(mutex_);
+      streams_[place] = of;
+      heap_.captured.set(place, id);
+    }
+    front_.drop_stream(id);
+  }
+  /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left. Under the growth lock.
+  stream_id take_stream(capture_number number) noexcept {
+    for (std::size_t i = 0; i < captured_streams::most; ++i) {
+      if (streams_[i].capture != number) continue;
+      std::lock_guard const guard(mutex_);
+      heap_.captured.clear(i);
+      stream_id const kept_as = streams_[i].kept_as;
+      streams_[i] = {};
+      return kept_as;
+    }
+    return 0;
+  }
+
+  [[noreturn]] void refuse_unknown() const {
+    refuse(
+        "allocation on a captured stream (open a tarn::capture_scope for it, or join() it to the open one)");
+  }
+  [[noreturn]] void refuse(char const* call) const {
+    throw cuda_error(refused_for_capture(call), heap_.driver().device().value);
+  }
+
+  Heap& heap_;
+  Front& front_;
+  mutable fork_mutex mutex_;  ///< of what follows, for threads without the growth lock
+  sequence<scope> scopes_;
+  capture streams_[captured_streams::most];  ///< by their places in heap::captured
+  capture_number last_capture_ = 0;
+  std::uint64_t last_identity_ = 0;
+};
+
+}  // namespace tarn::detail

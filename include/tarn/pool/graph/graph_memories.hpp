@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve anything else until no
+// graph uses it any more. Each graph_memory therefore owns a part, which is a pool of its own over the same source.
+//
+//   a capture_scope opens       its stream has no cache on any thread from now on, so that all its calls take the slow path; so do
+//                               all calls of the thread, which ask whether their stream is captured: it may have joined the capture
+//   allocate, captured stream   from the part, under an identity that the capture gives the stream
+//   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
+//     of a block of the pool    kept by the part: the graph uses it
+//   deallocate elsewhere        to the part, in the order of that stream
+//   the scope ends              what captured streams freed is free for the owner's next capture
+//   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
+//                               goes back to the source and the kept blocks to the pool
+//
+// Other threads and streams pay nothing. A live block of a part is noted by its address, so that deallocation finds it with one
+// load more while there is one.
+//
+// Over 400 lines: what calls, owners and pins do with the parts, whose list has one mutex.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "tarn/core/at_fork.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/graph_owner.hpp"
+#include "tarn/core/owned.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/driver/capture_gate.hpp"
+#include "tarn/pool/arena/size_class.hpp"
+#include "tarn/pool/graph/graph_blocks.hpp"
+#include "tarn/pool/graph/graph_captures.hpp"
+#include "tarn/pool/graph/graph_part.hpp"
+#include "tarn/pool/graph/open_captures.hpp"
+#include "tarn/pool/options.hpp"
+#include "tarn/pool/pool_state.hpp"
+#include "tarn/pool/pool_statistics.hpp"
+
+namespace tarn::detail {
+
+/// What a pool keeps of its graph memories. Parts are made and destroyed under the growth lock. Mutexes are never held across a call
+/// of a pool or driver.
+template <class Upstream, class Heap, class Front, class Waiting>
+class graph_memories {
+ public:
+  using driver_type = typename Upstream::driver_type;
+  using part = graph_part<Upstream, Waiting>;
+  using capture = captured_stream<part>;
+
+  graph_memories(Heap& heap, Front& front, Waiting& waiting) noexcept
+      : heap_(heap), waiting_(waiting), captures_(heap, front) {}
+  graph_memories(graph_memories const&) = delete;
+  graph_memories& operator=(graph_memories const&) = delete;
+  ~graph_memories() {
+    if (!heap_.is_lost()) return;
+    for (auto& p : parts_) p->end.abandon();
+  }
+
+  // ---- calls of the pool
+
+  /// Whether a call that is not warm must look for a capture.
+  [[nodiscard]] bool is_watching() const noexcept { return captures_.any(); }
+  /// Returns false if `p` is no live block of a part. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return blocks_.may_hold(p); }
+
+  /// Serves a request if its stream is captured; null if it is not. `Pool` is the pool itself.
+  /// @throws out_of_memory; cuda_error: captured, and no scope says for which owner; std::bad_alloc: nothing has changed
+  template <class Pool>
+  [[nodiscard]] void* allocate(Pool& whole, stream_id id, stream_ref stream, std::size_t bytes,
+                               std::size_t alignment) {
+    capture const at = captures_.of_allocation(id, stream);
+    if (at.kept_as == 0) return nullptr;
+    void* const p = take(whole, *at.owner, at, id, bytes, alignment);
+    try {
+      blocks_.note(p, *at.owner);
+    } catch (...) {
+      at.owner->memory.deallocate(stream_ref::from(nullptr, at.kept_as), p, bytes, alignment);
+      throw;
+    }
+    waiting_.count_noted_elsewhere(true);
+    return p;
+  }
+
+  /// Takes back a live block of a part. Returns false if `p` is none. `id` may be neutral_id, or unknown for a destroyed stream.
+  bool deallocate(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                  std::size_t alignment) noexcept {
+    auto const of = blocks_.take(p);
+    if (!of.is_there()) return false;
+    waiting_.count_noted_elsewhere(false);
+    part* const owner = of.owner;
+    capture const at = captures_.of_deallocation(id, stream);
+    bool const is_others = at.kept_as != 0 && (at.owner != owner || at.is_guess);
+    if (is_others || !of.users.empty()) {
+      kept_type kept{p, bytes, alignment, owner, of.users};  // with the block's reference to its owner
+      keep(kept, is_others, at.owner);
+      return true;
+    }
+    if (at.kept_as != 0) {
+      owner->memory.deallocate(stream_ref::from(nullptr, at.kept_as), p, bytes, alignment);
+    } else if (id == neutral_id) {
+      owner->memory.deallocate_sync(p, bytes, alignment);
+    } else {
+      owner->memory.deallocate(stream_ref::from(stream.handle(), id), p, bytes, alignment);
+    }
+    --owner->references;
+    return true;
+  }
+
+  /// Keeps a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
+  bool keep_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                        std::size_t alignment) noexcept {
+    capture const at = captures_.of_deallocation(id, stream);
+    if (at.kept_as == 0) return false;
+    kept_type kept{p, bytes, alignment, nullptr, {}};
+    keep(kept, true, at.owner);
+    return true;
+  }
+
+  /// Records a use of a part's block, or of any block by a captured stream. Returns false if it is neither.
+  /// @throws std::bad_alloc, cuda_error: nothing has changed
+  bool record_stream(void* p, std::size_t bytes, stream_ref stream) {
+    if (is_watching()) {
+      if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
+        if (blocks_.note_use(p, *at.owner)) waiting_.count_noted_elsewhere(true);
+        if (!may_be_own(p)) return true;
+      }
+    }
+    if (!may_hold(p)) return false;
+    part* const owner = blocks_.owner_of(p);
+    if (owner == nullptr) return false;
+    call_in_progress const call(*owner);
+    owner->memory.record_stream(p, bytes, stream);
+    return true;
+  }
+
+  // ---- owners and captures; the caller holds the growth lock
+
+  /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
+  [[nodiscard]] part& make_part() {
+    owned<part> made(new part(heap_, waiting_, ++last_number_));
+    made->memory.observe_waiting(made->observer);
+    made->memory.mark_as_graph_memory(made->number, heap_.sums);
+    if (heap_.counters.notes.is_open())
+      made->memory.note_growth(heap_.counters.notes.most(), heap_.counters.notes.clock());
+    std::lock_guard const guard(mutex_);
+    parts_.push_back(std::move(made));
+    return *parts_.back();
+  }
+  /// Waits for the graphs that the device still runs, and gives back what ended owners had. The pool ends: there is no owner left.
+  template <class Pool>
+  void finish(Pool& whole) noexcept {
+    for (auto& p : parts_) (void)p->end.is_complete(true);
+    (void)reap(whole, true);
+  }
+  /// Ends an owner. Its memory is given back now if the device has completed its work, else later.
+  template <class Pool>
+  void end_part(Pool& whole, part& of) noexcept {
+    {
+      std::lock_guard const guard(mutex_);
+      of.is_over = true;
+      ++over_count_;
+    }
+    if (!heap_.is_lost()) (void)reap(whole, false);
+  }
+
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  [[nodiscard]] capture_number begin_capture(part& owner, stream_ref stream) {
+    owner.memory.prepare_for_capture();
+    {
+      std::lock_guard const guard(mutex_);
+      owner.kept.reserve(owner.kept.size() + kept_at_least);
+    }
+    return captures_.begin(owner, stream.id());
+  }
+  void join_capture(part& owner, capture_number number, stream_id stream) {
+    captures_.add(owner, number, stream);
+  }
+  void end_capture(part& owner, capture_number number) noexcept { captures_.end(owner, number); }
+
+  /// Gives back what ended owners had, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
+  /// true if anything was given back. The caller holds the growth lock.
+  template <class Pool>
+  bool reap(Pool& whole, bool const wait) noexcept {
+    bool any = false;
+    for (std::uint64_t last = 0; over_count_ != 0;) {
+      part* const p = next_over(last);
+      if (p == nullptr) break;
+      last = p->number;
+      {
+        std::lock_guard const guard(mutex_);
+        if (std::exchange(p->is_mark_old, false)) p->end.renew();
+      }
+      if (!p->end.is_complete(wait)) continue;
+      // Before the part itself: blocks that two ended owners keep of each other, or one of its own, would hold them forever.
+      bool const gave_kept = give_back_all_kept(whole, *p);
+      bool const can_end = !capture_gate::has_captures() || p->memory.can_end_now();
+      owned<part> const gone = can_end ? take_part(*p) : owned<part>();
+      if (gave_kept || gone.get() != nullptr) {
+        any = true;
+        last = 0;  // an ended owner that was passed may have waited for a block that this one kept
+      }
+      if (gone.get() == nullptr) continue;
+      pool_state const last_state = gone->memory.state();
+      add_ended(heap_.ended, last_state);
+      heap_.totals_reset.alloc_retries += last_state.totals_reset.alloc_retries;
+      heap_.totals_reset.host_waits += last_state.totals_reset.host_waits;
+      gone->memory.leave_whole();
+    }
+    return any;
+  }
+  /// Bytes that ended owners still hold. The caller holds the growth lock.
+  [[nodiscard]] std::size_t reserved_by_ended() const {
+    std::size_t sum = 0;
+    if (over_count_ == 0) return sum;
+    for (auto const& p : parts_) {
+      if (p->is_over) sum += p->memory.state().reserved;
+    }
+    return sum;
+  }
+  /// Bytes that all graph memories hold. The caller holds the growth lock.
+  [[nodiscard]] std::size_t reserved() const {
+    std::size_t sum = 0;
+    for (auto const& p : parts_) sum += p->memory.state().reserved;
+    return sum;
+  }
+  [[nodiscard]] bool has_ended_parts() const noexcept { return over_count_ != 0; }
+
+  // ---- reports
+
+  [[nodiscard]] graph_state state_of(part& of) const {
+    pool_state const s = of.memory.state();
+    std::lock_guard const guard(mutex_);
+    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes};
+  }
+  /// Calls f(pool) for each part under the growth lock, since reap() leaves alone what a call refers to.
+  template <class F>
+  void for_each_pool(F const& f) {
+    std::lock_guard const cold(heap_.cold);
+    part* p = nullptr;
+    for (std::uint64_t last = 0; (p = next_part(last)) != nullptr;) {
+      call_in_progress const call(*p);
+      last = p->number;
+      f(p->memory);
+    }
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
+
+  // ---- pins: a part stays, also after its owner has ended. The caller holds the growth lock.
+
+  void add_reference(void const* p) noexcept { ++part_with(p)->references; }
+  void remove_reference(void const* p) noexcept { --part_with(p)->references; }
+
+ private:
+  using kept_type = kept_block<part>;
+  static constexpr std::size_t kept_at_least =
+      64;  ///< blocks of each capture for which there is room beforehand
+
+  /// Whether `p` is a live block of a part, and not only used by one.
+  [[nodiscard]] bool may_be_own(void const* p) noexcept {
+    part* const owner = blocks_.owner_of(p);
+    if (owner != nullptr) --owner->references;
+    return owner != nullptr;
+  }
+  /// Gives up, at the end of a call, a reference that was taken for it.
+  class call_in_progress {
+   public:
+    explicit call_in_progress(part& of) noexcept : of_(of) {}
+    call_in_progress(call_in_progress const&) = delete;
+    call_in_progress& operator=(call_in_progress const&) = delete;
+    ~call_in_progress() { --of_.references; }
+
+   private:
+    part& of_;
+  };
+
+  template <class Pool>
+  void* take(Pool& whole, part& from, capture const& at, stream_id id, std::size_t bytes,
+             std::size_t alignment) {
+    stream_ref const kept_as = stream_ref::from(nullptr, at.kept_as);
+    try {
+      return from.memory.allocate(kept_as, bytes, alignment);
+    } catch (out_of_memory const& refused) {
+      memory_report report = refused.report();
+      if (whole.trim(0) != 0) {
+        try {
+          return from.memory.allocate(kept_as, bytes, alignment);
+        } catch (out_of_memory const& again) {
+          report = again.report();
+        }
+      }
+      report.stream = id;
+      refused.throw_with(report);
+    }
+  }
+
+  /// Keeps a block until none of its users is left, and `by`, if a capture freed it. Without host memory to note it, the block
+  /// stays as it is until the pool ends. So does one of an unknown capture.
+  void keep(kept_type& b, bool is_of_capture, part* by) noexcept {
+    std::lock_guard const guard(mutex_);
+    count_kept(b, 1);
+    if (by != nullptr) b.users.add(*by);
+    if ((is_of_capture && by == nullptr) || b.users.is_too_many()) return b.users.clear();
+    pass_on(b);
+  }
+  /// Lets the next user keep a block. Under the mutex.
+  void pass_on(kept_type& b) noexcept {
+    part& next = b.users.take();
+    try {
+      next.kept.push_back(b);
+      next.is_mark_old = next.is_over;
+      next.kept_bytes += rounded_bytes(b.bytes, b.alignment);
+    } catch (...) {
+      b.users.clear();
+    }
+    --next.references;
+  }
+  void count_kept(kept_type const& b, std::int64_t sign) noexcept {
+    if (b.from == nullptr) {
+      waiting_.count_kept(b.bytes, b.alignment, sign);
+    } else {
+      b.from->memory.count_kept(b.bytes, b.alignment, sign);
+    }
+  }
+  template <class Pool>
+  void give_back_kept(Pool& whole, kept_type& b) noexcept {
+    if (!b.users.empty()) {
+      std::lock_guard const guard(mutex_);
+      return pass_on(b);
+    }
+    count_kept(b, -1);
+    if (b.from == nullptr) {
+      whole.deallocate_sync(b.p, b.bytes, b.alignment);
+    } else {
+      b.from->memory.deallocate_sync(b.p, b.bytes, b.alignment);
+      --b.from->references;
+    }
+  }
+
+  /// Gives back the blocks that an ended owner kept, whose work is complete. Returns false if there was none.
+  template <class Pool>
+  bool give_back_all_kept(Pool& whole, part& of) noexcept {
+    sequence<kept_type> kept;
+    {
+      std::lock_guard const guard(mutex_);
+      if (of.is_mark_old) return false;  // kept since the mark: at the next call
+      kept.swap(of.kept);
+      of.kept_bytes = 0;
+    }
+    for (auto& b : kept) give_back_kept(whole, b);
+    return !kept.empty();
+  }
+
+  /// The ended part with the lowest number above `last` that keeps a block, or that nothing refers to.
+  part* next_over(std::uint64_t last) noexcept {
+    std::lock_guard const guard(mutex_);
+    part* next = nullptr;
+    for (auto& p : parts_) {
+      if (p->number > last && p->is_over && (p->references == 0 || !p->kept.empty()) &&
+          (next == nullptr || p->number < next->number))
+        next = p.get();
+    }
+    return next;
+  }
+  /// The part that reserved an address; there is one.
+  part* part_with(void const* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    std::size_t i = 0;
+    while (!parts_[i]->memory.owns(p)) ++i;
+    return parts_[i].get();
+  }
+  part* next_part(std::uint64_t last) noexcept {
+    std::lock_guard const guard(mutex_);
+    part* next = nullptr;
+    for (auto& p : parts_) {
+      if (p->number > last && (next == nullptr || p->number < next->number)) next = p.get();
+    }
+    if (next != nullptr) ++next->references;
+    return next;
+  }
+  /// Takes a part out of the list, unless something refers to it again.
+  owned<part> take_part(part& gone) noexcept {
+    std::lock_guard const guard(mutex_);
+    owned<part> taken;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (parts_[i].get() != &gone || gone.references != 0 || !gone.kept.empty()) continue;
+      taken = std::move(parts_[i]);
+      parts_.erase_unordered(i);
+      --over_count_;
+      break;
+    }
+    return taken;
+  }
+
+  Heap& heap_;
+  Waiting& waiting_;
+  graph_captures<part, Heap, Front> captures_;
+  graph_blocks<part> blocks_;
+  mutable fork_mutex mutex_;
+  sequence<owned<part>> parts_;
+  std::uint64_t last_number_ = 0;
+  std::atomic<std::size_t> over_count_{0};
+};
+
+}  // namespace tarn::detail

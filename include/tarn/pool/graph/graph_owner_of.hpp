@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The owner of a part of a pool, as graph_memory holds it.
+
+#include <mutex>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/graph_owner.hpp"
+#include "tarn/core/stream.hpp"
+
+namespace tarn::detail {
+
+/// The graph_memory that holds it holds the pool, too.
+template <class Pool>
+class graph_owner_of final : public graph_owner {
+ public:
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  explicit graph_owner_of(Pool& whole) : whole_(whole), part_(make(whole)) {}
+  graph_owner_of(graph_owner_of const&) = delete;
+  graph_owner_of& operator=(graph_owner_of const&) = delete;
+  ~graph_owner_of() override {
+    std::lock_guard const cold(whole_.heap_.cold);
+    whole_.graphs_.end_part(whole_, part_);
+  }
+
+  [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
+    if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
+    std::lock_guard const cold(whole_.heap_.cold);
+    if (whole_.is_memory_scarce()) whole_.prepare_for_capture();
+    return whole_.graphs_.begin_capture(part_, stream);
+  }
+  void join_capture(capture_number capture, stream_ref stream) override {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id) {
+      status const s = whole_.driver().identify(stream, id);
+      if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
+    }
+    std::lock_guard const cold(whole_.heap_.cold);
+    whole_.graphs_.join_capture(part_, capture, id);
+  }
+  void end_capture(capture_number capture) noexcept override {
+    std::lock_guard const cold(whole_.heap_.cold);
+    whole_.graphs_.end_capture(part_, capture);
+  }
+  [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(part_); }
+
+ private:
+  using part_type = typename Pool::graphs_type::part;
+
+  static part_type& make(Pool& whole) {
+    std::lock_guard const cold(whole.heap_.cold);
+    (void)whole.graphs_.reap(whole, false);
+    return whole.graphs_.make_part();
+  }
+
+  Pool& whole_;
+  part_type& part_;
+};
+
+}  // namespace tarn::detail

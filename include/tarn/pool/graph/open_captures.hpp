@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The streams of open captures. Any thread looks up a stream without a lock.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/graph_owner.hpp"
+#include "tarn/core/stream.hpp"
+
+namespace tarn::detail {
+
+/// The identities of the streams that are part of an open capture. A place is added to and cleared under a mutex of the owner.
+class captured_streams {
+ public:
+  static constexpr std::size_t most = 64;  ///< at a time, in all captures of a pool
+
+  [[nodiscard]] bool any() const noexcept { return count_.load(std::memory_order_relaxed) != 0; }
+  /// The place of a stream, `most` if it has none. A thread that uses a captured stream was ordered after the opening of the scope,
+  /// so it finds the stream.
+  [[nodiscard]] std::size_t find(stream_id stream) const noexcept {
+    if (!any()) return most;
+    for (std::size_t i = 0; i < most; ++i) {
+      if (places_[i].load(std::memory_order_acquire) == stream) return i;
+    }
+    return most;
+  }
+  [[nodiscard]] bool has(stream_id stream) const noexcept { return find(stream) != most; }
+  /// A place that is free; `most` if there is none.
+  [[nodiscard]] std::size_t free_place() const noexcept {
+    for (std::size_t i = 0; i < most; ++i) {
+      if (places_[i].load(std::memory_order_relaxed) == 0) return i;
+    }
+    return most;
+  }
+  void set(std::size_t place, stream_id stream) noexcept {
+    places_[place].store(stream, std::memory_order_release);
+    count_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void clear(std::size_t place) noexcept {
+    count_.fetch_sub(1, std::memory_order_relaxed);
+    places_[place].store(0, std::memory_order_release);
+  }
+
+ private:
+  std::atomic<std::size_t> count_{0};
+  std::atomic<stream_id> places_[most]{};
+};
+
+/// A stream of an open capture, and the identity under which the owner's pool keeps what this stream frees.
+template <class Part>
+struct captured_stream {
+  stream_id kept_as = 0;  ///< 0: not captured
+  capture_number capture = 0;
+  Part* owner = nullptr;  ///< null: of an unknown capture
+  bool is_guess = false;  ///< the stream was not announced: `kept_as` orders nothing
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A growth by pages that sleeps: its physical memory is given back, its addresses, sizes and views are kept. Each direction has a
+// step that can fail and changes nothing if it does, and a step that cannot fail, so that a pool and its graph memories fall
+// asleep and wake together or not at all.
+//
+//   sleep   save()      copies kept contents to the host
+//           release()   unmaps the views and the homes, destroys the handles
+//   wake    restore()   creates the handles, maps the homes and the views, copies the contents back
+//           keep()      frees the copy on the host; or release() again, which leaves the copy as it was
+//
+// If compact() can map a handle neither new nor old, unmap() leaves all handles created and maps none: restore() maps them.
+//
+// Per handle on an H200: sleep about 35 us, wake 45 us, and 20 us for each view that shows it.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/resource.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/core/sleeping.hpp"
+#include "tarn/driver/stream_life.hpp"
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/growth/address_space.hpp"
+#include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/host_copy.hpp"
+#include "tarn/pool/growth/kept_ranges.hpp"
+#include "tarn/pool/growth/page_views.hpp"
+
+namespace tarn::detail {
+
+/// Under the growth lock. Meanwhile nothing allocates from the pool, so no handle is created or taken, and other threads only
+/// free blocks: a stretch that was found live may be free later, which makes its copy superfluous and never wrong.
+template <page_source Source>
+class page_sleep {
+ public:
+  using driver_type = typename Source::driver_type;
+
+  page_sleep(Source& source, growth_counters& counters, page_map& map, address_space const& space,
+             page_views<Source>& views)
+      : source_(source),
+        counters_(counters),
+        map_(map),
+        addresses_(space),
+        views_(views),
+        copy_(source.driver()) {}
+
+  /// Copies kept contents to the host. No work on the device uses the memory until wake() returns.
+  /// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; nothing has changed
+  /// @throws cuda_error                     nothing has changed
+  void save(arena const& a, may_release hot, contents const where) {
+    sequence<stretch> found;
+    std::size_t kept = 0;
+    map_.keep_pinned();
+    for (handle_ref h = 1; h < map_.size() && where != contents::discarded; ++h) {
+      if (map_[h].bytes == 0 || map_[h].stays) continue;
+      for_each_kept(a, map_[h], [&](std::size_t offset, std::size_t bytes) {
+        found.push_back(stretch{h, offset, bytes, kept});
+        kept += bytes;
+      });
+    }
+    unlocked const open(hot);
+    if (kept != 0) copy_all(found, kept, where);
+    saved_.swap(found);
+  }
+  /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so.
+  std::size_t release() noexcept {
+    if (keeps_handles_) {
+      unmap();
+      return 0;
+    }
+    views_.unmap_all();
+    std::size_t given = 0;
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      if (map_[h].bytes != 0 && !map_[h].stays) given += destroy(h);
+    }
+    return given;
+  }
+  /// Unmaps everything, and keeps the handles and what is in them for restore().
+  void unmap() noexcept {
+    keeps_handles_ = true;
+    map_.keep_pinned();
+    views_.unmap_all();
+    unmap_homes();
+  }
+
+  /// Creates and maps what release() gave back, and copies the contents back; returns the bytes created.
+  /// @throws out_of_memory  the device or a limit has not enough; still asleep, nothing is lost
+  /// @throws cuda_error     likewise
+  std::size_t restore(may_release hot) {
+    unlocked const open(hot);
+    std::size_t const bytes = missing();
+    try {
+      create();
+      map_homes();
+      views_.map_all();
+    } catch (...) {
+      // No view is mapped: release() must not unmap any.
+      unmap_homes();
+      (void)release();
+      throw;
+    }
+    try {
+      load();
+    } catch (...) {
+      (void)release();
+      throw;
+    }
+    return bytes;
+  }
+  /// Ends the sleep after restore().
+  void keep(after_waking then) noexcept {
+    keeps_handles_ = false;
+    map_.treat_all_alike();
+    if (then == after_waking::free_host_memory) copy_.close();
+    sequence<stretch>().swap(saved_);
+  }
+
+  /// Bytes that restore() creates.
+  [[nodiscard]] std::size_t missing() const noexcept {
+    std::size_t sum = 0;
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      if (map_[h].state == backing::released) sum += map_[h].bytes;
+    }
+    return sum;
+  }
+
+  /// Frees the contents on the host.
+  void forget() noexcept {
+    map_.treat_all_alike();
+    copy_.close();
+    sequence<stretch>().swap(saved_);
+  }
+
+  /// Unmaps and destroys a handle that is in no view, as far as it is mapped and created; returns the bytes given back.
+  std::size_t destroy(handle_ref h) noexcept {
+    physical const p = map_[h];
+    if (p.state == backing::mapped) unmap_home(p);
+    if (p.state == backing::released) return 0;
+    source_.destroy(p.id, p.bytes);
+    ++counters_.destroys;
+    counters_.release(p.home, p.bytes, addresses_.zone_at(p.home));
+    map_.set(h, page_handle{}, backing::released);
+    return p.bytes;
+  }
+
+  /// Host memory of the kept contents and their list, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return copy_.host_bytes() + saved_.capacity() * sizeof(stretch);
+  }
+
+ private:
+  /// Contiguous kept bytes of one handle.
+  struct stretch {
+    handle_ref handle = 0;
+    std::size_t offset = 0;  ///< in the handle
+    std::size_t bytes = 0;
+    std::size_t position = 0;  ///< in the copy
+  };
+
+  [[nodiscard]] void* address_of(stretch const& s) const noexcept {
+    return reinterpret_cast<void*>(map_[s.handle].home + s.offset);
+  }
+
+  void copy_all(sequence<stretch> const& found, std::size_t bytes, contents where) {
+    own_stream const stream(source_.driver());
+    try {
+      copy_.open(bytes, where);
+      copy_.begin();
+      for (stretch const& s : found) copy_.save(stream.get(), s.position, address_of(s), s.bytes);
+      copy_.finish(stream.get());
+      copy_.end();
+    } catch (...) {
+      copy_.abandon(stream.get());
+      copy_.close();
+      throw;
+    }
+  }
+  void load() {
+    if (saved_.empty()) return;
+    own_stream const stream(source_.driver());
+    try {
+      copy_.begin();
+      for (stretch const& s : saved_) {
+        // A handle whose blocks were all freed meanwhile is gone.
+        if (map_[s.handle].bytes != 0) copy_.load(stream.get(), s.position, address_of(s), s.bytes);
+      }
+      copy_.finish(stream.get());
+      copy_.end();
+    } catch (...) {
+      copy_.abandon(stream.get());
+      copy_.end();
+      throw;
+    }
+  }
+
+  void unmap_home(physical const& p) noexcept {
+    source_.unmap(reinterpret_cast<void*>(p.home), p.bytes);
+    ++counters_.unmaps;
+  }
+  void unmap_homes() noexcept {
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      physical const p = map_[h];
+      if (p.bytes == 0 || p.state != backing::mapped || p.stays) continue;
+      unmap_home(p);
+      map_.set(h, p.id, backing::unmapped);
+    }
+  }
+  void create() {
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      physical const p = map_[h];
+      if (p.bytes == 0 || p.state != backing::released) continue;
+      map_.set(h, source_.create(p.bytes), backing::unmapped);
+      ++counters_.creates;
+      counters_.hold(p.home, p.bytes, addresses_.zone_at(p.home));
+    }
+  }
+  void map_homes() {
+    for (handle_ref h = 1; h < map_.size(); ++h) {
+      physical const p = map_[h];
+      if (p.bytes == 0 || p.state != backing::unmapped) continue;
+      source_.map(reinterpret_cast<void*>(p.home), p.bytes, p.id);
+      ++counters_.maps;
+      map_.set(h, p.id, backing::mapped);
+    }
+  }
+
+  Source& source_;
+  growth_counters& counters_;
+  page_map& map_;
+  address_space const& addresses_;
+  page_views<Source>& views_;
+  host_copy<driver_type> copy_;
+  sequence<stretch> saved_;     ///< empty unless contents are kept on the host
+  bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
+};
+
+}  // namespace tarn::detail

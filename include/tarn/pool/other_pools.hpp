@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
+// before its allocation fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
+// free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
+// what it gives back the lower one can give to the device.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include "tarn/core/config.hpp"
+#include "tarn/core/layers.hpp"
+#include "tarn/core/static_mutex.hpp"
+#include "tarn/core/wait.hpp"
+
+namespace tarn::detail {
+
+/// Whether a pool that gives memory back may wait on the host for the streams that freed it.
+enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
+
+/// Whether a pool over this layer may give its memory to another pool.
+template <class Layer>
+constexpr bool may_stand_on_a_pool() noexcept {
+  if constexpr (requires { requires Layer::hands_out_pieces; } || routes_calls<Layer>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer>) {
+    return may_stand_on_a_pool<
+        std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+  } else {
+    return false;
+  }
+}
+
+/// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
+template <class Driver>
+class other_pools {
+ public:
+  using give_back_function = std::size_t (*)(void* pool, std::size_t bytes, giving how) noexcept;
+
+  /// Where the memory goes that a pool gives back.
+  enum class goes_to : std::uint8_t {
+    nowhere,       ///< the pool is not in the list
+    another_pool,  ///< which is asked later
+    the_device
+  };
+
+  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock.
+  other_pools(Driver const& driver, void* pool, give_back_function give_back, goes_to to)
+      : driver_(driver), pool_(pool), give_back_(give_back), to_(to), has_left_(to == goes_to::nowhere) {
+    if (has_left_) return;
+    std::lock_guard const guard(all_.mutex);
+    next_ = all_.latest;
+    all_.latest = this;
+  }
+  other_pools(other_pools const&) = delete;
+  other_pools& operator=(other_pools const&) = delete;
+  ~other_pools() { leave(); }
+
+  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned.
+  void leave() noexcept {
+    if (has_left_) return;
+    for (unsigned tries = 0;; ++tries) {
+      {
+        std::lock_guard const guard(all_.mutex);
+        if (calls_ == 0) {
+          other_pools** at = &all_.latest;
+          while (*at != this) at = &(*at)->next_;
+          *at = next_;
+          has_left_ = true;
+          return;
+        }
+      }
+      spin_wait(tries);
+    }
+  }
+
+  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
+  /// to pools below those that were asked. The caller holds no lock of a pool.
+  std::size_t ask(std::size_t bytes, giving how) noexcept {
+    list& all = all_;
+    std::size_t given = 0;
+    std::size_t to_device = 0;
+    std::uint64_t process = all.processes;
+    for (other_pools* asked = nullptr; to_device < bytes;) {
+      {
+        std::lock_guard const guard(all.mutex);
+        other_pools* const last = asked;
+        asked = last == nullptr ? all.latest : last->next_;
+        while (asked != nullptr && (asked == this || !is_same_device(asked->driver_, driver_)))
+          asked = asked->next_;
+        if (last != nullptr && process == all.processes) --last->calls_;
+        if (asked == nullptr) return given;
+        ++asked->calls_;
+        process = all.processes;
+      }
+      std::size_t const by_it = asked->give_back_(asked->pool_, bytes - to_device, how);
+      given += by_it;
+      if (asked->to_ == goes_to::the_device) to_device += by_it;
+      if (to_device < bytes) continue;
+      std::lock_guard const guard(all.mutex);
+      if (process == all.processes) --asked->calls_;
+    }
+    return given;
+  }
+
+ private:
+  struct list {
+    static_mutex mutex;
+    other_pools* latest = nullptr;
+    /// More in each forked child, where the calls of other threads do not exist.
+    std::uint64_t processes = 1;
+  };
+  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
+  static list& all_pools() noexcept {
+    alignas(list) static std::byte storage[sizeof(list)];
+    static list& all = *::new (static_cast<void*>(storage)) list;
+    return all;
+  }
+  static bool is_same_device(Driver const& a, Driver const& b) noexcept {
+    if constexpr (std::equality_comparable<Driver>) {
+      return a == b;
+    } else {
+      return a.device() == b.device();
+    }
+  }
+
+  static void begin_in_child(void* self) noexcept {
+    auto& pool = *static_cast<other_pools*>(self);
+    ++pool.all_.processes;
+    pool.calls_ = 0;
+  }
+
+  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
+  static_mutex::user const user_{all_.mutex, this, &begin_in_child};
+  Driver const& driver_;
+  void* const pool_;
+  give_back_function const give_back_;
+  goes_to const to_;
+  // Under the list's mutex:
+  other_pools* next_ = nullptr;
+  unsigned calls_ = 0;  ///< of give_back_, in progress
+  bool has_left_;
+};
+
+}  // namespace tarn::detail

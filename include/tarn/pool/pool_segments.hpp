@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The search for the physical segments behind a block of a pool, for segments_of() and page_pin.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/message.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/source/missing_pages.hpp"
+
+namespace tarn::detail {
+
+/// A block or a part of one, and the user's call that asks for its segments.
+struct segments_wanted {
+  std::string_view call;
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+};
+
+[[noreturn]] TARN_NOINLINE inline void refuse_segments(segments_wanted const& wanted) {
+  message<256> text;
+  text.add(wanted.call).add(": no block of this pool has these ").add_bytes(wanted.bytes);
+  text.add("; pass a pointer into a block that is allocated, and bytes that end in it");
+  throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
+}
+
+/// Finds the segments of a live block in one pool, and calls then(growth) under the growth lock. Returns false if the pool has not
+/// reserved the address. First returns all threads' cached blocks to the heap, so that those are seen to be free.
+/// @throws misuse       not all of the bytes are live
+/// @throws pool_asleep  the pool sleeps
+/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here; std::bad_alloc: nothing has changed
+template <class Heap, class Front, class Then>
+[[nodiscard]] bool find_own_segments(Heap& heap, Front& front, segments_wanted const& wanted,
+                                     sequence<memory_segment>& found, Then const& then) {
+  auto const address = reinterpret_cast<std::uintptr_t>(wanted.p);
+  std::lock_guard const cold(heap.cold);
+  if (heap.is_lost()) heap.refuse_forked();
+  if (!heap.growth.contains(address)) return false;
+  if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
+  if (heap.is_asleep()) heap.refuse_asleep(memory_report::no_stream, wanted.bytes, default_alignment);
+  front.flush_all();
+  bool are_live = false;
+  {
+    hot_lock const held(heap.hot);
+    are_live = heap.growth.each_segment(heap.space(held), address, wanted.bytes,
+                                        [&](memory_segment const& s) { found.push_back(s); });
+  }
+  if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
+  then(heap.growth);
+  return true;
+}
+
+}  // namespace tarn::detail

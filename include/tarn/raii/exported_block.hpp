@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// export_block(): a block of a pool for other processes. dma_buf: a block for other devices.
+
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/driver/sharing_driver.hpp"
+#include "tarn/raii/block_description.hpp"
+#include "tarn/raii/descriptor.hpp"
+#include "tarn/raii/page_pin.hpp"
+#include "tarn/raii/shared_event.hpp"
+#include "tarn/raii/sharing_timeout.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+inline constexpr char const* not_exportable =
+    "export_block (the pool's pages were created without a type that can be exported: use cuda_pages{device, "
+    "allocation_handle_type::posix_file_descriptor}; if its handle_type() is none, this device cannot)";
+inline constexpr char const* not_side_by_side =
+    "export_block (parts of the block do not lie side by side in their handles)";
+inline constexpr char const* no_events = "export_block was called without a stream, so there are no events";
+inline constexpr char const* several_handles =
+    "dma_buf (the block lies in several handles, and a dma-buf spans one: allocate it from a pool with "
+    "pooled{.handles = "
+    "handles_per_block::one}, or give "
+    "each segment of "
+    "segments_of() to a dma_buf)";
+
+[[nodiscard]] inline status unsupported_call(char const* call) noexcept {
+  return {failure::unsupported, 801, "cudaErrorNotSupported", call};
+}
+
+/// Numbers the exports of this process, from 1.
+[[nodiscard]] inline std::uint64_t next_export() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+}  // namespace detail
+
+/// Memory of one handle, on its way to another process. Owns the descriptor.
+class exported_pages {
+ public:
+  exported_pages() noexcept = default;
+  /// Takes ownership of the descriptor, if there is one.
+  explicit exported_pages(page_export const& pages) noexcept : pages_(pages), descriptor_(pages.descriptor) {
+    descriptor_.close_on_exec();
+  }
+  [[nodiscard]] page_export const& get() const noexcept { return pages_; }
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
+
+ private:
+  page_export pages_{};
+  unique_descriptor descriptor_{};
+};
+
+/// A block of a pool that other processes can import: send_block() sends it over a Unix socket; description() and pages() are for
+/// other channels. Any number of processes may import it if it was exported without a stream. With one, export it once for each
+/// importer: they would share the event of record_done().
+///
+/// Pins the block's pages while it lives. It should live, and the block stay allocated, until the importers have finished: an import
+/// keeps the physical memory, but not what the pool does with it. Move-only; a moved-from object may only be destroyed or assigned.
+/// Thread-safe for const calls.
+///
+/// Stream order, if a stream was given: what was written on it before is seen by an importer's stream after wait_ready(). The other
+/// way, an importer calls record_done(), says so, and wait_done() here orders a stream after it. A stream that waits for work of a
+/// process that was killed may wait forever: on an H200 with driver 580 it still waited after 8 s, and CUDA's documentation leaves it
+/// open. Where a process may be killed while its work runs, synchronize_ready() and synchronize_done() wait on the host instead, with
+/// a limit. The events end with this object: an importer may then use the memory, but neither wait nor record.
+template <class Memory>
+class [[nodiscard]] exported_block {
+  using driver_type = std::remove_cvref_t<decltype(std::declval<Memory const&>().driver())>;
+  static_assert(sharing_driver<driver_type>, "tarn: this driver cannot export pages; see sharing_driver.hpp");
+
+ public:
+  /// See export_block().
+  exported_block(Memory memory, void const* p, std::size_t bytes, stream_ref const* ready,
+                 std::size_t alignment, source_location where)
+      : driver_(memory.driver()), pin_(std::move(memory), p, bytes, where) {
+    detail::called_from(where, [&] {
+      require_alignment(p, alignment);
+      describe(bytes, alignment);
+      if (ready == nullptr) return;
+      ready_.emplace(driver_, description_.ready);
+      done_.emplace(driver_, description_.done);
+      description_.has_events = true;
+      ready_->record(*ready);
+    });
+  }
+
+  [[nodiscard]] void const* data() const noexcept { return pin_.data(); }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return pin_.size_bytes(); }
+  [[nodiscard]] block_description const& description() const noexcept { return description_; }
+  /// Exports the pages of one handle of the description; each call makes a new descriptor. @throws cuda_error
+  [[nodiscard]] exported_pages pages(std::size_t index) const {
+    page_export exported;
+    exported.type = description_.type;
+    status const s = driver_.export_pages(handles_[index], exported);
+    if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
+    return exported_pages(exported);
+  }
+
+  /// What is on the stream so far comes before what importers do after their next wait_ready(). @throws cuda_error (unsupported:
+  /// exported without a stream)
+  void record_ready(stream_ref stream, source_location where = source_location::current()) const {
+    detail::called_from(where, [&] { event_of(ready_).record(stream); });
+  }
+  /// Later work on the stream waits for the last record_done() of an importer, perhaps forever if that process is killed before
+  /// its work has ended. @throws cuda_error, as above
+  void wait_done(stream_ref stream, source_location where = source_location::current()) const {
+    detail::called_from(where, [&] { event_of(done_).wait(stream); });
+  }
+  /// The caller waits, on the host, for the last record_done() of an importer, which may be killed meanwhile.
+  /// @throws sharing_error (timed_out), cuda_error as above
+  void synchronize_done(std::chrono::milliseconds timeout = default_sharing_timeout,
+                        source_location where = source_location::current()) const {
+    detail::called_from(where, [&] { event_of(done_).synchronize(timeout, [] { return false; }); });
+  }
+
+ private:
+  using event = std::optional<detail::shared_event<driver_type>>;
+
+  [[nodiscard]] auto& event_of(event const& e) const {
+    if (!e)
+      throw cuda_error(detail::unsupported_call(detail::no_events), driver_.device().value,
+                       source_location{});
+    return *e;
+  }
+  [[noreturn]] void refuse(char const* why) const {
+    throw cuda_error(detail::unsupported_call(why), driver_.device().value, source_location{});
+  }
+  /// An import is aligned as far as its handles are.
+  void require_alignment(void const* p, std::size_t alignment) const {
+    std::size_t limit = 0;
+    if (status const s = driver_.page_granularity(limit); !s.ok()) {
+      throw cuda_error(s, driver_.device().value, source_location{});
+    }
+    auto const address = reinterpret_cast<std::uintptr_t>(p);
+    if (address % limit != 0) limit = std::size_t{1} << std::countr_zero(address);
+    if (!is_alignment(alignment) || alignment > limit) throw bad_alignment(alignment, limit);
+  }
+  void describe(std::size_t bytes, std::size_t alignment) {
+    auto const segments = pin_.segments();
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      memory_segment const& s = segments[i];
+      bool const begins = i == 0 || s.offset == 0;
+      bool const ends = i + 1 == segments.size() || s.offset + s.bytes == s.handle_bytes;
+      if (!begins || !ends) refuse(detail::not_side_by_side);
+      description_.handles.push_back(s.handle_bytes);
+      handles_.push_back(s.handle);
+    }
+    description_.exporter = detail::this_process_identity();
+    description_.number = detail::next_export();
+    description_.bytes = bytes;
+    description_.offset = segments.front().offset;
+    description_.alignment = alignment;
+    if (status const s = driver_.uuid(description_.device); !s.ok()) {
+      throw cuda_error(s, driver_.device().value, source_location{});
+    }
+    // A handle is exported with the type that it was created with, and another is an invalid value.
+    for (auto const type : {allocation_handle_type::posix_file_descriptor, allocation_handle_type::fabric}) {
+      page_export exported;
+      exported.type = type;
+      status const s = driver_.export_pages(handles_.front(), exported);
+      if (!s.ok() && s.code == invalid_value) continue;
+      if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
+      exported_pages const closed(exported);
+      description_.type = type;
+      return;
+    }
+    refuse(detail::not_exportable);
+  }
+
+  static constexpr int invalid_value = 1;  ///< CUDA_ERROR_INVALID_VALUE
+
+  driver_type driver_;
+  page_pin<Memory> pin_;
+  block_description description_{};
+  std::vector<page_handle> handles_{};
+  event ready_{};
+  event done_{};
+};
+
+/// Exports a block of a pool over pages, for other processes. The stream's work so far is what importers wait for.
+///
+/// @param p, bytes    a live block or a part of one
+/// @param alignment   of `p`, bytes, a power of two up to the granularity of the pages (2 MiB); the import has the same
+/// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of()
+/// @throws cuda_error (unsupported)  the pages cannot be exported: the text says what to do
+/// @throws bad_alignment             `p` is not so aligned
+/// @throws cuda_error, std::bad_alloc  nothing has changed
+/// Thread-safe. O(views + segments), one export to find the handle type.
+template <class Memory>
+[[nodiscard]] exported_block<Memory> export_block(Memory memory, void const* p, std::size_t bytes,
+                                                  stream_ref ready, std::size_t alignment = default_alignment,
+                                                  source_location where = source_location::current()) {
+  return {std::move(memory), p, bytes, &ready, alignment, where};
+}
+/// The same without events: the caller has synchronised what wrote the block.
+template <class Memory>
+[[nodiscard]] exported_block<Memory> export_block(Memory memory, void const* p, std::size_t bytes,
+                                                  source_location where = source_location::current()) {
+  return {std::move(memory), p, bytes, nullptr, default_alignment, where};
+}
+
+/// A dma-buf of a block, through which other devices (network cards, other vendors' GPUs) reach its memory. Spans the whole block,
+/// which must lie in one handle, or is refused. Pins the block's pages while it lives. Move-only.
+template <class Memory>
+class [[nodiscard]] dma_buf {
+ public:
+  /// @param p, bytes  a live block or a part of one
+  /// @throws cuda_error (unsupported)  the block lies in several handles, or the system has no dma-bufs for this device
+  /// @throws as segments_of()
+  dma_buf(Memory memory, void const* p, std::size_t bytes, source_location where = source_location::current())
+      : pin_(std::move(memory), p, bytes, where) {
+    detail::called_from(where, [&] { open(bytes); });
+  }
+
+  /// Stays owned by this object.
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
+  /// Of the block in the dma-buf, bytes: a dma-buf begins at a page of the host.
+  [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
+  /// Of the block.
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return pin_.size_bytes(); }
+
+ private:
+  void open(std::size_t bytes) {
+    auto const segments = pin_.segments();
+    auto const driver = pin_.driver();
+    if (segments.size() != 1) {
+      throw cuda_error(detail::unsupported_call(detail::several_handles), driver.device().value,
+                       source_location{});
+    }
+    // Within the handle, whose address and size are multiples of larger pages.
+    auto const address = reinterpret_cast<std::uintptr_t>(segments.front().address);
+    offset_ = address % host_page;
+    int made = -1;
+    status const s = driver.export_dma_buf(reinterpret_cast<void*>(address - offset_),
+                                           align_up(bytes + offset_, host_page), made);
+    if (!s.ok()) throw cuda_error(s, driver.device().value, source_location{});
+    descriptor_ = unique_descriptor(made);
+    descriptor_.close_on_exec();
+  }
+
+  static constexpr std::size_t host_page = 64_KiB;  ///< a multiple of each host's page size
+
+  page_pin<Memory> pin_;
+  unique_descriptor descriptor_{};
+  std::size_t offset_ = 0;
+};
+
+}  // namespace tarn

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// graph_memory: owns the memory that captured CUDA graphs use; capture_scope: a scope in which captured work allocates from it.
+
+#include <cstddef>
+#include <utility>
+
+#include "tarn/core/graph_owner.hpp"
+#include "tarn/core/owned.hpp"
+#include "tarn/core/shared_resource.hpp"
+#include "tarn/raii/stream.hpp"
+
+namespace tarn {
+
+class capture_scope;
+
+/// Owns the memory of one graph, or of several graphs that are never replayed at the same time: torch.cuda.graph_pool_handle as an
+/// owner. Inside a capture_scope, what captured work allocates from `memory` or any copy of it belongs to the owner. Blocks that
+/// the capture frees are reused inside it in the order of its streams, and by later captures of the same owner. Nothing else
+/// receives them until the owner is destroyed, whatever other streams and threads do. The owner may outlive the scope, the stream
+/// and the cudaGraphExec_t.
+///
+/// Destruction does not wait: the memory goes back when the device has completed all work submitted before (at a later allocation
+/// that needs memory, at trim() and at the pool's end). Before CUDA 12.5 it waits for the device. Blocks that are still live stay
+/// valid. An owner is moved, not copied; it keeps the pool alive. Threads may use one owner if one capture at a time is begun.
+template <class Memory>
+class graph_memory {
+  static_assert(
+      reachable<Memory, detail::routed_calls::new_graph_memory>,
+      "tarn: graph_memory needs a pool, which keeps a graph's addresses apart: pages | tarn::pooled{}");
+
+ public:
+  /// Holds no memory until a capture allocates. Host cost 20 us. @throws cuda_error, std::bad_alloc
+  explicit graph_memory(Memory memory, source_location where = source_location::current())
+      : memory_(std::move(memory)), owner_(detail::called_from(where, [&] {
+          return nearest(memory_, detail::routed_calls::new_graph_memory{});
+        })) {}
+  graph_memory(graph_memory&&) noexcept = default;
+  graph_memory& operator=(graph_memory&& other) noexcept {
+    owner_ = std::move(other.owner_);  // before the pool that it belongs to
+    memory_ = std::move(other.memory_);
+    return *this;
+  }
+  ~graph_memory() = default;
+
+  /// The pool or stack that captures allocate from.
+  [[nodiscard]] Memory const& resource() const noexcept { return memory_; }
+  /// What the owner holds now, bytes. O(free ranges).
+  [[nodiscard]] graph_state state() const { return owner_->state(); }
+
+ private:
+  friend class capture_scope;
+  Memory memory_;
+  detail::owned<detail::graph_owner> owner_;
+};
+
+/// While it lives, what is allocated on `stream` belongs to the owner. Open it, begin the capture, end the capture, close it:
+/// cudaStreamBeginCapture and cudaStreamEndCapture, in any capture mode. Work that is launched on the stream inside the scope but
+/// outside the capture must be complete before the graph is replayed on another stream.
+///
+/// A stream that joins the capture is recognised when the thread that opened the scope allocates on it. Name it with join() before
+/// another thread uses it, before it only frees, and if the thread has several scopes open. That thread captures nothing else
+/// meanwhile. Other threads and streams use the pool as before, at the same cost.
+///
+/// The pool makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
+/// (fenced, poisoned and checked do make such calls for blocks of destroyed streams.)
+/// Opening takes 20 us or less, and longer with many threads. Must be destroyed before its owner; any thread may do so.
+class [[nodiscard]] capture_scope {
+ public:
+  /// @throws cuda_error  the driver does not know the stream, another scope is open for it, or 64 streams are captured already;
+  ///                     std::bad_alloc
+  template <class Memory>
+  capture_scope(graph_memory<Memory>& memory, stream_ref stream,
+                source_location where = source_location::current())
+      : owner_(*memory.owner_), capture_(detail::called_from(where, [&] {
+          return owner_.begin_capture(identified(memory.memory_, stream, where));
+        })) {}
+  capture_scope(capture_scope const&) = delete;
+  capture_scope& operator=(capture_scope const&) = delete;
+  ~capture_scope() { owner_.end_capture(capture_); }
+
+  /// Names another stream of the capture. @throws cuda_error, nothing has changed
+  void join(stream_ref stream) { owner_.join_capture(capture_, stream); }
+
+ private:
+  detail::graph_owner& owner_;
+  detail::capture_number capture_;
+};
+
+}  // namespace tarn

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// error: tarn: headroom bounds what a pool takes from the device; put it under the pool: cuda_pages{} | headroom{2_GiB} | pooled{}
+#include "tarn/policy/headroom.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/sim.hpp"
+
+int main() {
+  tarn::sim_machine machine;
+  auto memory = tarn::sim_pages{machine.driver()} | tarn::pooled{} | tarn::headroom{1000};
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/core/static_mutex.hpp"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "catch.hpp"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/wait.h>
+#include <unistd.h>
+
+using tarn::detail::static_mutex;
+
+namespace {
+/// Returns whether a child ends by itself, with exit status 0, after `check` has returned true in it.
+template <class Check>
+bool child_ends(Check const& check) {
+  pid_t const child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    ::_exit(check() ? 0 : 1);
+  }
+  int status = -1;
+  return ::waitpid(child, &status, 0) == child && status == 0;
+}
+}  // namespace
+
+TEST_CASE("a static_mutex with users is unlocked in a forked child", "[core][static_mutex][fork]") {
+  static_mutex mutex;
+  int in_child = 0;
+  auto const count = [](void* self) noexcept { ++*static_cast<int*>(self); };
+  std::optional<static_mutex::user> first(std::in_place, mutex, &in_child, count);
+  static_mutex::user const second(mutex, &in_child, count);
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) {
+      std::lock_guard const guard(mutex);
+      std::this_thread::yield();
+    }
+  });
+  for (int i = 0; i < 30; ++i) {
+    CHECK(child_ends([&] {
+      std::lock_guard const guard(mutex);
+      return in_child == 2;
+    }));
+  }
+  first.reset();
+  CHECK(child_ends([&] {
+    std::lock_guard const guard(mutex);
+    return in_child == 1;
+  }));
+  stop = true;
+  other.join();
+  CHECK(in_child == 0);
+}
+
+TEST_CASE("fork does not touch a static_mutex without users", "[core][static_mutex][fork]") {
+  auto mutex = std::make_unique<static_mutex>();
+  { static_mutex::user const user(*mutex); }
+  mutex.reset();  // as with the module
+  CHECK(child_ends([] { return true; }));
+}
+#endif

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tarn/driver/capture_gate.hpp"
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
+
+using namespace tarn;
+
+TEST_CASE("calls that would invalidate a capture are refused without the call while one is known",
+          "[capture_gate]") {
+  sim_machine const machine;
+  sim_marking_driver const driver(machine.driver());
+  event_handle event = nullptr;
+  REQUIRE(driver.create_event(event).ok());
+  CHECK(detail::record_all_work(driver, event).ok());
+  CHECK(detail::wait_for_all_work(driver).ok());
+  machine.reset_calls();
+  detail::capture_gate::begin_capture();
+  CHECK(detail::is_of_capture(detail::record_all_work(driver, event)));
+  CHECK(detail::is_of_capture(detail::wait_for_all_work(driver)));
+  CHECK(machine.calls().total() == 0);
+  detail::capture_gate::begin_capture();
+  detail::capture_gate::end_capture();
+  CHECK_FALSE(detail::record_all_work(driver, event).ok());
+  detail::capture_gate::end_capture();
+  CHECK(detail::record_all_work(driver, event).ok());
+  CHECK_FALSE(detail::capture_gate::has_captures());
+  CHECK(driver.destroy_event(event).ok());
+}
+
+TEST_CASE("a capture begins only when no such call is in progress", "[capture_gate][threads]") {
+  std::atomic<int> capturing{0};
+  std::atomic<int> inside{0};
+  std::atomic<int> broken{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 2000; ++i) {
+        if (t == 0) {
+          detail::capture_gate::begin_capture();
+          ++capturing;
+          if (inside != 0) ++broken;
+          --capturing;
+          detail::capture_gate::end_capture();
+        } else if (detail::capture_gate::passage const passage; passage) {
+          ++inside;
+          if (capturing != 0) ++broken;
+          --inside;
+        }
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  CHECK(broken == 0);
+}

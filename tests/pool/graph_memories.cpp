@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of pool/graph/ alone: graph_blocks, graph_captures, graph_part; tests/raii/graph_memory.cpp has graph_memories as a whole.
+#include "tarn/pool/graph/graph_memories.hpp"
+
+#include <atomic>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/pool/graph/graph_blocks.hpp"
+#include "tarn/pool/graph/graph_part.hpp"
+#include "tarn/pool/graph/open_captures.hpp"
+#include "tarn/pool/sum_of_states.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+
+namespace {
+struct counted_part {
+  std::atomic<std::size_t> references{0};
+};
+}  // namespace
+
+TEST_CASE("graph_blocks finds each noted block and counts references to its part", "[graph_memories]") {
+  counted_part a, b;
+  detail::graph_blocks<counted_part> blocks;
+  std::vector<char> memory(1000);
+  CHECK_FALSE(blocks.may_hold(&memory[0]));
+  for (std::size_t i = 0; i < memory.size(); ++i) blocks.note(&memory[i], i % 2 == 0 ? a : b);
+  CHECK((a.references == 500 && b.references == 500));
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    CHECK(blocks.may_hold(&memory[i]));
+    CHECK(blocks.owner_of(&memory[i]) == (i % 2 == 0 ? &a : &b));
+  }
+  CHECK((a.references == 1000 && b.references == 1000));
+  for (char& c : memory) {
+    CHECK(blocks.take(&c).is_there());
+    CHECK_FALSE(blocks.take(&c).is_there());
+  }
+  CHECK((a.references == 1000 && b.references == 1000));  // the caller has the blocks' references
+  CHECK(blocks.owner_of(&memory[0]) == nullptr);
+}
+
+TEST_CASE("graph_blocks notes once whose graphs use a block", "[graph_memories]") {
+  counted_part a, b;
+  detail::graph_blocks<counted_part> blocks;
+  char own = 0, used = 0;
+  blocks.note(&own, a);
+  CHECK_FALSE(blocks.note_use(&own, a));  // its own graphs
+  CHECK_FALSE(blocks.note_use(&own, b));
+  CHECK(blocks.note_use(&used, b));
+  CHECK_FALSE(blocks.note_use(&used, b));
+  CHECK((a.references == 1 && b.references == 2));
+  CHECK(blocks.owner_of(&used) == nullptr);
+  auto of = blocks.take(&own);
+  CHECK((of.owner == &a && !of.users.empty() && &of.users.take() == &b && of.users.empty()));
+  CHECK((&blocks.take(&used).users.take() == &b && !blocks.may_hold(&used)));
+}
+
+TEST_CASE("graph_users holds each of four users once", "[graph_memories]") {
+  counted_part parts[5];
+  detail::graph_users<counted_part> users;
+  for (int i = 0; i < 2; ++i) {
+    for (int k = 0; k < 4; ++k) users.add(parts[k]);
+  }
+  CHECK_FALSE(users.is_too_many());
+  for (int k = 0; k < 4; ++k) CHECK(parts[k].references == 1);
+  users.add(parts[4]);
+  CHECK(users.is_too_many());
+  CHECK(parts[4].references == 0);
+  CHECK(&users.take() == &parts[3]);
+  users.clear();
+  CHECK(users.empty());
+  CHECK((parts[0].references == 0 && parts[3].references == 1));  // the caller of take() has its reference
+}
+
+TEST_CASE("captured_streams finds a stream until it is cleared, and is full at 64", "[graph_memories]") {
+  detail::captured_streams streams;
+  CHECK_FALSE(streams.any());
+  CHECK_FALSE(streams.has(0));
+  for (stream_id id = 1; id <= 64; ++id) {
+    REQUIRE(streams.free_place() != detail::captured_streams::most);
+    streams.set(streams.free_place(), id);
+  }
+  CHECK(streams.free_place() == detail::captured_streams::most);
+  CHECK((streams.has(1) && streams.has(64) && !streams.has(65)));
+  std::size_t const place = streams.find(17);
+  streams.clear(place);
+  CHECK_FALSE(streams.has(17));
+  CHECK(streams.free_place() == place);
+  CHECK((detail::is_capture_stream(detail::capture_stream_id(1)) && !detail::is_capture_stream(4096) &&
+         !detail::is_capture_stream(detail::neutral_id)));
+}
+
+TEST_CASE("end_mark covers the work submitted before its first question", "[graph_memories]") {
+  sim_machine const machine;
+  sim_marking_driver const driver(machine.driver());
+  stream_ref s;
+  REQUIRE(driver.create_stream(s).ok());
+  REQUIRE(machine.launch(s, 1'000'000).ok());
+  {
+    detail::end_mark<sim_marking_driver> mark(driver);
+    CHECK_FALSE(mark.is_complete(false));
+    REQUIRE(machine.launch(s, 1'000'000'000).ok());
+    machine.advance(2'000'000);
+    CHECK(mark.is_complete(false));
+  }
+  {
+    detail::end_mark<sim_marking_driver> mark(driver);
+    REQUIRE(machine.begin_capture(s).ok());
+    detail::capture_gate::begin_capture();
+    CHECK_FALSE(mark.is_complete(true));
+    detail::capture_gate::end_capture();
+    sim_graph graph;
+    CHECK(machine.end_capture(s, graph).ok());
+    CHECK(mark.is_complete(true));
+    CHECK(machine.pending() == 0);
+  }
+  CHECK(machine.leaks().events == 0);
+  CHECK(driver.destroy_stream(s).ok());
+}
+
+TEST_CASE("sum_of_states adds every count", "[graph_memories]") {
+  pool_state a, b;
+  a.live = 1, a.reserved = 5, a.maps = 3, a.largest_free_range = 7, a.small.reserved.current = 2;
+  b.live = 2, b.reserved = 6, b.maps = 4, b.largest_free_range = 6, b.small.reserved.current = 3;
+  pool_state const s = detail::sum_of_states(a, b);
+  CHECK((s.live == 3 && s.reserved == 11 && s.maps == 7 && s.largest_free_range == 7));
+  CHECK(s.small.reserved.current == 5);
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// graph_memory on CUDA: captured graphs are replayed between eager work and give bit-identical results; other threads invalidate no
+// capture, in any mode.
+
+#include <atomic>
+#include <cstdint>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "contract/cuda_device.hpp"
+#include "tarn/tarn.hpp"
+#include "tarn/thrust.hpp"
+
+#include <thrust/execution_policy.h>
+#include <thrust/sort.h>
+
+using namespace tarn;
+using tarn_test::has_cuda_devices;
+
+namespace cuda_graph_memory_test {
+
+__global__ void scramble(std::uint32_t* to, std::uint32_t const* from, std::size_t n, std::uint32_t salt) {
+  for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+    std::uint32_t x = from[i] * 2654435761U + salt;
+    x ^= x >> 15;
+    to[i] = x * 2246822519U;
+  }
+}
+__global__ void overwrite(std::uint32_t* p, std::size_t n, std::uint32_t value) {
+  for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    p[i] = value;
+}
+
+/// A step with temporaries of its own: buffers, and Thrust's and CUB's.
+template <class Pool>
+void step(Pool const& pool, tarn::stream const& s, std::uint32_t const* in, std::uint32_t* out,
+          std::size_t n) {
+  auto a = make_device_buffer<std::uint32_t>(pool, n, s);
+  scramble<<<64, 256, 0, s.get()>>>(a.data(), in, n, 1);
+  {
+    auto b = make_device_buffer<std::uint32_t>(pool, n, s);
+    scramble<<<64, 256, 0, s.get()>>>(b.data(), a.data(), n, 2);
+    thrust::sort(tarn::par_nosync(pool).on(s), b.data(), b.data() + n);
+    scramble<<<64, 256, 0, s.get()>>>(a.data(), b.data(), n, 3);
+  }
+  auto c = make_device_buffer<std::uint32_t>(pool, 2 * n, s);
+  scramble<<<64, 256, 0, s.get()>>>(c.data(), a.data(), n, 4);
+  scramble<<<64, 256, 0, s.get()>>>(out, c.data(), n, 5);
+}
+
+/// Allocates, overwrites and frees at random on a stream.
+template <class Pool>
+struct eager_user {
+  Pool pool;
+  tarn::stream stream{};
+  std::minstd_rand random{};
+  std::vector<std::pair<void*, std::size_t>> live{};
+
+  void act() {
+    std::size_t const bytes = std::size_t{1024} << random() % 13;
+    live.emplace_back(pool.allocate(stream, bytes), bytes);
+    overwrite<<<16, 256, 0, stream.get()>>>(static_cast<std::uint32_t*>(live.back().first), bytes / 4,
+                                            0xdeadbeef);
+    if (live.size() > 16) {
+      std::swap(live[random() % live.size()], live.back());
+      pool.deallocate(stream, live.back().first, live.back().second);
+      live.pop_back();
+    }
+  }
+  ~eager_user() {
+    for (auto const& [p, bytes] : live) pool.deallocate(stream, p, bytes);
+    cudaStreamSynchronize(stream.get());
+  }
+};
+
+std::vector<std::uint32_t> on_host(std::uint32_t const* p, std::size_t n, tarn::stream const& s) {
+  std::vector<std::uint32_t> out(n);
+  cudaMemcpyAsync(out.data(), p, 4 * n, cudaMemcpyDeviceToHost, s.get());
+  cudaStreamSynchronize(s.get());
+  return out;
+}
+
+}  // namespace cuda_graph_memory_test
+using namespace cuda_graph_memory_test;
+
+TEST_CASE("a graph that is captured once and replayed between eager work gives the eager result",
+          "[graph_memory][cuda]") {
+  if (!has_cuda_devices()) return;
+  device_pool pool;
+  constexpr std::size_t n = 200'000;
+  tarn::stream s, side;
+  auto in = make_device_buffer<std::uint32_t>(pool, n, s);
+  auto out = make_device_buffer<std::uint32_t>(pool, n, s);
+  overwrite<<<64, 256, 0, s.get()>>>(in.data(), n, 7);
+  scramble<<<64, 256, 0, s.get()>>>(in.data(), in.data(), n, 9);
+  step(pool, s, in.data(), out.data(), n);
+  auto const eager = on_host(out.data(), n, s);
+  cudaGraphExec_t exec = nullptr;
+  {
+    graph_memory memory{pool};
+    {
+      capture_scope const scope(memory, s);
+      cudaGraph_t graph = nullptr;
+      REQUIRE(cudaStreamBeginCapture(s.get(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+      step(pool, s, in.data(), out.data(), n);
+      REQUIRE(cudaStreamEndCapture(s.get(), &graph) == cudaSuccess);
+      REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+      cudaGraphDestroy(graph);
+    }
+    CHECK(memory.state().allocated == 0);
+    CHECK(memory.state().reserved >= 4 * 3 * n);
+    eager_user<device_pool> on_s{pool}, on_side{pool};
+    unsigned wrong = 0;
+    for (int round = 0; round < 1000; ++round) {
+      on_s.act();
+      overwrite<<<64, 256, 0, s.get()>>>(out.data(), n, 0);
+      REQUIRE(cudaGraphLaunch(exec, s.get()) == cudaSuccess);
+      on_side.act();
+      if (round % 50 == 0) pool.empty_cache();
+      if (round % 10 == 0) wrong += on_host(out.data(), n, s) != eager ? 1 : 0;
+    }
+    CHECK(wrong == 0);
+    overwrite<<<64, 256, 0, s.get()>>>(out.data(), n, 0);
+    REQUIRE(cudaGraphLaunch(exec, s.get()) == cudaSuccess);
+  }  // the owner ends while the graph may run
+  {
+    eager_user<device_pool> user{pool};
+    for (int i = 0; i < 200; ++i) user.act();
+  }
+  CHECK(on_host(out.data(), n, s) == eager);
+  pool.empty_cache();
+  cudaGraphExecDestroy(exec);
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("no call of the pool on 16 other threads invalidates a capture, in any mode",
+          "[graph_memory][cuda]") {
+  if (!has_cuda_devices()) return;
+  device_pool pool;
+  std::vector<tarn::stream> streams(16);
+  std::atomic<bool> over{false};
+  std::atomic<std::uint64_t> calls{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 16; ++t) {
+    threads.emplace_back([&, t] {
+      std::minstd_rand random(t + 1);
+      std::vector<std::pair<void*, std::size_t>> live;
+      for (unsigned i = 0; !over; ++i) {
+        std::size_t const bytes = std::size_t{256} << random() % 16;
+        live.emplace_back(pool.allocate(streams[t], bytes), bytes);
+        if (i % 4 == 0) pool.record_stream(live.back().first, bytes, streams[(t + 1) % 16]);
+        if (live.size() > 32) {
+          std::swap(live[random() % live.size()], live.back());
+          // Frees on another stream, so that streams take memory over.
+          pool.deallocate(streams[i % 3 == 0 ? (t + 5) % 16 : t], live.back().first, live.back().second);
+          live.pop_back();
+        }
+        if (i % 500 == t) pool.trim(64 << 20);
+        if (i % 97 == 0) {
+          tarn::stream const short_lived;
+          void* const p = pool.allocate(short_lived, 1 << 20);
+          pool.deallocate(short_lived, p, 1 << 20);
+        }
+        ++calls;
+      }
+      for (auto const& [p, bytes] : live) pool.deallocate(streams[t], p, bytes);
+    });
+  }
+  graph_memory memory{pool};
+  tarn::stream s;
+  auto in = make_device_buffer<std::uint32_t>(pool, 10'000, s);
+  auto out = make_device_buffer<std::uint32_t>(pool, 10'000, s);
+  unsigned invalidated = 0;
+  for (int round = 0; round < 300; ++round) {
+    cudaStreamCaptureMode const mode = round % 3 == 0   ? cudaStreamCaptureModeGlobal
+                                       : round % 3 == 1 ? cudaStreamCaptureModeThreadLocal
+                                                        : cudaStreamCaptureModeRelaxed;
+    capture_scope const scope(memory, s);
+    cudaGraph_t graph = nullptr;
+    REQUIRE(cudaStreamBeginCapture(s.get(), mode) == cudaSuccess);
+    for (int i = 0; i < 4; ++i) {
+      auto a = make_device_buffer<std::uint32_t>(pool, 10'000, s);
+      scramble<<<8, 256, 0, s.get()>>>(a.data(), in.data(), 10'000, 1);
+      scramble<<<8, 256, 0, s.get()>>>(out.data(), a.data(), 10'000, 1);
+    }
+    invalidated += cudaStreamEndCapture(s.get(), &graph) != cudaSuccess ? 1 : 0;
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    (void)cudaGetLastError();
+  }
+  over = true;
+  for (auto& t : threads) t.join();
+  WARN(calls.load() << " calls of other threads during 300 captures, " << invalidated << " invalidated");
+  CHECK(invalidated == 0);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The driver calls of sleep(), wake() and compact(), and how each fails.
+
+#include "driver/faulty.hpp"
+
+namespace tarn_test {
+
+using tarn::driver_call;
+using tarn::fault_moment;
+
+/// A driver call, and how it fails: a call that gives something back does its work, as a driver that reports an earlier error.
+struct failing_call {
+  driver_call call;
+  fault_moment moment;
+};
+inline constexpr failing_call failing_calls[] = {
+    {driver_call::memory_info, fault_moment::instead},
+    {driver_call::create_pages, fault_moment::instead},
+    {driver_call::map_pages, fault_moment::instead},
+    {driver_call::copy, fault_moment::instead},
+    {driver_call::malloc_pinned, fault_moment::instead},
+    {driver_call::create_stream, fault_moment::instead},
+    {driver_call::create_event, fault_moment::instead},
+    {driver_call::record_event, fault_moment::instead},
+    {driver_call::synchronize_event, fault_moment::instead},
+    {driver_call::synchronize_stream, fault_moment::instead},
+    {driver_call::synchronize_device, fault_moment::instead},
+    {driver_call::unmap_pages, fault_moment::after},
+    {driver_call::destroy_pages, fault_moment::after},
+    {driver_call::free_pinned, fault_moment::after},
+    {driver_call::destroy_event, fault_moment::after},
+    {driver_call::destroy_stream, fault_moment::after},
+};
+
+}  // namespace tarn_test

@@ -1,0 +1,518 @@
+// SPDX-License-Identifier: Apache-2.0
+// sleep(), wake() and sleep_scope: contents, addresses, what works meanwhile, failures at every place.
+
+#include "tarn/raii/sleep.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catch.hpp"
+#include "driver/faulty.hpp"
+#include "raii/failing_calls.hpp"
+#include "raii/kept_blocks.hpp"
+#include "tarn/policy/checked.hpp"
+#include "tarn/policy/fallback_to.hpp"
+#include "tarn/policy/fenced.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/poisoned.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/retry_on_oom.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/policy/with_history.hpp"
+#include "tarn/raii/compact.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/report/take_snapshot.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+using tarn_test::failing_call;
+using tarn_test::failing_calls;
+using tarn_test::kept_blocks;
+
+namespace {
+
+constexpr contents all_kinds[] = {contents::in_pinned_memory, contents::in_host_memory, contents::discarded};
+constexpr contents kept_kinds[] = {contents::in_pinned_memory, contents::in_host_memory};
+
+sim_options small_machine() {
+  sim_options o;
+  o.capacity = 512_MiB;
+  o.taken = 0;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("sleep gives all memory back, wake restores it at the same addresses with the kept contents",
+          "[raii][sleep]") {
+  for (contents const where : all_kinds) {
+    sim_machine const machine(small_machine());
+    {
+      auto memory = sim_pages{machine.driver(0)} | limited{80_MiB} | pooled{};
+      kept_blocks held(memory);
+      REQUIRE(memory->state().remaps > 0);
+      std::size_t const reserved = memory->state().reserved;
+      std::size_t const live = memory->state().live;
+      std::size_t const given = sleep(memory, where);
+      CHECK(given == reserved);
+      CHECK(is_asleep(memory));
+      CHECK(memory->state().reserved == 0);
+      CHECK(memory->state().cached == 0);
+      CHECK(memory->state().live == live);
+      CHECK(machine.usage().page_bytes == 0);
+      CHECK(machine.leaks().blocks == (where == contents::in_pinned_memory ? 1 : 0));
+      std::size_t const taken = wake(memory);
+      CHECK_FALSE(is_asleep(memory));
+      CHECK(taken == memory->state().reserved);
+      CHECK(taken <= reserved);
+      CHECK(machine.leaks().blocks == 0);
+      if (where == contents::discarded) held.write();
+      CHECK(held.intact());
+      held.get(3_MiB);
+      CHECK(held.intact());
+    }
+    CHECK(machine.leaks().total() == 0);
+  }
+}
+
+TEST_CASE("sleep and wake may be called twice", "[raii][sleep]") {
+  sim_machine const machine(small_machine());
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  CHECK(wake(memory) == 0);
+  CHECK(sleep(memory) == 0);  // nothing is reserved yet
+  CHECK_THROWS_AS(memory.allocate(stream_ref{}, 100), pool_asleep);
+  CHECK(wake(memory) == 0);
+  kept_blocks held(memory);
+  CHECK(sleep(memory) > 0);
+  CHECK(sleep(memory, contents::discarded) == 0);  // the contents of the first call stay
+  CHECK(wake(memory) > 0);
+  CHECK(wake(memory) == 0);
+  CHECK(held.intact());
+}
+
+TEST_CASE("1,000 cycles of sleep and wake leak no byte", "[raii][sleep]") {
+  sim_machine const machine(small_machine());
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  void* const p = memory.allocate(stream_ref{}, 300'000);
+  void* const q = memory.allocate(stream_ref{}, 3000);
+  std::memset(p, 1, 300'000);
+  std::memset(q, 2, 3000);
+  (void)sleep(memory);
+  (void)wake(memory);
+  auto const usage = machine.usage();
+  auto const leaks = machine.leaks();
+  std::size_t const host = memory->state().host_bytes;
+  for (int i = 0; i < 1000; ++i) {
+    (void)sleep(memory, all_kinds[i % 2]);
+    (void)wake(memory);
+  }
+  CHECK(machine.usage().used == usage.used);
+  CHECK(machine.leaks().total() == leaks.total());
+  CHECK(memory->state().host_bytes == host);
+  CHECK(static_cast<unsigned char*>(p)[299'999] == 1);
+  CHECK(static_cast<unsigned char*>(q)[2999] == 2);
+  memory.deallocate(stream_ref{}, p, 300'000);
+  memory.deallocate(stream_ref{}, q, 3000);
+}
+
+TEST_CASE("while a pool sleeps, allocation fails and frees, statistics, trim and owns work",
+          "[raii][sleep]") {
+  for (contents const where : all_kinds) {
+    sim_machine const machine(small_machine());
+    {
+      auto memory = sim_pages{machine.driver(0)} | pooled{} | tracked{};
+      kept_blocks held(memory);
+      void* const warm = memory.allocate(stream_ref{}, 1000);
+      memory.deallocate(stream_ref{}, warm, 1000);  // in the thread's cache
+      (void)sleep(memory, where);
+      CHECK_THROWS_AS(memory.allocate(stream_ref{}, 1000), pool_asleep);  // a warm call otherwise
+      CHECK_THROWS_AS(memory.allocate(stream_ref{}, 3_MiB), pool_asleep);
+      CHECK_THROWS_AS(memory.allocate_sync(100), out_of_memory);
+      try {
+        (void)memory.allocate(stream_ref{}, 100);
+      } catch (out_of_memory const& error) {
+        CHECK(std::string(error.what()).find("call tarn::wake(memory) first") != std::string::npos);
+      }
+      CHECK(memory.owns(held[0]));
+      CHECK(memory.trim(0) == 0);
+      CHECK(machine.usage().page_bytes == 0);
+      CHECK(memory_reserved(memory) == 0);
+      (void)take_snapshot(memory);
+      std::size_t const live = memory_allocated(memory);
+      std::size_t const before = held.size();
+      for (std::size_t i = before; i-- > 0; i -= i != 0 ? 1 : 0) held.free(held[i]);  // every other one
+      CHECK(held.size() < before);
+      CHECK(memory_allocated(memory) < live);
+      CHECK_THROWS_AS(memory.allocate(stream_ref{}, 1000), pool_asleep);  // not one of the blocks just freed
+      (void)wake(memory);
+      if (where == contents::discarded) held.write();
+      CHECK(held.intact());
+      held.get(5_MiB);
+      held.get(1000);
+      CHECK(held.intact());
+    }
+    CHECK(machine.leaks().total() == 0);
+  }
+}
+
+TEST_CASE("pool_asleep passes through policies that change the report", "[raii][sleep]") {
+  sim_machine const machine(small_machine());
+  auto const throws_pool_asleep = [](auto memory) {
+    (void)sleep(memory);
+    CHECK_THROWS_AS(memory.allocate(stream_ref{}, 1000), pool_asleep);
+    (void)wake(memory);
+  };
+  throws_pool_asleep(sim_pages{machine.driver(0)} | pooled{} | fenced{});
+  throws_pool_asleep(sim_pages{machine.driver(0)} | pooled{} | checked{});
+  throws_pool_asleep(sim_pages{machine.driver(0)} | pooled{} | with_history{});
+}
+
+TEST_CASE("wake takes no memory for blocks that were freed while the pool slept", "[raii][sleep]") {
+  sim_machine const machine(small_machine());
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  void* const p = memory.allocate(stream_ref{}, 64_MiB);
+  void* const q = memory.allocate(stream_ref{}, 2_MiB);
+  std::memset(q, 7, 2_MiB);
+  (void)sleep(memory);
+  memory.deallocate(stream_ref{}, p, 64_MiB);
+  CHECK(wake(memory) < 64_MiB);
+  CHECK(static_cast<unsigned char*>(q)[2_MiB - 1] == 7);
+  memory.deallocate(stream_ref{}, q, 2_MiB);
+}
+
+TEST_CASE("wake takes no memory for blocks that were cached by a thread", "[raii][sleep]") {
+  sim_machine const machine(small_machine());
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  std::vector<void*> all;
+  for (int i = 0; i < 40; ++i) all.push_back(memory.allocate(stream_ref{}, 100'000));
+  for (void* p : all) memory.deallocate(stream_ref{}, p, 100'000);
+  CHECK(sleep(memory) > 0);
+  CHECK(machine.leaks().blocks == 0);  // nothing was kept
+  CHECK(wake(memory) == 0);
+}
+
+TEST_CASE("wake keeps the host memory for the next sleep if it is asked to", "[raii][sleep]") {
+  for (contents const where : kept_kinds) {
+    sim_machine const machine(small_machine());
+    {
+      auto memory = sim_pages{machine.driver(0)} | limited{80_MiB} | pooled{};
+      kept_blocks held(memory);
+      (void)sleep(memory, where);
+      (void)wake(memory, after_waking::keep_host_memory);
+      CHECK(memory->state().host_bytes > memory->state().live);
+      std::uint64_t const before = machine.calls()[driver_call::malloc_pinned];
+      (void)sleep(memory, where);
+      if (where == contents::in_pinned_memory) CHECK(machine.calls()[driver_call::malloc_pinned] == before);
+      (void)wake(memory, after_waking::keep_host_memory);
+      CHECK(held.intact());
+      held.get(7_MiB);  // more than before
+      (void)sleep(memory, where);
+      (void)wake(memory, after_waking::keep_host_memory);
+      CHECK(held.intact());
+      bool const was_pinned = where == contents::in_pinned_memory;
+      (void)sleep(memory, was_pinned ? contents::in_host_memory : contents::in_pinned_memory);
+      CHECK(machine.leaks().blocks == (was_pinned ? 0 : 1));
+      (void)wake(memory);
+      CHECK(machine.leaks().blocks == 0);
+      CHECK(held.intact());
+    }
+    CHECK(machine.leaks().total() == 0);
+  }
+}
+
+TEST_CASE("a pool may end while it sleeps", "[raii][sleep]") {
+  for (contents const where : all_kinds) {
+    sim_machine const machine(small_machine());
+    {
+      auto memory = sim_pages{machine.driver(0)} | limited{80_MiB} | pooled{};
+      kept_blocks held(memory);
+      (void)sleep(memory, where);
+    }
+    CHECK(machine.leaks().total() == 0);
+    CHECK(machine.usage().used == 0);
+  }
+}
+
+TEST_CASE("wake with too little memory reports what is lacking and stays asleep", "[raii][sleep]") {
+  for (contents const where : all_kinds) {
+    sim_machine const machine(small_machine());
+    auto memory = sim_pages{machine.driver(0)} | pooled{};
+    kept_blocks held(memory);
+    std::size_t const given = sleep(memory, where);
+    machine.take_memory(device_id{0}, 512_MiB - 10_MiB);
+    for (int i = 0; i < 2; ++i) {
+      try {
+        (void)wake(memory);
+        FAIL("woken without memory");
+      } catch (out_of_memory const& error) {
+        CHECK(error.report().lacking == error.report().asked - 10_MiB);
+        CHECK(error.report().asked <= given);
+        CHECK(std::string(error.what()).find("acking") != std::string::npos);
+      }
+      CHECK(is_asleep(memory));
+      CHECK(machine.usage().page_bytes == 0);
+      CHECK_THROWS_AS(memory.allocate(stream_ref{}, 1000), pool_asleep);
+    }
+    machine.take_memory(device_id{0}, 0);
+    (void)wake(memory);
+    if (where == contents::discarded) held.write();
+    CHECK(held.intact());
+  }
+}
+
+TEST_CASE("threads that allocate and free while a pool falls asleep and wakes get memory or pool_asleep",
+          "[raii][sleep][threads]") {
+  sim_machine const machine(small_machine());
+  {
+    auto memory = sim_pages{machine.driver(0)} | pooled{};
+    void* const kept = memory.allocate(stream_ref{}, 5_MiB);
+    std::memset(kept, 5, 5_MiB);
+    std::atomic<bool> stop{false};
+    std::atomic<int> refused{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        std::vector<void*> mine;
+        for (unsigned i = 0; !stop; ++i) {
+          std::size_t const bytes = 500u * static_cast<unsigned>(t + 1);
+          try {
+            if (mine.size() < 20) mine.push_back(memory.allocate(stream_ref{}, bytes));
+          } catch (pool_asleep const&) {
+            ++refused;
+          }
+          if (mine.size() > 10 || (i % 3 == 0 && !mine.empty())) {
+            memory.deallocate(stream_ref{}, mine.back(), bytes);
+            mine.pop_back();
+          }
+        }
+        for (void* p : mine) memory.deallocate(stream_ref{}, p, 500u * static_cast<unsigned>(t + 1));
+      });
+    }
+    for (int i = 0; i < 30; ++i) {
+      (void)sleep(memory, all_kinds[i % 2]);
+      CHECK(machine.usage().page_bytes == 0);
+      int const before = refused;
+      while (refused == before) std::this_thread::yield();
+      CHECK_THROWS_AS(memory.allocate(stream_ref{}, 1000), pool_asleep);
+      (void)wake(memory);
+    }
+    stop = true;
+    for (std::thread& t : threads) t.join();
+    CHECK(static_cast<unsigned char*>(kept)[5_MiB - 1] == 5);
+    memory.deallocate(stream_ref{}, kept, 5_MiB);
+    CHECK(memory->state().live == 0);
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("sleep_scope wakes its pool at its end, or before", "[raii][sleep]") {
+  sim_machine const machine(small_machine());
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  kept_blocks held(memory);
+  {
+    sleep_scope const asleep(memory);
+    CHECK(asleep.released_bytes() > 0);
+    CHECK(machine.usage().page_bytes == 0);
+  }
+  CHECK(held.intact());
+  {
+    sleep_scope asleep(memory, contents::in_host_memory);
+    asleep.wake();
+    CHECK(held.intact());
+    held.get(1_MiB);
+  }
+  {
+    sleep_scope const asleep(memory);
+    machine.take_memory(device_id{0}, 512_MiB);
+  }
+  CHECK(is_asleep(memory));
+  machine.take_memory(device_id{0}, 0);
+  (void)wake(memory);
+  CHECK(held.intact());
+}
+
+TEST_CASE("several pools sleep and wake independently", "[raii][sleep]") {
+  sim_machine const machine(small_machine());
+  auto weights = sim_pages{machine.driver(0)} | pooled{};
+  auto cache = sim_pages{machine.driver(0)} | pooled{};
+  auto* const w = static_cast<unsigned char*>(weights.allocate(stream_ref{}, 300_MiB));
+  std::memset(w, 3, 300_MiB);
+  (void)sleep(weights);
+  void* const c = cache.allocate(stream_ref{}, 400_MiB);
+  (void)sleep(cache, contents::discarded);
+  (void)wake(weights);
+  CHECK(w[0] == 3);
+  CHECK(w[300_MiB - 1] == 3);
+  CHECK_THROWS_AS(wake(cache), out_of_memory);
+  weights.deallocate(stream_ref{}, w, 300_MiB);
+  (void)weights.trim(0);
+  (void)wake(cache);
+  cache.deallocate(stream_ref{}, c, 400_MiB);
+}
+
+namespace {
+
+using faulty_pages = basic_pages<faulty<sim_driver>>;
+
+}  // namespace
+
+TEST_CASE("sleep and wake lose and leak nothing when a driver call fails, and can be tried again",
+          "[raii][sleep]") {
+  int failures = 0;
+  for (contents const where : all_kinds) {
+    for (failing_call const& f : failing_calls) {
+      for (std::uint64_t nth = 1, more = 1; more != 0; ++nth) {
+        sim_machine const machine(small_machine());
+        fault_plan const plan;
+        {
+          auto memory =
+              faulty_pages{faulty<sim_driver>{machine.driver(0), plan}} | limited{24_MiB} | pooled{};
+          kept_blocks held(memory, 8);
+          REQUIRE(memory->state().remaps > 0);
+          std::uint64_t const first = plan.calls(f.call);
+          plan.fail(f.call, nth, {.moment = f.moment});
+          bool failed = false;
+          try {
+            (void)sleep(memory, where);
+          } catch (std::exception const&) {
+            failed = true;
+            CHECK_FALSE(is_asleep(memory));
+            CHECK(machine.leaks().blocks == 0);
+            CHECK(held.intact());
+          }
+          if (!failed) {
+            REQUIRE(is_asleep(memory));
+            CHECK(memory->state().reserved == 0);
+            CHECK(machine.usage().page_bytes == 0);
+            try {
+              (void)wake(memory);
+            } catch (std::exception const&) {
+              failed = true;
+              CHECK(is_asleep(memory));
+              CHECK(memory->state().reserved == 0);
+              CHECK(machine.usage().page_bytes == 0);
+            }
+          }
+          more = plan.calls(f.call) - first >= nth ? 1 : 0;
+          plan.disarm();
+          if (failed) {
+            ++failures;
+            (void)sleep(memory, where);
+            (void)wake(memory);
+          }
+          CHECK_FALSE(is_asleep(memory));
+          CHECK(machine.leaks().blocks == 0);
+          if (where == contents::discarded) held.write();
+          CHECK(held.intact());
+          held.get(2_MiB);
+          CHECK(held.intact());
+        }
+        CHECK(machine.leaks().total() == 0);
+      }
+    }
+  }
+  CHECK(failures > 100);
+}
+
+TEST_CASE("fallback_to puts the pools to sleep that can", "[raii][sleep]") {
+  sim_machine const machine(small_machine());
+  auto other = sim_pinned_host{machine.driver(0)} | pooled{};
+  auto memory = sim_pages{machine.driver(0)} | limited{80_MiB} | pooled{} | fallback_to{other};
+  kept_blocks held(memory);
+  CHECK(sleep(memory) > 0);
+  CHECK(is_asleep(memory));
+  CHECK(machine.usage().page_bytes == 0);
+  void* const p = memory.allocate(stream_ref{}, 1000);  // from the fallback
+  CHECK(p != nullptr);
+  (void)wake(memory);
+  CHECK(held.intact());
+  memory.deallocate(stream_ref{}, p, 1000);
+}
+
+TEST_CASE("sleep compiles for pools over pages only", "[raii][sleep]") {
+  using over_pages = stack<sim_pages, limited, pooled, tracked>;
+  using over_blocks = stack<sim_malloc, pooled>;
+  using over_pool = stack<sim_pages, pooled, pooled>;
+  static_assert(detail::can_sleep<over_pages>);
+  static_assert(!detail::can_sleep<over_blocks>);
+  static_assert(!detail::can_sleep<over_pool>);
+  static_assert(!detail::can_sleep<sim_pages>);
+}
+
+namespace {
+
+/// Collects reports of misuse while it lives.
+struct collected_reports {
+  collected_reports() {
+    kinds.clear();
+    (void)set_misuse_handler([](misuse const& m) { kinds.push_back(m.kind()); });
+  }
+  collected_reports(collected_reports const&) = delete;
+  collected_reports& operator=(collected_reports const&) = delete;
+  ~collected_reports() { (void)set_misuse_handler(nullptr); }
+
+  static inline std::vector<misuse_kind> kinds;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "checked, fenced and poisoned touch no memory while the pool sleeps, and make no false report after",
+    "[raii][sleep]") {
+  auto const run = [](auto const& make) {
+    for (contents const where : all_kinds) {
+      sim_machine const machine(small_machine());
+      {
+        collected_reports const reports;
+        {
+          auto memory = make(machine);
+          void* const p = memory.allocate(stream_ref{}, 1_MiB);
+          void* const q = memory.allocate(stream_ref{}, 5000);
+          void* const r = memory.allocate(stream_ref{}, 5000);
+          memory.deallocate(stream_ref{}, r, 5000);
+          (void)machine.driver(0).synchronize_device();
+          (void)sleep(memory, where);
+          memory.deallocate(stream_ref{}, p, 1_MiB);
+          CHECK(machine.driver(0).synchronize_device().ok());
+          (void)wake(memory);
+          void* const s = memory.allocate(stream_ref{}, 5000);
+          memory.deallocate(stream_ref{}, q, 5000);
+          memory.deallocate(stream_ref{}, s, 5000);
+          CHECK(machine.driver(0).synchronize_device().ok());
+        }
+        CHECK(reports.kinds.empty());
+      }
+      CHECK(machine.leaks().total() == 0);
+    }
+  };
+  run([](sim_machine const& m) { return sim_pages{m.driver(0)} | pooled{} | checked{}; });
+  run([](sim_machine const& m) { return sim_pages{m.driver(0)} | pooled{} | fenced{} | poisoned{}; });
+}
+
+TEST_CASE("checked reports work that is unfinished at the call of sleep or compact", "[raii][sleep]") {
+  sim_machine const machine(small_machine());
+  collected_reports const reports;
+  sim_stream const stream(machine.driver(0));
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | checked{};
+  void* const p = memory.allocate(stream, 1_MiB);
+  REQUIRE(machine.driver(0).synchronize_device().ok());
+  (void)sleep(memory);
+  (void)wake(memory);
+  (void)compact(memory);
+  CHECK(reports.kinds.empty());
+  REQUIRE(machine.launch(stream, 1'000'000'000).ok());
+  (void)sleep(memory);
+  CHECK(reports.kinds == std::vector<misuse_kind>{misuse_kind::in_use});
+  REQUIRE(machine.driver(0).synchronize_device().ok());
+  (void)wake(memory);
+  REQUIRE(machine.launch(stream, 1'000'000'000).ok());
+  (void)compact(memory);
+  CHECK(reports.kinds.size() == 2);
+  REQUIRE(machine.driver(0).synchronize_device().ok());
+  memory.deallocate(stream, p, 1_MiB);
+}
