@@ -27,11 +27,12 @@ struct outcome {
   double warm_ms = 0;      ///< driver time of a later pass, mean
 };
 
+template <template <class> class Source>
 outcome replay(trace const& t, std::vector<event> const& left_over, pooled const& options) {
   setup made_for;
   made_for.streams = t.stream_numbers.size();
   simulated_device device(made_for);
-  auto memory = basic_pages<sim_driver>(device.driver()) | options;
+  auto memory = Source<sim_driver>(device.driver()) | options;
   std::vector<void*> blocks(t.slots, nullptr);
   auto const play = [&](std::vector<event> const& events) {
     for (event const& e : events) {
@@ -55,11 +56,12 @@ outcome replay(trace const& t, std::vector<event> const& left_over, pooled const
   return o;
 }
 
+template <template <class> class Source = basic_pages>
 void row(std::string const& name, std::vector<trace> const& traces,
          std::vector<std::vector<event>> const& left_over, pooled const& options) {
   std::printf("%-22s", name.c_str());
   for (std::size_t i = 0; i < traces.size(); ++i) {
-    outcome const o = replay(traces[i], left_over[i], options);
+    outcome const o = replay<Source>(traces[i], left_over[i], options);
     std::printf(" | %.3f %6.1f %6.1f", o.utilisation, o.cold_ms, o.warm_ms);
     std::fflush(stdout);
   }
@@ -103,5 +105,9 @@ int main(int argc, char** argv) {
   }
   pooled stay;
   stay.remap = remapping::off;
-  row("never seen elsewhere", traces, left_over, stay);
+  row("no remapping", traces, left_over, stay);
+  pooled single;
+  single.handles = handles_per_block::one;
+  row("one handle per block", traces, left_over, single);
+  row<basic_malloc>("segments of cudaMalloc", traces, left_over, {});
 }

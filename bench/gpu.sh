@@ -10,8 +10,8 @@
 #                            Stages after build need a build that is there
 #
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  hot_paths_cuda
-#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  moving  convert  tests  endings  sanitize  planted
-#   examples  snapshots  summary
+#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  moving  sleep  compact  reservations  convert  graphs  tests  endings  sanitize
+#   planted  examples  snapshots  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
@@ -141,7 +141,7 @@ run_configure() {
 # Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times
 # are at the end of the log.
 run_build() {
-  local targets=(tarn_replay tarn_hot_paths tarn_moving cuda_programs) keep_going=-k status
+  local targets=(tarn_replay tarn_hot_paths tarn_moving tarn_sleep tarn_compact tarn_reservations cuda_programs) keep_going=-k status
   [ -n "$torch_dir" ] && targets+=(tarn_replay_torch tarn_hot_paths_torch)
   [ -n "$rmm_dir" ] && targets+=(tarn_replay_rmm tarn_hot_paths_rmm)
   [ -f "$build/build.ninja" ] && keep_going=-k0
@@ -237,20 +237,24 @@ built() {
   return 1
 }
 
+# Sets `small` to the traces of the repository, and `all` to these and the other ones.
+find_traces() {
+  small=("$root"/examples/traces/*.trace.gz)
+  all=("${small[@]}")
+  [ -d "$more_traces" ] || return 0
+  for trace in "$more_traces"/*.trace.gz; do
+    [ -e "$root/examples/traces/$(basename "$trace")" ] || all+=("$trace")
+  done
+}
+
 # one_by_one FILE PROGRAM COMMAND...: each allocator in a process of its own, so that none sees what another left behind
 # and the death of one leaves the figures of the others. COMMANDs are arguments, split at blanks; @ALL and @SMALL are the
 # traces.
 one_by_one() {
-  local file=$results/$1.new program all small command arguments failed=0
+  local file=$results/$1.new program all small trace command arguments failed=0
   program=$(built "$2") || { say "$2 was not built"; return 77; }
   shift 2
-  small=("$root"/examples/traces/*.trace.gz)
-  all=("${small[@]}")
-  if [ -d "$more_traces" ]; then
-    for trace in "$more_traces"/*.trace.gz; do
-      [ -e "$root/examples/traces/$(basename "$trace")" ] || all+=("$trace")
-    done
-  fi
+  find_traces
   : >"$file"
   for command in "$@"; do
     read -r -a arguments <<<"$command"
@@ -318,8 +322,8 @@ run_hot_paths_torch_expandable() {
   PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True one_by_one hot_paths_torch_expandable.jsonl tarn_hot_paths_torch "--limit 20"
 }
 run_hot_paths_rmm() {
-  one_by_one hot_paths_rmm.jsonl tarn_hot_paths_rmm "--pool rmm_pool --limit 25" "--pool rmm_arena --limit 25" \
-    "--pool rmm_binning --limit 25"
+  one_by_one hot_paths_rmm.jsonl tarn_hot_paths_rmm "--pool rmm_binning --limit 25" "--pool rmm_pool --limit 25" \
+    "--pool rmm_arena --limit 25"
 }
 
 # Batches between host and device, and pinning; PyTorch's after it, whose import alone takes many seconds.
@@ -334,11 +338,40 @@ run_moving() {
   return $failed
 }
 
+# Sleep and wake.
+run_sleep() {
+  local program
+  program=$(built tarn_sleep) || { say "tarn_sleep was not built"; return 77; }
+  "$program" --device cuda --json "$results/sleep.jsonl.new"
+}
+
+# Compaction of a checkerboard and of each trace.
+run_compact() {
+  local program all small trace
+  program=$(built tarn_compact) || { say "tarn_compact was not built"; return 77; }
+  find_traces
+  "$program" --device cuda --json "$results/compact.jsonl.new" "${all[@]}"
+}
+
+# Tasks whose peaks exceed the device.
+run_reservations() {
+  local program
+  program=$(built tarn_reservations) || { say "tarn_reservations was not built"; return 77; }
+  "$program" --device cuda --json "$results/reservations.jsonl.new"
+}
+
 # Conversions, and copies between two GPUs where there are two.
 run_convert() {
   local program
   program=$(built tarn_convert) || { say "tarn_convert was not built"; return 77; }
   "$program" --json "$results/convert$devices.jsonl.new"
+}
+
+# Captures with the pool, against memory allocated before.
+run_graphs() {
+  local program
+  program=$(built tarn_graphs) || { say "tarn_graphs was not built"; return 77; }
+  "$program" --json "$results/graphs.jsonl.new"
 }
 
 # Who survives on a GPU that has 1.00, 1.01 and 1.05 times a trace's peak live bytes: a ballast takes the rest of it.
@@ -406,7 +439,11 @@ stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
 stage hot_paths_host 80 run_hot_paths_host
 stage moving 70 run_moving
+stage sleep 60 run_sleep
+stage compact 60 run_compact
+stage reservations 60 run_reservations
 stage convert 20 run_convert
+stage graphs 30 run_graphs
 stage tests 90 run_tests
 stage endings 60 run_endings
 stage sanitize 120 run_sanitize
