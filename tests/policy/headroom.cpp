@@ -146,8 +146,8 @@ TEST_CASE("an outside allocation of the headroom succeeds at any moment", "[poli
   device d;
   // A thread that has ended may have destroyed a stream that the pool of the others marks.
   sim_marking_driver const driver(d.driver);
-  auto first = basic_pages(driver) | headroom{150_MiB} | pooled{};
-  auto second = basic_malloc(driver) | headroom{150_MiB} | pooled{};
+  auto first = basic_pages<sim_marking_driver>(driver) | headroom{150_MiB} | pooled{};
+  auto second = basic_malloc<sim_marking_driver>(driver) | headroom{150_MiB} | pooled{};
   std::atomic<bool> stop{false};
   std::atomic<std::size_t> served{0};
   auto const load = [&](auto& memory, unsigned seed) {

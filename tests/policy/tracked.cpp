@@ -472,7 +472,7 @@ TEST_CASE("tracked_numbers counts exactly while threads take room from one anoth
       if (random() % 4'000 != 0 && step != 19'999) continue;
       tracked_statistics const s = numbers.statistics();
       for (std::size_t g = 0; g < 3; ++g) {
-        auto const is = [&](stat const& n, std::size_t k) {
+        auto const is = [&](tarn::stat const& n, std::size_t k) {
           CHECK(n.current == current[k][g]);
           CHECK(n.peak == peak[k][g]);
           CHECK(n.allocated == came[k][g]);
