@@ -4,6 +4,7 @@
 #include "tarn/raii/graph_memory.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -754,6 +755,73 @@ TEST_CASE("a pool that ends waits for graphs that use blocks it kept", "[graph_m
     }
   }
   CHECK(d.machine.pending() == 0);
+  d.clean();
+}
+
+TEST_CASE("a pool that ends during another thread's capture waits for it before it unmaps",
+          "[graph_memory][threads]") {
+  device d;
+  auto captured = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver};
+  graph_memory memory{captured};
+  using capture_type = capture<decltype(captured)>;
+  auto const with = GENERATE(as<std::string>{}, "freed memory", "a recorded use", "a replay");
+  auto ending = std::make_unique<decltype(d.pages() | pooled{})>(d.pages() | pooled{});
+  constexpr std::size_t bytes = 4 << 20;
+  void* const p = ending->allocate(b, bytes);
+  std::optional<graph_memory<decltype(captured)>> of_ending;
+  if (with == "a replay") {
+    of_ending.emplace(*ending);
+    sim_graph graph;
+    {
+      capture c(d.machine, *of_ending, b);
+      REQUIRE(d.machine.launch(b, 5'000'000, {sim_writes(p, bytes)}).ok());
+      ending->deallocate(b, p, bytes);
+      c.end();
+      graph = c.graph;
+    }
+    REQUIRE(d.machine.launch(b, graph).ok());
+  } else {
+    REQUIRE(d.machine.launch(b, 5'000'000, {sim_writes(p, bytes)}).ok());
+  }
+  auto open = std::make_unique<capture_type>(d.machine, memory, a);
+  of_ending.reset();
+  if (with == "a recorded use") {
+    ending->record_stream(p, bytes, b);
+    ending->deallocate(a, p, bytes);
+  } else if (with == "freed memory") {
+    ending->deallocate(b, p, bytes);
+  }
+  std::atomic<bool> ended{false};
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    CHECK_FALSE(ended);
+    CHECK(d.machine.is_accessible(p, bytes));
+    open.reset();
+  });
+  ending.reset();
+  ended = true;
+  other.join();
+  CHECK(d.machine.pending() == 0);
+  CHECK_FALSE(d.machine.is_accessible(p, bytes));
+  d.clean();
+}
+
+TEST_CASE("a pool that ends inside the scope of its own thread leaves its memory mapped", "[graph_memory]") {
+  device d;
+  auto captured = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver};
+  graph_memory memory{captured};
+  constexpr std::size_t bytes = 4 << 20;
+  void* p = nullptr;
+  {
+    capture const open(d.machine, memory, a);
+    auto ending = d.pages() | pooled{};
+    p = ending.allocate(b, bytes);
+    REQUIRE(d.machine.launch(b, 5'000'000, {sim_writes(p, bytes)}).ok());
+    ending.deallocate(b, p, bytes);
+  }
+  CHECK(d.machine.is_accessible(p, bytes));
   d.clean();
 }
 

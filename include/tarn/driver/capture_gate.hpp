@@ -49,6 +49,11 @@ class capture_gate {
     return false;
   }
   static void end_capture() noexcept { state.fetch_sub(one_capture, std::memory_order_release); }
+  /// Waits until no capture is open; returns false if one still is after 5 s, as when the caller's own thread has it open.
+  [[nodiscard]] static bool wait_for_captures() noexcept {
+    for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
+    return !has_captures();
+  }
   [[nodiscard]] static bool has_captures() noexcept {
     return state.load(std::memory_order_acquire) >= one_capture;
   }

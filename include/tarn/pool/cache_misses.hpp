@@ -14,6 +14,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sleeping.hpp"
 #include "tarn/core/stream.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/no_driver.hpp"
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/front/front.hpp"
@@ -54,6 +55,27 @@ class cache_misses : public pool_parts<Upstream> {
     hot_lock held(heap_.hot);
     return !has_unfinished(heap_.space(held));
   }
+  /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
+  [[nodiscard]] bool finish_work() noexcept {
+    std::lock_guard const cold(heap_.cold);
+    bool const graphs_done = graphs_.finish(whole());
+    collect();
+    bool const done = heap_.finish(waiting_.asks_for_device());
+    return done && graphs_done && !waiting_.waits_for_capture();
+  }
+  /// The same, but waits for the captures. If one stays open, none of the pool's memory is given back when it ends.
+  void finish_or_keep_mapped() noexcept {
+    std::lock_guard const cold(heap_.cold);
+    for (int tries = 0; tries < 8 && !heap_.keeps_mapped();
+         ++tries) {  // the next capture may have begun meanwhile
+      if (finish_work()) return;
+      if (!capture_gate::wait_for_captures()) break;
+    }
+    keep_mapped();
+    graphs_.keep_mapped();
+  }
+  /// Work may still use the memory when the pool ends: none of it is given back.
+  void keep_mapped() noexcept { heap_.keep_mapped(); }
   /// For the pool of a graph_memory: keeps the order of a captured stream from now on. There is room for as many as a pool has.
   void open_capture(stream_id kept_as) noexcept { heap_.kept_as.set(heap_.kept_as.free_place(), kept_as); }
   /// For the pool of a graph_memory: makes what a captured stream freed usable by the next capture.

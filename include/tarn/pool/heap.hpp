@@ -155,7 +155,7 @@ class heap {
       auto result = in_run ? space_.release_small(giver.get(held), k, blocks[i])
                            : space_.release(giver.get(held), blocks[i], class_bytes(k));
       if (result == release_result::needs_finish) {
-        bool const finished = wait_for_device(may_release(held));
+        bool const finished = wait_for_device(may_release(held)).ok();
         giver = domain_of(may_release(held), id, stream);  // its place may belong to another stream now
         if (!finished) {
           count_uncached(held, static_cast<std::int64_t>(class_bytes(k)), 1);
@@ -316,19 +316,24 @@ class heap {
     result.released = reserved - result.reserved;
     return result;
   }
-  /// Waits for all work on the pool's memory, as far as the driver can report it.
+  /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
   /// @param asks_for_device  whether blocks wait for uses that only a device synchronisation covers
-  void finish(bool asks_for_device) noexcept {
+  [[nodiscard]] bool finish(bool asks_for_device) noexcept {
     hot_lock held(hot);
     finish_all(space_, order, may_release(held));
     // A stream whose end the driver does not report: its work must not see its memory unmapped.
-    if ((has_unfinished(space_) || asks_for_device) && !wait_for_device(may_release(held)))
-      (void)wait_for_device(may_release(held));
+    if (!has_unfinished(space_) && !asks_for_device) return true;
+    status s = wait_for_device(may_release(held));
+    if (!s.ok()) s = wait_for_device(may_release(held));
+    return !is_of_capture(s);
   }
-  /// Gives everything back to the source. No work uses it any more.
+  /// Work may still use the memory when the pool ends: close() will give none of it back.
+  void keep_mapped() noexcept { keeps_mapped_ = true; }
+  [[nodiscard]] bool keeps_mapped() const noexcept { return keeps_mapped_; }
+  /// Gives everything back to the source, unless keep_mapped() was called.
   void close() noexcept {
     order.close(space_);
-    growth.close();
+    if (!keeps_mapped_) growth.close();
   }
 
   // ---- fork
@@ -392,20 +397,21 @@ class heap {
     try {
       found = space_.streams.get(id, stream);
     } catch (...) {
-      if (wait_for_device(held)) found = neutral;
+      if (wait_for_device(held).ok()) found = neutral;
     }
     return {held.held(), found};
   }
   /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
-  bool wait_for_device(may_release held) noexcept {
+  status wait_for_device(may_release held) noexcept {
     unlocked const open(held);
-    return wait_for_all_work(driver()).ok();
+    return wait_for_all_work(driver());
   }
 
   arena space_;
   std::atomic<bool> lost_{false};
   recursive_fork_mutex own_cold_;
   std::atomic<bool> asleep_{false};
+  bool keeps_mapped_ = false;
 
  public:
   typename described::type description;  ///< last: away from the members that a warm call reads

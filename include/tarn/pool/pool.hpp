@@ -65,7 +65,9 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
-  /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver has unloaded.
+  /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver has unloaded. While a
+  /// graph is captured on any thread, that work cannot be waited for: the destructor waits until the capture ends. If the caller's
+  /// own thread has a capture_scope open, it gives up after 5 s, and the memory stays mapped until the process ends.
   ~pool() {
     misses::leave_others();
     misuse_report const last = report_misuse_at_end();
@@ -76,9 +78,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
       if (heap_.description.active() && heap_.driver().synchronize_device().kind == failure::unloading)
         heap_.description.abandon();
     }
-    graphs_.finish(*this);
-    collect();
-    heap_.finish(waiting_.asks_for_device());
+    misses::finish_or_keep_mapped();
     waiting_.close();
     heap_.close();
   }

@@ -80,6 +80,7 @@ class waiting_blocks {
   }
 
   [[nodiscard]] bool asks_for_device() const noexcept { return uses_.asks_for_device(); }
+  [[nodiscard]] bool waits_for_capture() const noexcept { return uses_.waits_for_capture(); }
   void close() noexcept { uses_.close(); }
 
   /// Counts a block that a graph memory keeps as waiting. @param sign  1 when it is freed, -1 when it is given back

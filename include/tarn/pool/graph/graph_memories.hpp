@@ -150,10 +150,19 @@ class graph_memories {
     return *parts_.back();
   }
   /// Waits for the graphs that the device still runs, and gives back what ended owners had. The pool ends: there is no owner left.
+  /// Returns false if a capture prevents it.
   template <class Pool>
-  void finish(Pool& whole) noexcept {
+  [[nodiscard]] bool finish(Pool& whole) noexcept {
     for (auto& p : parts_) (void)p->end.is_complete(true);
     (void)reap(whole, true);
+    for (auto& p : parts_) {
+      if (p->end.waits_for_capture()) return false;
+    }
+    return true;
+  }
+  /// The pool ends while work may use what its ended owners had: none of it is given back.
+  void keep_mapped() noexcept {
+    for (auto& p : parts_) p->memory.keep_mapped();
   }
   /// Ends an owner. Its memory is given back now if the device has completed its work, else later.
   template <class Pool>
@@ -196,7 +205,9 @@ class graph_memories {
       if (!p->end.is_complete(wait)) continue;
       // Before the part itself: blocks that two ended owners keep of each other, or one of its own, would hold them forever.
       bool const gave_kept = give_back_all_kept(whole, *p);
-      bool const can_end = !capture_gate::has_captures() || p->memory.can_end_now();
+      // Its destructor must find nothing to wait for: a capture may open at any moment.
+      bool const can_end =
+          p->memory.can_end_now() || (!capture_gate::has_captures() && p->memory.finish_work());
       owned<part> const gone = can_end ? take_part(*p) : owned<part>();
       if (gave_kept || gone.get() != nullptr) {
         any = true;

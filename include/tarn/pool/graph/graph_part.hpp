@@ -64,6 +64,7 @@ class end_mark {
       if (!is_marked_) {
         status s = event_ != nullptr ? status{} : driver_.create_event(event_);
         if (s.ok()) s = record_all_work(driver_, event_);
+        waits_for_capture_ = is_of_capture(s);
         if (s.kind == failure::unloading || s.kind == failure::unsupported)
           return is_complete_ = host_waits();
         is_marked_ = s.ok();
@@ -77,6 +78,9 @@ class end_mark {
     }
   }
 
+  /// Whether a capture prevented the last call of is_complete() from finding out.
+  [[nodiscard]] bool waits_for_capture() const noexcept { return !is_complete_ && waits_for_capture_; }
+
   /// Something uses the memory that was submitted after the mark.
   void renew() noexcept { is_marked_ = is_complete_ = false; }
 
@@ -89,6 +93,7 @@ class end_mark {
  private:
   bool host_waits() noexcept {
     status const s = wait_for_all_work(driver_);
+    waits_for_capture_ = is_of_capture(s);
     return s.ok() || s.kind == failure::unloading;
   }
 
@@ -96,6 +101,7 @@ class end_mark {
   event_handle event_ = nullptr;
   bool is_marked_ = false;
   bool is_complete_ = false;
+  bool waits_for_capture_ = false;
 };
 
 /// The owners whose graphs use a block, each with a reference to its part.

@@ -159,14 +159,16 @@ class recorded_streams {
   }
 
   /// Whether work may still run on held-back blocks and the host may synchronise the device. It may not while a stream to be
-  /// marked is capturing, since that would only end the capture. Uses what settle() found: a stream's handle is not queried,
-  /// since the stream may be destroyed.
-  [[nodiscard]] bool asks_for_device() const noexcept {
+  /// marked is capturing, since that would only end the capture.
+  [[nodiscard]] bool asks_for_device() const noexcept { return any_waiting() && !waits_for_capture(); }
+  /// Whether a capture prevents a stream from being marked that held-back blocks wait for. Uses what settle() found: a stream's
+  /// handle is not queried, since the stream may be destroyed.
+  [[nodiscard]] bool waits_for_capture() const noexcept {
     std::lock_guard const guard(mutex_);
-    for (slot_number q = 1; q <= queues_.last(); ++q) {
-      if (queues_[q].unmarked != 0 && queues_[q].captured) return false;
+    for (slot_number q = 1; q <= queues_.last() && any_waiting(); ++q) {
+      if (queues_[q].unmarked != 0 && queues_[q].captured) return true;
     }
-    return any_waiting();
+    return false;
   }
 
   /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
