@@ -152,9 +152,9 @@ PLANTED = {
             "pool/heap.hpp",
             """    finish_all(space_, order, may_release(held));
     // A stream whose end the driver does not report: its work must not see its memory unmapped.
-    if ((has_unfinished(space_) || asks_for_device) &&""",
+    if (!has_unfinished(space_) && !asks_for_device) return true;""",
             """    // A stream whose end the driver does not report: its work must not see its memory unmapped.
-    if (asks_for_device &&""",
+    if (!asks_for_device) return true;""",
         ),
     ],
     "record_stream() holds a block back until all its uses are complete": [
@@ -1756,6 +1756,27 @@ PLANTED = {
             "pool/graph/graph_memories.hpp",
             "if (by != nullptr) b.users.add(*by);",
             "if (by != nullptr && b.users.empty()) b.users.add(*by);",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a pool that ends does not wait for a capture on another thread",
+            "pool/cache_misses.hpp",
+            "      if (!capture_gate::wait_for_captures()) break;\n",
+            "",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a pool that ends forgets that a capture refused to mark its recorded uses",
+            "pool/cache_misses.hpp",
+            "return done && graphs_done && !waiting_.waits_for_capture();",
+            "return done && graphs_done;",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a pool that ends forgets that a capture refused to mark its replays",
+            "pool/cache_misses.hpp",
+            "return done && graphs_done && !waiting_.waits_for_capture();",
+            "return done && !waiting_.waits_for_capture();",
             finder="tests/raii/graph_memory.cpp",
         ),
     ],
