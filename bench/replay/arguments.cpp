@@ -60,6 +60,11 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
                         ->check(CLI::Validator(is_a_factor, "FACTOR") & CLI::Range(0.01, 1000.0))
                         ->excludes(capacity)
                         ->excludes(passes);
+  auto* const waste =
+      app.add_flag("--waste", a.waste,
+                   "print where the bytes between peak live and peak reserved are, at both peaks; tarn's "
+                   "pools only")
+          ->excludes(cap);
   auto* const json = app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
   app.add_option("--report", a.report,
                  "replay one trace once on one pool, and write this HTML page: memory over time, the "
@@ -68,7 +73,8 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
           [](std::string& name) { return std::string(name.empty() ? "names no file" : ""); }, "FILE"))
       ->excludes(cap)
       ->excludes(json)
-      ->excludes(passes);
+      ->excludes(passes)
+      ->excludes(waste);
   app.add_option("FILE", a.files, "traces, plain or gzip; - is standard input");
   app.footer(
       "A trace is text, one event a line, in the order of the calls:\n"

@@ -20,6 +20,7 @@ struct arguments {
   unsigned passes = 3;  ///< 1 to 1000
   bool json = false;
   std::vector<double> caps;  ///< memory of the device, as multiples of the peak of live bytes; empty: no cap
+  bool waste = false;        ///< describe the memory at the peaks instead of measuring times
   std::string report;        ///< file to write a report page to; empty: times are measured
   std::vector<std::string> files;
 };

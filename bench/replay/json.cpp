@@ -24,6 +24,22 @@ std::optional<double> to_tenth(std::optional<double> ns) {
   return ns;
 }
 
+nlohmann::ordered_json as_json(waste_moment const& m) {
+  nlohmann::ordered_json moment;
+  moment["pass"] = m.pass;
+  moment["event"] = m.event;
+  moment["asked"] = m.asked;
+  moment["reserved"] = m.reserved;
+  moment["handles"] = m.handles;
+  for (std::size_t i = 0; i < memory_part_count; ++i) {
+    moment["bytes"][std::string(memory_part_names[i].key)] = m.parts[i].bytes;
+  }
+  for (std::size_t i = 0; i < memory_part_count; ++i) {
+    moment["count"][std::string(memory_part_names[i].key)] = m.parts[i].count;
+  }
+  return moment;
+}
+
 /// Replaces invalid UTF-8: the name of a trace is a file name.
 void write_line(std::ostream& out, nlohmann::ordered_json const& line) {
   out << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
@@ -68,6 +84,23 @@ void write_json(std::ostream& out, survival const& row, context const& where) {
   line["first_refused_bytes"] = row.first_refused_bytes;
   line["live_at_first"] = row.live_at_first;
   line["failed"] = row.failed;
+  write_context(line, where);
+  write_line(out, line);
+}
+
+void write_json(std::ostream& out, waste const& row, context const& where) {
+  nlohmann::ordered_json line;
+  line["trace"] = row.trace;
+  line["pool"] = row.pool;
+  line["device"] = row.device;
+  line["events"] = row.events;
+  line["passes"] = row.passes;
+  line["peak_live"] = row.peak_live;
+  line["peak_reserved"] = row.peak_reserved;
+  line["utilisation"] = or_null(row.utilisation());
+  line["out_of_memory"] = row.out_of_memory;
+  line["at_peak_reserved"] = as_json(row.at_peak_reserved);
+  line["at_peak_live"] = as_json(row.at_peak_live.value_or(row.at_peak_reserved));
   write_context(line, where);
   write_line(out, line);
 }

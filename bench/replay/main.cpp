@@ -19,6 +19,7 @@
 #include "replay/report_file.hpp"
 #include "replay/table.hpp"
 #include "replay/trace_reader.hpp"
+#include "replay/waste_table.hpp"
 
 namespace {
 
@@ -100,6 +101,29 @@ void write_report(arguments const& a, trace const& t, pool_entry const& p, setup
   write_report_line(std::cout, a.report, s);
 }
 
+/// Describes the memory of each pool at the peaks of one trace.
+void write_waste(arguments const& a, trace const& t, std::vector<pool_entry> const& pools, setup made_for,
+                 context const& where, progress& line) {
+  for (pool_entry const& p : pools) {
+    waste const found = p.find_waste(t, made_for, a.passes, line);
+    if (a.json) {
+      write_json(std::cout, found, where);
+    } else {
+      write_table(std::cout, found);
+    }
+    std::cout.flush();
+  }
+}
+
+void require_waste(std::vector<pool_entry> const& pools) {
+  for (pool_entry const& p : pools) {
+    if (p.find_waste == nullptr) {
+      throw usage_error("no waste of pool '" + std::string(p.name) +
+                        "': only tarn's pools report what they hold");
+    }
+  }
+}
+
 void replay(arguments const& a) {
   found_cuda const gpu = a.device == "sim" ? found_cuda{} : find_cuda();
   chosen_device const device = choose_device(a, gpu);
@@ -107,6 +131,7 @@ void replay(arguments const& a) {
   if (!a.report.empty() && (a.files.size() != 1 || pools.size() != 1)) {
     throw usage_error("--report takes one trace and one pool");
   }
+  if (a.waste) require_waste(pools);
   std::vector<trace>
       traces;  // all are read before the first is replayed, so an invalid one is reported at once
   for (std::string const& file : a.files) traces.push_back(read_trace(file));
@@ -124,6 +149,10 @@ void replay(arguments const& a) {
       survive_caps(a, t, pools, where, line);
       continue;
     }
+    if (a.waste) {
+      write_waste(a, t, pools, made_for, where, line);
+      continue;
+    }
     std::vector<figures> rows;
     for (pool_entry const& p : pools) {
       rows.push_back(p.run(t, made_for, a.passes, line));
@@ -137,7 +166,12 @@ void replay(arguments const& a) {
       std::cout.flush();
     }
   }
-  if (!a.json && a.caps.empty()) write_legend(std::cout);
+  if (a.json || !a.caps.empty()) return;
+  if (a.waste) {
+    write_waste_legend(std::cout);
+  } else {
+    write_legend(std::cout);
+  }
 }
 
 int run(int argc, char** argv) {

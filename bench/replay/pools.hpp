@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "replay/find_waste.hpp"
 #include "replay/report.hpp"
 #include "replay/run.hpp"
 #include "replay/survive.hpp"
@@ -20,13 +21,17 @@ struct pool_entry {
   figures (*run)(trace const&, setup, unsigned passes, progress&);
   survival (*survive)(trace const&, double factor, progress&);
   snapshot (*report)(trace const&, setup, progress&);  ///< null: this pool cannot be inspected
+  waste (*find_waste)(trace const&, setup, unsigned passes, progress&);  ///< null: likewise
 };
 
 template <peer P>
 [[nodiscard]] constexpr pool_entry entry_of() noexcept {
-  snapshot (*reported)(trace const&, setup, progress&) = nullptr;
-  if constexpr (inspected_peer<P>) reported = &report<P>;
-  return {P::name, P::about, P::where, &run<P>, &survive<P>, reported};
+  pool_entry entry{P::name, P::about, P::where, &run<P>, &survive<P>, nullptr, nullptr};
+  if constexpr (inspected_peer<P>) {
+    entry.report = &report<P>;
+    entry.find_waste = &find_waste<P>;
+  }
+  return entry;
 }
 
 [[nodiscard]] std::vector<pool_entry> simulated_pools();

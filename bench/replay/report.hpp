@@ -4,7 +4,6 @@
 // numbers of the trace's calls, from 1. A trace has no tags: the tag of a block is its range of sizes.
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -12,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "peers/peer.hpp"
+#include "replay/inspected_peer.hpp"
 #include "replay/progress.hpp"
 #include "replay/run.hpp"
 #include "replay/size_spans.hpp"
@@ -21,14 +20,6 @@
 #include "tarn/report/take_snapshot.hpp"
 
 namespace tarn::bench {
-
-/// A pool that snapshots can be taken of.
-template <class P>
-concept inspected_peer = peer<P> && requires(P const& seen, std::size_t bytes) {
-  take_snapshot(seen.memory());
-  { seen.state() } -> std::same_as<pool_state>;
-  { seen.block_bytes(bytes) } -> std::same_as<std::size_t>;
-};
 
 namespace detail {
 

@@ -133,13 +133,18 @@ expect 2 "--cap with --passes, which it would ignore" --device sim --cap 1.1 --p
 says err '[-][-]passes'
 expect 2 "--cap with --capacity, which it would ignore" --device sim --cap 1.1 --capacity 3GiB "$demucs"
 says err '[-][-]capacity'
+expect 2 "--waste with --cap, which it would ignore" --device sim --cap 1.1 --waste "$demucs"
+says err '[-][-]waste'
+expect 2 "--report with --waste, which it would ignore" --device sim --waste --report none.html "$demucs"
+says err '[-][-]waste'
 expect 2 "--report with --passes, which it would ignore" --device sim --passes 2 --report none.html "$demucs"
 says err '[-][-]passes'
 expect 0 "a capacity of one byte refuses every request" --device sim --capacity 1 --passes 1 "$demucs"
 
 if [ -w /dev/full ]; then
   for arguments in --help "--pool list" "--device sim --pool std_pmr $demucs" "--device sim --pool std_pmr --json $demucs" \
-    "--device sim --cap 1.1 $demucs" "--device sim --cap 1.1 --json $demucs" "--device sim --report page.html $demucs"; do
+    "--device sim --cap 1.1 $demucs" "--device sim --cap 1.1 --json $demucs" \
+    "--device sim --waste $demucs" "--device sim --waste --json $demucs" "--device sim --report page.html $demucs"; do
     title="output to a full disk: $arguments"
     # shellcheck disable=SC2086
     "$tool" $arguments >/dev/full 2>err
@@ -178,6 +183,30 @@ if [ -w /dev/full ]; then
   expect 1 "a report on a full disk" --device sim --report /dev/full "$demucs"
   says err '^tarn_replay: /dev/full: cannot be written: No space'
 fi
+
+expect 0 "--waste prints the parts of the reserved memory at both peaks" --device sim --waste "$demucs" "$traces"/resnet50_train.trace.gz
+says out '^demucs_train on tarn: 10,645 events, peak live 5,953.6 MiB, peak reserved [56],.* MiB, utilisation 0\.9'
+says out '^  peak .*: first after event [1-9][0-9,]* of pass [123], an allocation of [0-9,.]* MiB$'
+says out '^  requested by live blocks  .* 5,953.61  *9[0-9.]*  *285'
+says out '^  reserved  .* 100.00 '
+says out '^resnet50_train on tarn: '
+quiet err
+peak_reserved() { grep -o '"peak_reserved":[0-9]*' "$1"; }
+expect 0 "the peaks without --waste" --device sim --passes 4 --json --pool tarn,tarn_no_remap,tarn_tracked "$demucs"
+mv out measured
+expect 0 "--waste --json has the peaks of a run without it, at the same number of passes" --device sim --waste --passes 4 --json \
+  --pool tarn,tarn_no_remap,tarn_tracked "$demucs"
+[ "$(wc -l <out)" -eq 3 ] || fail "$title: not three lines"
+[ "$(peak_reserved out)" = "$(peak_reserved measured)" ] || fail "$title: other peaks than $(peak_reserved measured)"
+says out '"at_peak_reserved":{"pass":[1-4],"event":[1-9].*,"bytes":{"requested":[1-9]'
+quiet err
+expect 0 "--waste of a device that is too small counts the refused requests" --device sim --capacity 3GiB --waste "$demucs"
+says out '^  [1-9][0-9,]* requests refused in 3 passes'
+expect 0 "--waste of an empty trace" --device sim --waste - </dev/null
+says out '^  no memory was reserved$'
+expect 2 "--waste of a pool that cannot be inspected" --device sim --pool tarn,std_pmr --waste "$demucs"
+says err "no waste of pool 'std_pmr': only tarn's pools report what they hold"
+quiet out
 
 [ "$failures" -eq 0 ] || { echo "$failures failed" >&2; exit 1; }
 echo "tarn_replay: all checks passed"
