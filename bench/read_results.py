@@ -76,6 +76,11 @@ def replay(results=RESULTS):
     return read(results, "replay", ("trace", "pool", "device"))
 
 
+def patterns(results=RESULTS):
+    """Replays of generated traces."""
+    return read(results, "patterns", ("trace", "pool", "device"))
+
+
 def hot_paths(results=RESULTS):
     return read(results, "hot_paths", ("work", "pool", "device"))
 
