@@ -293,6 +293,8 @@ run_replay_cuda() {
   for pool in cuda_async cub thrust_mr; do runs+=("--device cuda --json --passes 6 --pool $pool @ALL"); done
   # A driver call per block: short traces, twice.
   for pool in cub_default cuda_malloc; do runs+=("--device cuda --json --passes 2 --pool $pool @SMALL"); done
+  # Fills the device, and is refused after that.
+  runs+=("--device cuda --json --passes 2 --pool stack_arena @SMALL")
   one_by_one replay_cuda.jsonl tarn_replay "${runs[@]}"
 }
 # PyTorch reads its settings once per process.
@@ -305,7 +307,8 @@ run_replay_torch_expandable() {
 }
 run_replay_rmm() {
   one_by_one replay_rmm.jsonl tarn_replay_rmm "--device cuda --json --passes 6 --pool rmm_pool @ALL" \
-    "--device cuda --json --passes 6 --pool rmm_arena @ALL" "--device cuda --json --passes 6 --pool rmm_binning @ALL"
+    "--device cuda --json --passes 6 --pool rmm_arena @ALL" "--device cuda --json --passes 6 --pool rmm_binning @ALL" \
+    "--device cuda --json --passes 6 --pool cccl @ALL"
 }
 
 # Patterns that are hard on pools, on the same pools but those that call the driver for each block.
@@ -320,6 +323,7 @@ run_patterns_tarn() {
 run_patterns_cuda() {
   local runs=() pool
   for pool in cuda_async cub thrust_mr; do runs+=("--device cuda --json --passes 6 --pool $pool @PATTERNS"); done
+  runs+=("--device cuda --json --passes 2 --pool stack_arena @PATTERNS")
   one_by_one patterns_cuda.jsonl tarn_replay "${runs[@]}"
 }
 run_patterns_torch() {
@@ -331,7 +335,8 @@ run_patterns_torch_expandable() {
 }
 run_patterns_rmm() {
   one_by_one patterns_rmm.jsonl tarn_replay_rmm "--device cuda --json --passes 6 --pool rmm_pool @PATTERNS" \
-    "--device cuda --json --passes 6 --pool rmm_arena @PATTERNS" "--device cuda --json --passes 6 --pool rmm_binning @PATTERNS"
+    "--device cuda --json --passes 6 --pool rmm_arena @PATTERNS" "--device cuda --json --passes 6 --pool rmm_binning @PATTERNS" \
+    "--device cuda --json --passes 6 --pool cccl @PATTERNS"
 }
 
 # Three processes, so that the peers' slow windows do not cost the other works their time. Not in the last: what takes
@@ -351,7 +356,7 @@ run_hot_paths_torch_expandable() {
 }
 run_hot_paths_rmm() {
   one_by_one hot_paths_rmm.jsonl tarn_hot_paths_rmm "--pool rmm_binning --limit 25" "--pool rmm_pool --limit 25" \
-    "--pool rmm_arena --limit 25"
+    "--pool rmm_arena --limit 25" "--pool cccl --limit 25"
 }
 
 # Batches between host and device, and pinning; PyTorch's after it, whose import alone takes many seconds.

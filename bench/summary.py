@@ -62,9 +62,13 @@ def replay_cell(row):
     return f"{held} {number(row.get('cold_ns_per_event'))}/{number(row.get('warm_ns_per_event'))} [{calls}]"
 
 
+# Their times are of less than a pool's work: one ignores the order of streams, the other does not search for free memory.
+TIMES_NOT_COMPARED = ("thrust_mr", "stack_arena")
+
+
 def is_peer(row):
-    """Whether tarn is compared with its time: it serves all requests and keeps the order of streams, where there are any."""
-    return not row["pool"].startswith("tarn") and row["pool"] != "thrust_mr" and not row.get("out_of_memory")
+    """Whether tarn is compared with its time."""
+    return not row["pool"].startswith("tarn") and row["pool"] not in TIMES_NOT_COMPARED and not row.get("out_of_memory")
 
 
 def patterns_table(rows):
