@@ -9,7 +9,8 @@
 #   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
 #                            Stages after build need a build that is there
 #
-#   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  hot_paths_cuda
+#   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm
+#   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  hot_paths_cuda
 #   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  moving  sleep  compact  reservations  convert  graphs  tests  endings  sanitize
 #   planted  examples  snapshots  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
@@ -249,7 +250,7 @@ find_traces() {
 
 # one_by_one FILE PROGRAM COMMAND...: each allocator in a process of its own, so that none sees what another left behind
 # and the death of one leaves the figures of the others. COMMANDs are arguments, split at blanks; @ALL and @SMALL are the
-# traces.
+# traces, @PATTERNS the generated ones.
 one_by_one() {
   local file=$results/$1.new program all small trace command arguments failed=0
   program=$(built "$2") || { say "$2 was not built"; return 77; }
@@ -261,6 +262,7 @@ one_by_one() {
     case ${arguments[-1]} in
       @ALL) arguments=("${arguments[@]:0:${#arguments[@]}-1}" "${all[@]}") ;;
       @SMALL) arguments=("${arguments[@]:0:${#arguments[@]}-1}" "${small[@]}") ;;
+      @PATTERNS) arguments=("${arguments[@]:0:${#arguments[@]}-1}" --pattern all) ;;
       *) arguments+=(--json "$file") ;;
     esac
     say "-- $command"
@@ -291,6 +293,8 @@ run_replay_cuda() {
   for pool in cuda_async cub thrust_mr; do runs+=("--device cuda --json --passes 6 --pool $pool @ALL"); done
   # A driver call per block: short traces, twice.
   for pool in cub_default cuda_malloc; do runs+=("--device cuda --json --passes 2 --pool $pool @SMALL"); done
+  # Fills the device, and is refused after that.
+  runs+=("--device cuda --json --passes 2 --pool stack_arena @SMALL")
   one_by_one replay_cuda.jsonl tarn_replay "${runs[@]}"
 }
 # PyTorch reads its settings once per process.
@@ -303,7 +307,36 @@ run_replay_torch_expandable() {
 }
 run_replay_rmm() {
   one_by_one replay_rmm.jsonl tarn_replay_rmm "--device cuda --json --passes 6 --pool rmm_pool @ALL" \
-    "--device cuda --json --passes 6 --pool rmm_arena @ALL" "--device cuda --json --passes 6 --pool rmm_binning @ALL"
+    "--device cuda --json --passes 6 --pool rmm_arena @ALL" "--device cuda --json --passes 6 --pool rmm_binning @ALL" \
+    "--device cuda --json --passes 6 --pool cccl @ALL"
+}
+
+# Patterns that are hard on pools, on the same pools but those that call the driver for each block.
+run_patterns_tarn() {
+  local runs=() pool
+  for pool in tarn host_malloc std_pmr mimalloc; do runs+=("--device sim --json --passes 6 --pool $pool @PATTERNS"); done
+  for pool in tarn tarn_identified tarn_no_remap tarn_tracked; do
+    runs+=("--device cuda --json --passes 6 --pool $pool @PATTERNS")
+  done
+  one_by_one patterns_tarn.jsonl tarn_replay "${runs[@]}"
+}
+run_patterns_cuda() {
+  local runs=() pool
+  for pool in cuda_async cub thrust_mr; do runs+=("--device cuda --json --passes 6 --pool $pool @PATTERNS"); done
+  runs+=("--device cuda --json --passes 2 --pool stack_arena @PATTERNS")
+  one_by_one patterns_cuda.jsonl tarn_replay "${runs[@]}"
+}
+run_patterns_torch() {
+  one_by_one patterns_torch.jsonl tarn_replay_torch "--device cuda --json --passes 6 --pool torch @PATTERNS"
+}
+run_patterns_torch_expandable() {
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True one_by_one patterns_torch_expandable.jsonl tarn_replay_torch \
+    "--device cuda --json --passes 6 --pool torch_expandable @PATTERNS"
+}
+run_patterns_rmm() {
+  one_by_one patterns_rmm.jsonl tarn_replay_rmm "--device cuda --json --passes 6 --pool rmm_pool @PATTERNS" \
+    "--device cuda --json --passes 6 --pool rmm_arena @PATTERNS" "--device cuda --json --passes 6 --pool rmm_binning @PATTERNS" \
+    "--device cuda --json --passes 6 --pool cccl @PATTERNS"
 }
 
 # Three processes, so that the peers' slow windows do not cost the other works their time. Not in the last: what takes
@@ -323,7 +356,7 @@ run_hot_paths_torch_expandable() {
 }
 run_hot_paths_rmm() {
   one_by_one hot_paths_rmm.jsonl tarn_hot_paths_rmm "--pool rmm_binning --limit 25" "--pool rmm_pool --limit 25" \
-    "--pool rmm_arena --limit 25"
+    "--pool rmm_arena --limit 25" "--pool cccl --limit 25"
 }
 
 # Batches between host and device, and pinning; PyTorch's after it, whose import alone takes many seconds.
@@ -434,6 +467,10 @@ stage replay_tarn 120 run_replay_tarn
 stage replay_torch_expandable 40 run_replay_torch_expandable
 stage replay_torch 40 run_replay_torch
 stage replay_cuda 100 run_replay_cuda
+stage patterns_tarn 60 run_patterns_tarn
+stage patterns_torch_expandable 30 run_patterns_torch_expandable
+stage patterns_torch 30 run_patterns_torch
+stage patterns_cuda 60 run_patterns_cuda
 stage hot_paths_cuda 200 run_hot_paths_cuda
 stage hot_paths_torch 40 run_hot_paths_torch
 stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
@@ -451,6 +488,7 @@ stage planted 120 run_planted
 stage examples 40 run_examples
 stage snapshots 40 run_snapshots
 stage replay_rmm 60 run_replay_rmm
+stage patterns_rmm 60 run_patterns_rmm
 stage hot_paths_rmm 120 run_hot_paths_rmm
 if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
   stage survival_tarn 150 run_survival_tarn

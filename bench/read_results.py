@@ -18,12 +18,14 @@ POOLS = {
     "torch_expandable": "PyTorch, expandable",
     "torch": "PyTorch",
     "cuda_async": "cudaMallocAsync",
+    "cccl": "CCCL device_memory_pool",
     "rmm_pool": "RMM pool",
     "rmm_arena": "RMM arena",
     "rmm_binning": "RMM bins",
     "cub": "CUB, wide bins",
     "cub_default": "CUB",
     "thrust_mr": "Thrust pool",
+    "stack_arena": "stack arena",
     "cuda_malloc": "cudaMalloc",
     "mimalloc": "mimalloc",
     "host_malloc": "malloc",
@@ -74,6 +76,11 @@ def read(results, prefix, keys):
 
 def replay(results=RESULTS):
     return read(results, "replay", ("trace", "pool", "device"))
+
+
+def patterns(results=RESULTS):
+    """Replays of generated traces."""
+    return read(results, "patterns", ("trace", "pool", "device"))
 
 
 def hot_paths(results=RESULTS):

@@ -62,6 +62,27 @@ def replay_cell(row):
     return f"{held} {number(row.get('cold_ns_per_event'))}/{number(row.get('warm_ns_per_event'))} [{calls}]"
 
 
+# Their times are of less than a pool's work: one ignores the order of streams, the other does not search for free memory.
+TIMES_NOT_COMPARED = ("thrust_mr", "stack_arena")
+
+
+def is_peer(row):
+    """Whether tarn is compared with its time."""
+    return not row["pool"].startswith("tarn") and row["pool"] not in TIMES_NOT_COMPARED and not row.get("out_of_memory")
+
+
+def patterns_table(rows):
+    """Held relative to live, and times relative to the fastest peer's on the same pattern."""
+    def fastest(trace, kind):
+        return min((row[kind] for row in rows if row["trace"] == trace and is_peer(row) and row.get(kind)), default=None)
+
+    def cell(row):
+        held = "out of memory" if row.get("out_of_memory") else ratio(row.get("peak_reserved"), row["peak_live"], 3)
+        times = [ratio(row.get(kind), fastest(row["trace"], kind)) for kind in ("cold_ns_per_event", "warm_ns_per_event")]
+        return f"{held} {'/'.join(times)}"
+    return grid(rows, name_of, lambda row: row["trace"], cell, "pool")
+
+
 def model_and_gpu(rows):
     """What the modelled driver charges and what the real one took, for the same calls."""
     at = {(row["pool"], row["device"], row["trace"]): row for row in rows}
@@ -120,6 +141,12 @@ def summary(folder):
     if len(agreement) > 1:
         parts.append("Driver time of the first pass, ns per event: the simulated device's model beside the GPU\n"
                      "(GPU: time of the pass less the host time of the same pass on the simulated device)\n" + table(agreement) + "\n")
+    patterns = order(results.patterns(folder))
+    for devices in (("cuda",), ("sim", "host")):
+        rows = [row for row in patterns if row["device"] in devices]
+        if rows:
+            parts.append(f"Patterns on {' and '.join(devices)}: held / live, cold/warm time relative to the fastest peer's\n" +
+                         table(patterns_table(rows)) + "\n")
     hot = sorted(order(hot), key=work_order)
     for device in distinct(row["device"] for row in order(hot)):
         rows = [row for row in hot if row["device"] == device]
@@ -155,8 +182,8 @@ def summary(folder):
     (pathlib.Path(folder) / "summary.txt").write_text("\n".join(parts))
 
 
-def ratio(mine, other):
-    return "-" if not mine or not other else f"{mine / other:.2f}"
+def ratio(mine, other, digits=2):
+    return "-" if not mine or not other else f"{mine / other:.{digits}f}"
 
 
 def readme_replay(rows):

@@ -4,6 +4,7 @@
 #include "peers/cuda_async.hpp"
 #include "peers/cuda_device.hpp"
 #include "peers/cuda_malloc.hpp"
+#include "peers/stack_arena.hpp"
 #include "peers/tarn_pool.hpp"
 #include "peers/thrust_mr.hpp"
 
@@ -18,6 +19,7 @@ void add_cuda(std::vector<entry>& list) {
   add_works<cub_peer>(list);
   add_works<cub_default_peer>(list);
   add_works<thrust_peer>(list);
+  add_works<stack_arena<cuda_device>>(list);
   add_works<cuda_malloc_peer>(list);
 }
 

@@ -34,7 +34,7 @@ std::string is_a_factor(std::string const& text) {
 std::optional<arguments> read_arguments(int argc, char const* const* argv, std::ostream& out,
                                         std::ostream& err, int& status) {
   arguments a;
-  CLI::App app("Replays recorded allocation traces on tarn and its peers.", "tarn_replay");
+  CLI::App app("Replays recorded or generated allocation traces on tarn and its peers.", "tarn_replay");
   app.add_option("--device", a.device, "auto (CUDA if a device is found), cuda, or sim (a simulated GPU)")
       ->check(CLI::IsMember({"auto", "cuda", "sim"}))
       ->default_str("auto");
@@ -75,6 +75,17 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
       ->excludes(json)
       ->excludes(passes)
       ->excludes(waste);
+  auto* const pattern =
+      app.add_option(
+             "--pattern", a.patterns,
+             "generated traces by name, separated by commas, played like files; 'all'; or 'list' to name "
+             "them")
+          ->delimiter(',')
+          ->allow_extra_args(false);
+  app.add_option("--seed", a.seed, "of the generated traces")
+      ->check(CLI::Validator(is_a_count, "COUNT"))
+      ->needs(pattern)
+      ->default_str("1");
   app.add_option("FILE", a.files, "traces, plain or gzip; - is standard input");
   app.footer(
       "A trace is text, one event a line, in the order of the calls:\n"
@@ -94,8 +105,8 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
   return a;
 }
 
-bool asks_for_list(arguments const& a) {
-  return a.pools.size() == 1 && a.pools.front() == "list";
+bool asks_for_list(std::vector<std::string> const& names) {
+  return names.size() == 1 && names.front() == "list";
 }
 
 }  // namespace tarn::bench

@@ -23,6 +23,8 @@ struct arguments {
   bool waste = false;        ///< describe the memory at the peaks instead of measuring times
   std::string report;        ///< file to write a report page to; empty: times are measured
   std::vector<std::string> files;
+  std::vector<std::string> patterns;  ///< names of generated traces, played before the files
+  std::optional<std::uint64_t> seed;  ///< of the patterns; empty: their default
 };
 
 /// Reports an unknown name, or two arguments that contradict each other.
@@ -36,7 +38,8 @@ class usage_error : public std::runtime_error {
 [[nodiscard]] std::optional<arguments> read_arguments(int argc, char const* const* argv, std::ostream& out,
                                                       std::ostream& err, int& status);
 
-/// Whether the pools are to be listed, not run.
-[[nodiscard]] bool asks_for_list(arguments const& a);
+/// Whether these are to be listed, not run.
+/// @param names  of pools or of patterns
+[[nodiscard]] bool asks_for_list(std::vector<std::string> const& names);
 
 }  // namespace tarn::bench

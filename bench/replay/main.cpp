@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_replay: replays recorded allocation traces on tarn and its peers.
+// tarn_replay: replays recorded or generated allocation traces on tarn and its peers.
 
 #include <algorithm>
 #include <cerrno>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "context.hpp"
+#include "patterns/patterns.hpp"
 #include "peers/find_cuda.hpp"
 #include "replay/arguments.hpp"
 #include "replay/json.hpp"
@@ -29,6 +30,20 @@ void list_pools(std::ostream& out) {
   for (pool_entry const& p : all_pools()) {
     out << p.name << std::string(p.name.size() < 18 ? 18 - p.name.size() : 1, ' ') << to_text(p.where)
         << std::string(6 - to_text(p.where).size(), ' ') << p.about << '\n';
+  }
+}
+
+void list_patterns(std::ostream& out) {
+  for (std::string const& name : measured_patterns()) out << name << '\n';
+}
+
+/// Appends the generated traces.
+void add_patterns(std::vector<trace>& traces, arguments const& a) {
+  bool const all = a.patterns.size() == 1 && a.patterns.front() == "all";
+  for (std::string const& name : all ? measured_patterns() : a.patterns) {
+    std::optional<trace> t = generate_pattern(name, a.seed.value_or(default_pattern_seed));
+    if (!t) throw usage_error("no pattern '" + name + "'; --pattern list names them");
+    traces.push_back(*std::move(t));
   }
 }
 
@@ -128,12 +143,13 @@ void replay(arguments const& a) {
   found_cuda const gpu = a.device == "sim" ? found_cuda{} : find_cuda();
   chosen_device const device = choose_device(a, gpu);
   std::vector<pool_entry> const pools = choose(a.pools, device.where);
-  if (!a.report.empty() && (a.files.size() != 1 || pools.size() != 1)) {
+  // All are read before the first is replayed, so an invalid one is reported at once.
+  std::vector<trace> traces;
+  add_patterns(traces, a);
+  if (!a.report.empty() && (a.files.size() + traces.size() != 1 || pools.size() != 1)) {
     throw usage_error("--report takes one trace and one pool");
   }
   if (a.waste) require_waste(pools);
-  std::vector<trace>
-      traces;  // all are read before the first is replayed, so an invalid one is reported at once
   for (std::string const& file : a.files) traces.push_back(read_trace(file));
   setup made_for;
   made_for.capacity = a.capacity;
@@ -179,11 +195,12 @@ int run(int argc, char** argv) {
   try {
     std::optional<arguments> const a = read_arguments(argc, argv, std::cout, std::cerr, status);
     if (!a) return status;
-    if (asks_for_list(*a)) {
-      list_pools(std::cout);
+    if (asks_for_list(a->pools) || asks_for_list(a->patterns)) {
+      if (asks_for_list(a->pools)) list_pools(std::cout);
+      if (asks_for_list(a->patterns)) list_patterns(std::cout);
       return 0;
     }
-    if (a->files.empty()) throw usage_error("no trace given; see --help");
+    if (a->files.empty() && a->patterns.empty()) throw usage_error("no trace given; see --help");
     replay(*a);
   } catch (trace_error const& error) {
     std::cerr << error.what() << '\n';

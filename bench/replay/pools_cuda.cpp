@@ -3,6 +3,7 @@
 #include "peers/cuda_async.hpp"
 #include "peers/cuda_device.hpp"
 #include "peers/cuda_malloc.hpp"
+#include "peers/stack_arena.hpp"
 #include "peers/tarn_pool.hpp"
 #include "peers/thrust_mr.hpp"
 #include "replay/pools.hpp"
@@ -18,7 +19,8 @@ std::vector<pool_entry> cuda_pools() {
           entry_of<cuda_async_peer>(),
           entry_of<cub_peer>(),
           entry_of<cub_default_peer>(),
-          entry_of<thrust_peer>()};
+          entry_of<thrust_peer>(),
+          entry_of<stack_arena<counted_cuda_device>>()};
 }
 
 }  // namespace tarn::bench

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <limits>
 #include <span>
+#include <vector>
 
 #include "replay/input.hpp"
 #include "tarn/policy/trace_format.hpp"
@@ -56,13 +57,11 @@ std::uint64_t trace_parser::number(std::string_view& rest, char const* what) con
 }
 
 std::uint16_t trace_parser::stream_index(std::uint64_t number) {
-  auto& known = trace_.stream_numbers;
   if (auto const found = streams_.find(number); found != streams_.end()) return found->second;
   static_assert(most_trace_streams <= std::numeric_limits<std::uint16_t>::max());
-  if (known.size() == most_trace_streams) fail("more than 65,535 streams");
-  auto const index = static_cast<std::uint16_t>(known.size());
+  if (built_.streams() == most_trace_streams) fail("more than 65,535 streams");
+  std::uint16_t const index = built_.add_stream(number);
   streams_.emplace(number, index);
-  known.push_back(number);
   return index;
 }
 
@@ -88,20 +87,9 @@ void trace_parser::allocate(std::string_view rest) {
   if (b.live) {
     fail("id " + std::to_string(id) + " is still live: it was allocated at line " + std::to_string(b.line));
   }
-  b.bytes = bytes;
+  b.placed = built_.allocate(bytes, stream_index(stream));
   b.line = line_;
-  b.stream = stream_index(stream);
   b.live = true;
-  if (free_slots_.empty()) {
-    b.slot = trace_.slots++;
-  } else {
-    b.slot = free_slots_.back();
-    free_slots_.pop_back();
-  }
-  live_ += bytes;
-  trace_.peak_live = std::max(trace_.peak_live, live_);
-  ++trace_.allocations;
-  trace_.events.push_back({bytes, b.slot, b.stream, operation::allocate});
 }
 
 void trace_parser::release(std::string_view rest) {
@@ -115,14 +103,11 @@ void trace_parser::release(std::string_view rest) {
   }
   b.live = false;
   b.line = line_;
-  live_ -= b.bytes;
-  free_slots_.push_back(b.slot);
-  trace_.events.push_back({b.bytes, b.slot, b.stream, operation::free});
+  built_.release(b.placed);
 }
 
 trace trace_parser::finish() && {
-  trace_.name = name_of(file_);
-  return std::move(trace_);
+  return std::move(built_).finish(name_of(file_));
 }
 
 trace read_trace(std::string const& path) {

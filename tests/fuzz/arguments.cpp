@@ -48,7 +48,8 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   promise(std::all_of(a->caps.begin(), a->caps.end(), [](double c) { return c >= 0.01 && c <= 1000; }),
           "caps are within their bounds");
   promise(!a->pools.empty(), "there is a pool to run");
-  promise(!asks_for_list(*a) || a->pools.front() == "list", "a list is asked for by name");
+  promise(!asks_for_list(a->pools) || a->pools.front() == "list", "a list is asked for by name");
+  promise(!a->seed || !a->patterns.empty(), "a seed is of a pattern");
   promise(a->report.empty() || (!a->json && a->caps.empty()), "a report excludes other output");
   // CLI11 reads `[a,b]` as a list of two, wherever a list is allowed.
   bool const lists =

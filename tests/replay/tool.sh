@@ -65,6 +65,30 @@ says out '"factor":0.5,"cap":3122659328,"free_at_start":3122659328,"survived":fa
 says out '"factor":1.1,.*"survived":true,"events":10645,"refusals":0,"first_refusal":0'
 expect 2 "a cap that is not a number" --device sim --cap little "$demucs"
 
+expect 0 "a pattern is played like a trace" --device sim --json --passes 2 --pool tarn,std_pmr --pattern streams:2,server
+[ "$(wc -l <out)" -eq 4 ] || fail "$title: not four lines"
+[ "$(grep -c '^{"trace":"streams:2","pool":"' out)" -eq 2 ] || fail "$title: not two rows of streams:2"
+[ "$(grep -c '"out_of_memory":0,' out)" -eq 4 ] || fail "$title: a request was refused"
+quiet err
+expect 0 "a pattern has another title with another seed" --device sim --passes 1 --pattern server --seed 3
+says out '^server, seed 3: [0-9,]* events'
+expect 0 "a pattern and a trace" --device sim --passes 1 --pattern server "$demucs"
+says out '^server: '
+says out '^demucs_train: '
+expect 0 "the patterns are listed" --pattern list
+for pattern in attention_cache mesh_refinement streams:2 streams:16 server burst; do says out "^$pattern$"; done
+for wrong in nothing streams:1 streams:17 all,nothing; do
+  expect 2 "a pattern of '$wrong'" --device sim --pattern "$wrong"
+  says err '^tarn_replay: no pattern'
+  quiet out
+done
+expect 2 "a seed without a pattern" --device sim --seed 3 "$demucs"
+says err '[-][-]pattern'
+for wrong in -1 1.5 0x3 "" many; do
+  expect 2 "a seed of '$wrong'" --device sim --pattern server --seed "$wrong"
+  says err '[^ ]'
+done
+
 expect 0 "the pools are listed" --pool list
 for pool in tarn tarn_no_remap host_malloc std_pmr; do says out "^$pool "; done
 
@@ -172,6 +196,8 @@ says out '^empty.html: stdin on tarn, 0 calls'
 expect 2 "a report of a pool without statistics" --device sim --pool std_pmr --report none.html "$demucs"
 says err "no report of pool 'std_pmr'"
 [ ! -e none.html ] || fail "$title: a file was left behind"
+expect 2 "a report of a trace and a pattern" --device sim --report none.html --pattern server "$demucs"
+says err '^tarn_replay: --report takes one trace and one pool'
 expect 2 "a report of two traces" --device sim --report none.html "$demucs" plain.trace
 says err '^tarn_replay: --report takes one trace and one pool'
 expect 2 "a report of all pools" --device sim --pool all --report none.html "$demucs"
