@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -51,13 +52,23 @@ class cuda_async_peer {
     if (block != nullptr) (void)cudaFreeAsync(block, streams_[stream]);
   }
   [[nodiscard]] usage used() const {
-    std::uint64_t peak = 0;
-    require_cuda(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemHigh, &peak),
-                 "cudaMemPoolGetAttribute");
+    // After a reset the high-water mark may be 0 until the pool grows.
+    std::uint64_t const peak =
+        std::max(ask(cudaMemPoolAttrReservedMemHigh), ask(cudaMemPoolAttrReservedMemCurrent));
     return {peak, cuda_calls::made(), 0};
+  }
+  void reset_peak() {
+    std::uint64_t zero = 0;
+    require_cuda(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReservedMemHigh, &zero),
+                 "cudaMemPoolSetAttribute");
   }
 
  private:
+  [[nodiscard]] std::uint64_t ask(cudaMemPoolAttr what) const {
+    std::uint64_t bytes = 0;
+    require_cuda(cudaMemPoolGetAttribute(pool_, what, &bytes), "cudaMemPoolGetAttribute");
+    return bytes;
+  }
   cuda_streams streams_;
   cudaMemPool_t pool_ = nullptr;
 };

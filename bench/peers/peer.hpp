@@ -78,4 +78,8 @@ concept records_uses = peer<P> && requires(P& pool, std::size_t stream, void* bl
 template <class P>
 concept sampled_peer = peer<P> && requires(P& pool) { pool.sample(); };
 
+/// An adapter that can reset usage::peak_reserved to what the pool holds now, so that each pass of a replay has its own peak.
+template <class P>
+concept resets_peak = peer<P> && requires(P& pool) { pool.reset_peak(); };
+
 }  // namespace tarn::bench

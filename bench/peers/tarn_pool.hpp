@@ -80,6 +80,9 @@ class tarn_pool {
   [[nodiscard]] usage used() const {
     return {state().reserved_peak, device_.driver_calls(), device_.driver_ns()};
   }
+  void reset_peak() {
+    nearest(memory_, [](auto& layer) -> decltype(layer.reset_peaks()) { return layer.reset_peaks(); });
+  }
   /// Returns the memory that snapshots are taken of.
   [[nodiscard]] auto const& memory() const noexcept { return memory_; }
   /// Returns the pool's current state.

@@ -36,6 +36,10 @@ usage torch_allocator::used() const {
           static_cast<std::uint64_t>(stats.num_device_alloc + stats.num_device_free), 0};
 }
 
+void torch_allocator::reset_peak() {
+  pytorch::resetPeakStats(0);
+}
+
 bool torch_allocator::expandable_asked() noexcept {
   char const* const settings = std::getenv(variable);
   return settings != nullptr && std::string_view(settings).find(expandable_on) != std::string_view::npos;

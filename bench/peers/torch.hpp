@@ -24,6 +24,7 @@ class torch_allocator {
     if (block != nullptr) release(block);
   }
   [[nodiscard]] usage used() const;
+  void reset_peak();
 
   /// Whether the environment of this process requests expandable segments.
   [[nodiscard]] static bool expandable_asked() noexcept;

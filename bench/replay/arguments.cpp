@@ -48,7 +48,9 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
       ->allow_extra_args(false)
       ->default_str("tarn");
   auto* const passes =
-      app.add_option("--passes", a.passes, "times to replay each trace: the first is cold, the others warm")
+      app.add_option("--passes", a.passes,
+                     "times to replay each trace: the first is cold, the others warm; more than two show "
+                     "whether reserved memory creeps")
           ->check(CLI::Validator(is_a_count, "COUNT") & CLI::Range(1U, 1000U))
           ->default_str("3");
   auto* const cap = app.add_option("--cap", a.caps,

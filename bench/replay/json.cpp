@@ -55,6 +55,9 @@ void write_json(std::ostream& out, figures const& row, context const& where) {
   line["events"] = row.events;
   line["peak_live"] = row.peak_live;
   line["peak_reserved"] = or_null(row.peak_reserved);
+  line["peak_reserved_first"] = or_null(row.peak_reserved_first());
+  line["peak_reserved_last"] = or_null(row.peak_reserved_last());
+  line["peak_reserved_of_pass"] = row.peak_reserved_of_pass;
   line["utilisation"] = or_null(row.utilisation());
   line["driver_calls"] = or_null(row.driver_calls);
   line["driver_calls_warm"] = or_null(row.driver_calls_warm);

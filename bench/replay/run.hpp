@@ -98,6 +98,9 @@ template <peer P>
   for (unsigned pass = 0; pass < passes; ++pass) {
     line.begin(row.trace + ", " + row.pool + ", pass " + std::to_string(pass + 1) + " of " +
                std::to_string(passes));
+    if constexpr (resets_peak<P>) {
+      if (pass != 0) pool.reset_peak();
+    }
     std::chrono::nanoseconds spent{0};
     for (std::size_t at = 0; at < all.size(); at += detail::chunk_events) {
       auto const chunk = all.subspan(at, std::min(detail::chunk_events, all.size() - at));
@@ -107,6 +110,7 @@ template <peer P>
       line.show(at, all.size());
     }
     usage const after = pool.used();  // before freeing the remaining blocks, which the program never did
+    if (resets_peak<P> && after.peak_reserved) row.peak_reserved_of_pass.push_back(*after.peak_reserved);
     double const ns = static_cast<double>(spent.count()) * per_event;
     if (pass == 0) {
       row.cold_ns_per_event = ns;
@@ -133,6 +137,8 @@ template <peer P>
     detail::play(pool, left_over, blocks, ignored);
   }
   row.peak_reserved = pool.used().peak_reserved;
+  std::vector<std::uint64_t> const& peaks = row.peak_reserved_of_pass;
+  if (!peaks.empty()) row.peak_reserved = *std::max_element(peaks.begin(), peaks.end());
   line.clear();
   return row;
 }

@@ -16,7 +16,9 @@ namespace tarn::bench {
 namespace {
 
 constexpr double mib = 1024.0 * 1024.0;
-using row_text = std::array<std::string, 9>;
+using row_text = std::array<std::string, 10>;
+constexpr std::size_t creep_column = 3;
+constexpr std::size_t first_modelled_column = 8;
 
 std::string fixed(double value, int decimals) {
   std::array<char, 64> text{};
@@ -45,6 +47,7 @@ row_text text_of(figures const& row) {
           row.out_of_memory != 0 ? "out of memory"
           : row.utilisation()    ? fixed(*row.utilisation(), 3)
                                  : "-",
+          row.creep() ? fixed(*row.creep(), 3) : "-",
           count(row.driver_calls),
           count(row.driver_calls_warm),
           nanoseconds(row.cold_ns_per_event),
@@ -57,6 +60,7 @@ row_text text_of(char const* name, double held_mib, std::uint64_t peak_live) {
   return {name,
           as_mib(held_mib * mib),
           fixed(static_cast<double>(peak_live) / (held_mib * mib), 3),
+          "-",
           "-",
           "-",
           "-",
@@ -83,8 +87,8 @@ std::string as_mib(double bytes) {
 void write_table(std::ostream& out, std::span<figures const> rows) {
   if (rows.empty()) return;
   figures const& first = rows.front();
-  std::vector<row_text> lines{{"pool", "peak reserved", "utilisation", "driver calls cold", "warm",
-                               "ns/event cold", "warm", "driver ns cold", "warm"}};
+  std::vector<row_text> lines{{"pool", "peak reserved", "utilisation", "last/first pass", "driver calls cold",
+                               "warm", "ns/event cold", "warm", "driver ns cold", "warm"}};
   for (figures const& row : rows) lines.push_back(text_of(row));
   auto const* const held = std::find_if(std::begin(held_by_pytorch), std::end(held_by_pytorch),
                                         [&](pytorch_held const& h) { return h.trace == first.trace; });
@@ -95,7 +99,11 @@ void write_table(std::ostream& out, std::span<figures const> rows) {
   bool const simulated = std::any_of(rows.begin(), rows.end(), [](figures const& row) {
     return row.device == to_text(place_of_memory::simulated);
   });
-  std::size_t const columns = std::tuple_size_v<row_text> - (simulated ? 0 : 2);
+  bool const shows_creep =
+      std::any_of(rows.begin(), rows.end(), [](figures const& row) { return row.passes > 2 && row.creep(); });
+  auto const is_shown = [&](std::size_t column) {
+    return (column != creep_column || shows_creep) && (column < first_modelled_column || simulated);
+  };
   std::array<std::size_t, std::tuple_size_v<row_text>> width{};
   for (row_text const& line : lines) {
     for (std::size_t i = 0; i < line.size(); ++i) width[i] = std::max(width[i], line[i].size());
@@ -104,8 +112,8 @@ void write_table(std::ostream& out, std::span<figures const> rows) {
       << as_mib(static_cast<double>(first.peak_live)) << '\n';
   for (row_text const& line : lines) {
     out << "  " << line[0] << std::string(width[0] - line[0].size(), ' ');
-    for (std::size_t i = 1; i < columns; ++i) {
-      out << std::string(width[i] - line[i].size() + 2, ' ') << line[i];
+    for (std::size_t i = 1; i < line.size(); ++i) {
+      if (is_shown(i)) out << std::string(width[i] - line[i].size() + 2, ' ') << line[i];
     }
     out << '\n';
   }
@@ -144,6 +152,8 @@ void write_table(std::ostream& out, std::span<survival const> rows) {
 void write_legend(std::ostream& out) {
   out << "peak reserved: the most held from the driver; utilisation: peak live requested bytes / peak "
          "reserved.\n"
+         "last/first pass: peak reserved of the last pass / that of the first; shown for more than two "
+         "passes.\n"
          "cold: a first pass on a fresh pool; warm: a later one on the same pool. ns/event: host time.\n"
          "driver ns: per event, as the simulated device reports its calls would cost on an H200; not spent "
          "here.\n"

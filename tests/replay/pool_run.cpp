@@ -3,6 +3,8 @@
 #include <new>
 
 #include "catch.hpp"
+#include "peers/simulated_device.hpp"
+#include "peers/tarn_pool.hpp"
 #include "replay/run.hpp"
 #include "replay/trace_reader.hpp"
 
@@ -53,18 +55,32 @@ struct watched_pool {
   }
   [[nodiscard]] usage used() const { return {2 * peak_, calls_, 10 * calls_}; }
 
- private:
+ protected:
   std::size_t capacity_, streams_, live_ = 0, peak_ = 0, next_ = 0;
   std::uint64_t calls_ = 0;
   std::map<void*, std::pair<std::size_t, std::size_t>> blocks_;
 };
 
+/// Holds 300 bytes more in the second pass and 100 more in the later ones.
+struct creeping_pool : watched_pool {
+  using watched_pool::watched_pool;
+  void reset_peak() {
+    peak_ = live_;
+    more_ = more_ == 0 ? 300 : 100;
+  }
+  [[nodiscard]] usage used() const { return {peak_ + more_, calls_, 0}; }
+
+ private:
+  std::size_t more_ = 0;
+};
+
+template <class Pool = watched_pool>
 figures run_watched(trace const& t, unsigned passes, std::uint64_t capacity = 1000) {
   watched_pool::made = watched_pool::destroyed_with_blocks = watched_pool::wrong = 0;
   progress silent(progress::output::silent);
   setup s;
   s.capacity = capacity;
-  figures const row = run<watched_pool>(t, s, passes, silent);
+  figures const row = run<Pool>(t, s, passes, silent);
   CHECK(watched_pool::made == 1);
   CHECK(watched_pool::wrong == 0);
   CHECK(watched_pool::destroyed_with_blocks == 0);
@@ -88,6 +104,33 @@ TEST_CASE("run counts driver calls of the first and second pass, without the fre
   CHECK(row.driver_calls == 3U);
   CHECK(row.driver_calls_warm == 3U);
   CHECK(row.driver_ns_cold == 10);
+}
+
+TEST_CASE("run has the peak reserved of each pass of a pool that can reset its peak", "[replay]") {
+  static_assert(resets_peak<creeping_pool> && !resets_peak<watched_pool>);
+  trace const t = parse({"a 1 100 0", "a 2 60 0", "f 1"});
+  figures const row = run_watched<creeping_pool>(t, 4);
+  CHECK(row.peak_reserved_of_pass == std::vector<std::uint64_t>{160, 460, 260, 260});
+  CHECK(row.peak_reserved_first() == 160U);
+  CHECK(row.peak_reserved_last() == 260U);
+  CHECK(row.creep() == 260.0 / 160.0);
+  CHECK(row.peak_reserved == 460U);
+  figures const unknown = run_watched(t, 4);
+  CHECK(unknown.peak_reserved == 320U);
+  CHECK(unknown.peak_reserved_of_pass.empty());
+  CHECK_FALSE(unknown.peak_reserved_first().has_value());
+  CHECK_FALSE(unknown.creep().has_value());
+}
+
+TEST_CASE("reset_peak of tarn's pool counts from what it holds then", "[replay]") {
+  tarn_pool<simulated_device, with_tracking> pool(setup{});
+  void* const block = pool.allocate(0, 100'000'000);
+  pool.deallocate(0, block, 100'000'000);
+  auto memory = pool.memory();
+  (void)memory.trim();
+  CHECK(pool.used().peak_reserved >= 100'000'000U);
+  pool.reset_peak();
+  CHECK(pool.used().peak_reserved == 0U);
 }
 
 TEST_CASE("run with one pass has no warm figures", "[replay]") {

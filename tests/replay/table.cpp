@@ -60,6 +60,42 @@ TEST_CASE("write_table has no PyTorch row for a trace without known figures", "[
   CHECK_FALSE(says(out.str(), "PyTorch"));
 }
 
+TEST_CASE("write_table compares the last pass with the first where there are more than two", "[replay]") {
+  figures row = demucs();
+  row.passes = 2;
+  row.peak_reserved_of_pass = {6000000000, 6300000000};
+  std::ostringstream two;
+  write_table(two, std::span(&row, 1));
+  CHECK_FALSE(says(two.str(), "last/first pass"));
+  row.passes = 3;
+  row.peak_reserved_of_pass = {6000000000, 6300000000, 6150000000};
+  std::ostringstream three;
+  write_table(three, std::span(&row, 1));
+  CHECK(says(three.str(),
+             "  pool                   peak reserved  utilisation  last/first pass  driver calls cold"));
+  CHECK(says(three.str(),
+             "  tarn                     6,008.1 MiB        0.991            1.025              1,234"));
+  CHECK(says(three.str(),
+             "  PyTorch, expandable *    6,462.0 MiB        0.921                -                  -"));
+  row.peak_reserved_of_pass.clear();
+  std::ostringstream unknown;
+  write_table(unknown, std::span(&row, 1));
+  CHECK_FALSE(says(unknown.str(), "last/first pass"));
+}
+
+TEST_CASE("write_json has the peak reserved of the first, the last and each pass", "[replay]") {
+  figures row = demucs();
+  row.peak_reserved_of_pass = {100, 300, 200};
+  std::ostringstream out;
+  write_json(out, row);
+  CHECK(says(out.str(),
+             R"("peak_reserved_first":100,"peak_reserved_last":200,"peak_reserved_of_pass":[100,300,200],)"));
+  std::ostringstream unknown;
+  write_json(unknown, demucs());
+  CHECK(says(unknown.str(),
+             R"("peak_reserved_first":null,"peak_reserved_last":null,"peak_reserved_of_pass":[],)"));
+}
+
 TEST_CASE("write_json has every field, and null for unknown values", "[replay]") {
   std::ostringstream out;
   write_json(out, demucs());

@@ -94,6 +94,13 @@ for pool in tarn tarn_no_remap host_malloc std_pmr; do says out "^$pool "; done
 
 expect 0 "tarn is the default pool, with high utilisation" --device sim --json "$demucs" "$traces"/resnet50_train.trace.gz "$traces"/gcn_sampled.trace.gz
 [ "$(grep -c '"pool":"tarn","device":"sim".*"utilisation":0\.9[5-9]' out)" -eq 3 ] || fail "$title: not three at 0.95 or more"
+expect 0 "four passes have a peak of each" --device sim --json --passes 4 "$demucs"
+says out '"peak_reserved_first":[1-9][0-9]*,"peak_reserved_last":[1-9][0-9]*,"peak_reserved_of_pass":\[[0-9]*,[0-9]*,[0-9]*,[0-9]*\]'
+expect 0 "a table of three passes compares the last with the first" --device sim --passes 3 "$demucs"
+says out '^  pool  .*  last/first pass  '
+says out '^  tarn  .* MiB  *0\.9[0-9]*  *[01]\.[0-9][0-9][0-9]  '
+expect 0 "a table of two passes does not" --device sim --passes 2 "$demucs"
+if grep -q '^  pool .*last/first' out; then fail "$title"; fi
 expect 0 "tarn_no_remap makes no driver call in the second pass" --device sim --json --pool tarn_no_remap \
   "$demucs" "$traces"/resnet50_train.trace.gz "$traces"/gcn_sampled.trace.gz
 [ "$(grep -c '"driver_calls_warm":0,' out)" -eq 3 ] || fail "$title: not three zeros"
