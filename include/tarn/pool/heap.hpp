@@ -31,6 +31,7 @@
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
+#include "tarn/pool/growth/memory_left.hpp"
 #include "tarn/pool/growth/page_growth.hpp"
 #include "tarn/pool/growth/page_or_block_growth.hpp"
 #include "tarn/pool/growth/segment_growth.hpp"
@@ -93,6 +94,7 @@ class heap {
   recursive_fork_mutex&
       cold;  ///< shared by a pool and its graph memories, so that there is one order of locks
   growth_counters counters;
+  known_left left;  ///< how much the growth can still create
   ordering<driver_type> order;
   growth_type growth;
   std::uint64_t alloc_retries = 0;

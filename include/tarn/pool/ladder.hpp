@@ -26,6 +26,7 @@
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/front/front.hpp"
 #include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/memory_left.hpp"
 #include "tarn/pool/inspection/described_blocks.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"
@@ -77,6 +78,7 @@ class ladder {
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
     idle_blocks const idle = front_.idle();
+    if constexpr (page_source<source_type>) renew_left();
     set_budget();
     if (take()) return;
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
@@ -101,6 +103,7 @@ class ladder {
       refused = error.report();
       was_refused = true;
     }
+    heap_.left.forget();
     ++heap_.alloc_retries;
     if (take_what_is_waited_for(flush_early) || put_together()) return;
     heap_.growth.shrink(space(), hot_, 0);
@@ -236,13 +239,27 @@ class ladder {
     return heap_.order.is_capturing(stream);
   }
 
+  /// Finds out how much can still be created, if that is not known well enough.
+  void renew_left() {
+    std::size_t const reserved = heap_.counters.reserved;
+    if (!heap_.left.is_old(reserved)) return;
+    std::size_t left = 0;
+    {
+      unlocked const open(hot_);
+      left = memory_left(layer_of(heap_.upstream()));
+    }
+    heap_.left.renew(left, reserved);
+  }
+
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
     pooled const& options = heap_.options;
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
+    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const left = heap_.left.bytes(reserved);
     request_.largest_handle = options.largest_handle != 0
                                   ? max_of(align_down(options.largest_handle, usual_granule), usual_granule)
-                                  : handle_limit(live);
+                                  : min_of(handle_limit(live), handle_limit_near_full(left));
     request_.least_growth =
         request_.where == zone::large ? min_of(shared_handle(live), request_.largest_handle) : usual_granule;
     request_.may_remap = may_remap(options);
@@ -256,9 +273,9 @@ class ladder {
       request_.may_create = max_request_bytes;
       return;
     }
-    std::size_t const target = live + live / 1000 * options.slack_per_mille;
-    std::size_t const reserved = heap_.counters.reserved;
-    request_.may_create = target > reserved ? target - reserved : 0;
+    std::size_t const remaps = heap_.counters.remaps / max_of(heap_.counters.creates, std::uint64_t{1});
+    std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
+    request_.may_create = min_of(target > reserved ? target - reserved : 0, left);
   }
 
   /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device.

@@ -33,10 +33,11 @@ struct pooled {
   /// Whether free handles may be remapped next to each other at a second address. With `off`, a second pass over the same work
   /// makes no driver call, at the cost of more reserved memory.
   remapping remap = remapping::when_tight;
-  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are remapped.
+  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are remapped for a request
+  /// above 8 MiB; five to eight times as far for smaller ones, see slack_of() in pool/growth/growth.hpp.
   unsigned slack_per_mille = 9;
-  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak, see
-  /// pool/growth/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from the memory that is
+  /// left, see pool/growth/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
   std::size_t largest_handle = 0;
   /// When the pool looks for captures. With `always`, a capture without a capture_scope is safe, too: allocation on its streams is
   /// refused, and what is freed on them is kept until the pool ends. This holds for default streams, bare handles and streams that

@@ -17,8 +17,8 @@
 // Calls on a stream that is captured into a graph go to graph/. inspection/ is for tools and snapshots, and empty otherwise.
 //
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/32 of the reserved memory, they
-// are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus
-// pooled::slack_per_mille while whole free handles suffice. Host memory is 64 bytes per range.
+// are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus the slack of the
+// requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
 
 #include <cstddef>
 #include <cstdint>

@@ -21,9 +21,30 @@ namespace tarn::detail {
 /// so waste grows with the handle's size relative to the pool's, while driver calls become fewer. These bounds keep utilisation
 /// at 0.95 or more on all recorded traces, and the first pass below the driver time of PyTorch's expandable segments.
 /// bench/results/frontier.txt has the alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that
-/// is still small starts with small handles, which fit anywhere later.
+/// is still small starts with small handles, which fit anywhere later; with 8 MiB below 2 GiB, small pools would hold up to 4 %
+/// less, but the first pass of large ones would take up to 1.7 times the driver time.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
   return min_of(max_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}), std::size_t{96_MiB});
+}
+
+/// The same where `left` more bytes can be created, which the device or a limit bounds: handles get finer as memory becomes scarce,
+/// down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles that are partly used. With the part 768, seven of the
+/// eight recorded traces finish in 1.02 times their peak, for up to 40 times the driver time of a first pass with ample memory
+/// (bench/results/survival_tarn.jsonl, frontier.txt); 256 saves half of that time, and three traces do not finish.
+[[nodiscard]] constexpr std::size_t handle_limit_near_full(std::size_t left) noexcept {
+  return max_of(align_down(left / 768, usual_granule), usual_granule);
+}
+
+/// How far reserved memory may exceed the live peak before free handles are remapped for a request of `bytes`, in thousandths. Up
+/// to 8 MiB it is 5 times as much as for larger requests: a view for each of many blocks of medium size costs more driver calls than
+/// it saves memory, and splits handles. Where sizes creep up, as those of an attention cache do, remapping at 9 thousandths took 100
+/// times the driver time, and held up to 4 % more (`tarn_replay --pattern attention_cache`). If it remaps all the same, 4 times as
+/// often as it creates, it gets up to 8 times as much.
+[[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
+                                             std::size_t remaps_per_handle) noexcept {
+  if (bytes > 8_MiB) return slack_per_mille;
+  std::size_t const often = remaps_per_handle > 4 ? (remaps_per_handle - 4) / 2 : 0;
+  return slack_per_mille * (5 + min_of(often, std::size_t{3}));
 }
 
 /// Requests below this size share a handle of this size, bytes: 2 MiB up to a peak of 16 GiB, so that the freed half of a
