@@ -83,7 +83,8 @@ class tracked_numbers {
   void count(tracked_update const& u) noexcept {
     if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) {
       unsigned const mine = thread_place(u.thread);
-      if ((open >> mine & 1) != 0 && shares_[mine].count(u)) return;
+      if ((open >> mine & 1) != 0 && (shares_[mine].count(u) || count_with_others_room(open, mine, u)))
+        return;
     }
     if (lock_.run(u, applier{*this})) ask(u.thread);
   }
@@ -190,6 +191,8 @@ class tracked_numbers {
   /// With fewer calls than this per share, opening shares costs more than it saves.
   static constexpr std::uint64_t least_calls = 4;
   static constexpr std::uint32_t longest_pause = 4096;
+  /// Shares that are asked for room before the lock is taken, which may take room from all.
+  static constexpr unsigned most_donors = 4;
 
   struct applier {
     tracked_numbers& numbers;
@@ -244,6 +247,19 @@ class tracked_numbers {
       add<Kind>(rounded, requested, group);
     }
     lock_.unlock_after(applier{*this});
+  }
+  /// Counts a block in a share that has not enough room, with room of one of the next shares: without the lock that all threads share.
+  [[nodiscard]] bool count_with_others_room(std::uint32_t open, unsigned mine,
+                                            tracked_update const& u) noexcept {
+    if (u.rounded < 0) return false;
+    unsigned tries = 0;
+    for (unsigned step = 1; step < share_count && tries < most_donors; ++step) {
+      unsigned const donor = (mine + step) % share_count;
+      if ((open >> donor & 1) == 0) continue;
+      ++tries;
+      if (shares_[mine].count_with_room_of(shares_[donor], u)) return true;
+    }
+    return false;
   }
   template <change_kind Kind>
   TARN_NOINLINE void count_with_shares(std::size_t rounded, std::size_t requested,
@@ -315,10 +331,14 @@ class tracked_numbers {
         open_late(static_cast<std::uint32_t>(flags) & ~out_);
       if (u.rounded > 0 && !fits(u)) take_room_for(u);
     }
-    add(u);
-    if ((flags & watched_flag) != 0) {
-      change_marks(u);
-      note_active(u.group);
+    if (out_ != 0) {
+      add_within_room(u);
+    } else {
+      add(u);
+      if ((flags & watched_flag) != 0) {
+        change_marks(u);
+        note_active(u.group);
+      }
     }
     if (several && out_ == 0) [[unlikely]]
       hand_out();
@@ -384,6 +404,16 @@ class tracked_numbers {
         if (k == 1) m->current += change;
       }
     };
+  }
+  /// Adds a call for which there is room, while shares are open: no peak changes. The numbers must not be compared with the peaks
+  /// then: of two shares one may have reported blocks that took the room of blocks whose end the other has not reported.
+  void add_within_room(tracked_update const& u) noexcept {
+    auto const change = u.by_kind();
+    auto const f = adding();
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)})
+        f(k, g, change[k], u.rounded > 0 ? change[k] : 0);
+    }
   }
   /// Takes room for a block from one share after another. If all together have not enough, there may be a new peak: the shares are
   /// taken back.

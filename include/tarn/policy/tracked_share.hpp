@@ -44,15 +44,22 @@ class alignas(cache_line_bytes) tracked_share {
   [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
     if (!lock_.try_lock()) return false;
     bool const done = is_open_ && (u.rounded < 0 || has_room(u));
-    if (done) {
-      auto const change = u.by_kind();
-      auto const g = static_cast<std::size_t>(u.group);
-      for (std::size_t k = 0; k < 3; ++k) {
-        room_[k][0] -= change[k];
-        room_[k][g] -= change[k];
-        if (u.rounded > 0) came_[k][g] += change[k];
+    if (done) add(u);
+    lock_.unlock();
+    return done;
+  }
+  /// The same for a block for which there is not enough room here: moves room from `donor`, which keeps at least half of its own or
+  /// what it can spare. Returns false if the two together have not enough, or another thread uses one of them. The room of both
+  /// together stays the same, so nothing else has to know.
+  [[nodiscard]] bool count_with_room_of(tracked_share& donor, tracked_update const& u) noexcept {
+    if (!lock_.try_lock()) return false;
+    bool done = false;
+    if (donor.lock_.try_lock()) {  // never waits: two threads may take room from each other
+      if (is_open_ && donor.is_open_ && move_room_from(donor, u)) {
+        add(u);
+        done = true;
       }
-      ++calls_;
+      donor.lock_.unlock();
     }
     lock_.unlock();
     return done;
@@ -105,6 +112,39 @@ class alignas(cache_line_bytes) tracked_share {
     return fits;
   }
 
+  TARN_ALWAYS_INLINE void add(tracked_update const& u) noexcept {
+    auto const change = u.by_kind();
+    auto const g = static_cast<std::size_t>(u.group);
+    for (std::size_t k = 0; k < 3; ++k) {
+      room_[k][0] -= change[k];
+      room_[k][g] -= change[k];
+      if (u.rounded > 0) came_[k][g] += change[k];
+    }
+    ++calls_;
+  }
+  /// Moves nothing unless it suffices.
+  [[nodiscard]] bool move_room_from(tracked_share& donor, tracked_update const& u) noexcept {
+    auto const change = u.by_kind();
+    tracked_amounts moved{};
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
+        std::int64_t const lacking = change[k] - room_[k][g];
+        if (lacking <= 0) continue;
+        if (lacking > donor.room_[k][g]) return false;
+        moved[k][g] = max_of(lacking, donor.room_[k][g] / 2);
+      }
+    }
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) {
+        room_[k][g] += moved[k][g];
+        given_[k][g] += moved[k][g];
+        donor.room_[k][g] -= moved[k][g];
+        donor.given_[k][g] -= moved[k][g];
+      }
+    }
+    return true;
+  }
+
   template <class F>
   void report(F const& f) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
@@ -118,7 +158,7 @@ class alignas(cache_line_bytes) tracked_share {
   bool is_open_ = false;
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_amounts room_{};   ///< by how much each number may still grow here
-  tracked_amounts given_{};  ///< room_ when its counts were last reported
+  tracked_amounts given_{};  ///< room_ when its counts were last reported, and what was moved here since
   tracked_amounts came_{};   ///< all increases since
 };
 
