@@ -339,24 +339,28 @@ run_patterns_rmm() {
     "--device cuda --json --passes 6 --pool cccl @PATTERNS"
 }
 
-# Three processes, so that the peers' slow windows do not cost the other works their time. Not in the last: what takes
-# minutes to free a million blocks (thrust_mr), and cuda_malloc.
+# Several processes, so that the peers' slow windows do not cost the other works their time. Not with a
+# million blocks: what takes minutes to free them (thrust_mr), and cuda_malloc.
 run_hot_paths_cuda() {
   one_by_one hot_paths_cuda.jsonl tarn_hot_paths \
     "--device cuda --limit 60 --filter ^(hot_pair|two_streams|other_thread|threads|tail)" \
     "--device cuda --limit 60 --filter ^window" \
-    "--device cuda --limit 40 --filter ^live --pool tarn,tarn_tracked,tarn_identified,cuda_async,cub"
+    "--device cuda --limit 40 --filter ^live --pool tarn,tarn_tracked,tarn_identified,cuda_async,cub" \
+    "--device cuda --limit 40 --filter ^fail --pool tarn,tarn_tracked,cuda_async,cub,thrust_mr"
 }
-run_hot_paths_host() { one_by_one hot_paths_host.jsonl tarn_hot_paths "--device sim --limit 30" "--device host --limit 40"; }
+run_hot_paths_host() { one_by_one hot_paths_host.jsonl tarn_hot_paths "--device sim --limit 45" "--device host --limit 40"; }
 run_hot_paths_torch() {
-  one_by_one hot_paths_torch.jsonl tarn_hot_paths_torch "--limit 20"
+  one_by_one hot_paths_torch.jsonl tarn_hot_paths_torch "--limit 20 --filter ^[^f]" "--limit 15 --filter ^fail"
 }
 run_hot_paths_torch_expandable() {
-  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True one_by_one hot_paths_torch_expandable.jsonl tarn_hot_paths_torch "--limit 20"
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True one_by_one hot_paths_torch_expandable.jsonl tarn_hot_paths_torch \
+    "--limit 20 --filter ^[^f]" "--limit 15 --filter ^fail"
 }
 run_hot_paths_rmm() {
-  one_by_one hot_paths_rmm.jsonl tarn_hot_paths_rmm "--pool rmm_binning --limit 25" "--pool rmm_pool --limit 25" \
-    "--pool rmm_arena --limit 25" "--pool cccl --limit 25"
+  local runs=() pool
+  for pool in rmm_binning rmm_pool rmm_arena cccl; do runs+=("--pool $pool --limit 25 --filter ^[^f]"); done
+  for pool in rmm_binning rmm_pool rmm_arena cccl; do runs+=("--pool $pool --limit 15 --filter ^fail"); done
+  one_by_one hot_paths_rmm.jsonl tarn_hot_paths_rmm "${runs[@]}"
 }
 
 # Batches between host and device, and pinning; PyTorch's after it, whose import alone takes many seconds.
@@ -471,10 +475,10 @@ stage patterns_tarn 60 run_patterns_tarn
 stage patterns_torch_expandable 30 run_patterns_torch_expandable
 stage patterns_torch 30 run_patterns_torch
 stage patterns_cuda 60 run_patterns_cuda
-stage hot_paths_cuda 200 run_hot_paths_cuda
-stage hot_paths_torch 40 run_hot_paths_torch
-stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
-stage hot_paths_host 80 run_hot_paths_host
+stage hot_paths_cuda 240 run_hot_paths_cuda
+stage hot_paths_torch 55 run_hot_paths_torch
+stage hot_paths_torch_expandable 55 run_hot_paths_torch_expandable
+stage hot_paths_host 95 run_hot_paths_host
 stage moving 70 run_moving
 stage sleep 60 run_sleep
 stage compact 60 run_compact
@@ -489,7 +493,7 @@ stage examples 40 run_examples
 stage snapshots 40 run_snapshots
 stage replay_rmm 60 run_replay_rmm
 stage patterns_rmm 60 run_patterns_rmm
-stage hot_paths_rmm 120 run_hot_paths_rmm
+stage hot_paths_rmm 160 run_hot_paths_rmm
 if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
   stage survival_tarn 150 run_survival_tarn
   stage survival_torch_expandable 60 run_survival_torch_expandable
