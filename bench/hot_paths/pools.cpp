@@ -2,6 +2,7 @@
 // The pools of tarn_hot_paths: tarn on each device, and those that need no separate program.
 #include "hot_paths/pools.hpp"
 
+#include "hot_paths/limits.hpp"
 #include "peers/host_malloc.hpp"
 #include "peers/mimalloc.hpp"
 #include "peers/simulated_device.hpp"

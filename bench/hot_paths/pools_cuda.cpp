@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "hot_paths/limits.hpp"
 #include "hot_paths/pools.hpp"
 #include "peers/cub.hpp"
 #include "peers/cuda_async.hpp"

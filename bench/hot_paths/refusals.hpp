@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The time to fail: from a request that cannot be served to the error.
+// The time to fail, for any pool: from a request that cannot be served to the error.
 //
-//   fail/above_limit   2 GiB requested from a pool under a limit of 1 GiB (tarn only)
-//   fail/above_pages   the same, with the limit between the pool and its pages (tarn only)
-//   fail/limited/B     B bytes requested when the limit below the pool is reached, 100,000 free ranges in the pool (tarn only)
-//   fail/full/B        the same when the device is full
+//   fail/full/B   B bytes requested from a pool with 100,000 free ranges on a full device
 
 #include <algorithm>
 #include <cstddef>
@@ -20,16 +17,11 @@
 #include "hot_paths/timing.hpp"
 #include "peers/ballast.hpp"
 #include "peers/peer.hpp"
-#include "peers/tarn_pool.hpp"
 #include "tarn/core/bytes.hpp"
-#include "tarn/policy/limited.hpp"
 
 namespace tarn::bench {
 
 namespace hot {
-
-inline constexpr std::size_t low_limit = 1_GiB;
-inline constexpr std::size_t above_low_limit = 2_GiB;
 
 /// Memory of a pool that is filled: enough for 200,000 blocks, also if each occupies 64 KiB.
 inline constexpr std::size_t full_bytes = 16_GiB;
@@ -135,12 +127,6 @@ void time_refusals(P& pool, std::size_t bytes, plan const& p, row& r) {
 }
 
 template <peer P>
-void refused_at_once(plan const& p, row& r, std::size_t bytes) {
-  P pool{setup{}};
-  time_refusals(pool, bytes, p, r);
-}
-
-template <peer P>
 void refused_when_full(plan const& p, row& r, std::size_t bytes, std::size_t capacity) {
   ballast const others(P::where == place_of_memory::cuda ? capacity : 0);
   setup s;
@@ -153,23 +139,6 @@ void refused_when_full(plan const& p, row& r, std::size_t bytes, std::size_t cap
   time_refusals(full.pool(), bytes, p, r);
 }
 
-/// The default pool under a limit of live bytes.
-struct with_limit : with_defaults {
-  template <class Pages>
-  static auto over(Pages pages) {
-    return pages | pooled{} | limited{low_limit};
-  }
-};
-
-/// The default pool over a limit of reserved bytes.
-template <std::size_t Limit>
-struct with_limited_pages : with_defaults {
-  template <class Pages>
-  static auto over(Pages pages) {
-    return pages | limited{Limit} | pooled{};
-  }
-};
-
 }  // namespace hot
 
 /// Adds the refusals by a full device, for one pool.
@@ -181,25 +150,6 @@ void add_refusals(std::vector<entry>& list) {
           {"fail/full/" + std::to_string(bytes), std::string(P::name), std::string(to_text(P::where)), 1,
            [bytes](plan const& p, row& r) { hot::refused_when_full<P>(p, r, bytes, hot::full_bytes); }});
     }
-  }
-}
-
-/// Adds the refusals by tarn's limits on `Device`.
-template <class Device>
-void add_limits(std::vector<entry>& list) {
-  using over_pool = tarn_pool<Device, hot::with_limit>;
-  using below_pool = tarn_pool<Device, hot::with_limited_pages<hot::low_limit>>;
-  using filled = tarn_pool<Device, hot::with_limited_pages<hot::full_bytes>>;
-  auto const add = [&](std::string work, auto run) {
-    list.push_back({std::move(work), "tarn", std::string(to_text(Device::where)), 1, run});
-  };
-  add("fail/above_limit",
-      [](plan const& p, row& r) { hot::refused_at_once<over_pool>(p, r, hot::above_low_limit); });
-  add("fail/above_pages",
-      [](plan const& p, row& r) { hot::refused_at_once<below_pool>(p, r, hot::above_low_limit); });
-  for (std::size_t const bytes : hot::refused_bytes) {
-    add("fail/limited/" + std::to_string(bytes),
-        [bytes](plan const& p, row& r) { hot::refused_when_full<filled>(p, r, bytes, 0); });
   }
 }
 

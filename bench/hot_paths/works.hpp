@@ -12,7 +12,7 @@
 //   record_stream    4 KiB, allocated, used on another stream, freed; includes its share of collecting held-back blocks
 //   pools/N       N pools of host memory, used in turn by one thread (tarn only)
 //   tail/W        each operation of window/W timed individually
-//   fail/...      the time to fail: refusals.hpp
+//   fail/...      the time to fail: refusals.hpp, and limits.hpp (tarn only)
 
 #include <memory>
 #include <string>
