@@ -36,6 +36,10 @@ def main():
         (folder / "replay_rmm.jsonl").write_text("")
         (folder / "hot_paths_cuda.jsonl").write_bytes(b'{"work":"window/16","pool":"tarn","device":"cuda","problem":"x"}\n\xff\xfe')
         (folder / "instructions.json").write_text('{"pairs": [')
+        with open(folder / "hot_paths_sim.jsonl", "w") as file:
+            for work, problem in (("fail/above_limit", {}), ("fail/full/1048576", {"refusal": None, "problem": "x"})):
+                file.write(json.dumps({"work": work, "pool": "tarn", "device": "sim", "refusal": {"p50": 6140, "longest": 51920}, **CONTEXT,
+                                       **problem}) + "\n")
         (folder / "patterns_tarn.jsonl").write_text("\n".join((
             replayed("tarn", "burst", peak_reserved=2**30 * 1.25, cold_ns_per_event=150), replayed("cuda_async", "burst"),
             replayed("thrust_mr", "burst", warm_ns_per_event=1), replayed("cub", "burst", out_of_memory=3, warm_ns_per_event=2),
@@ -44,7 +48,7 @@ def main():
         skipped = {"work": "peer_copy", "problem": "one device", **CONTEXT}
         (folder / "convert.jsonl").write_text("\n".join(map(json.dumps, (rated, skipped))) + '\n{"work": "convert/c')
         expect("of a line that was cut off, the lines before it count", len(results.replay(folder)) == 2)
-        expect("a row without a figure is read", len(results.hot_paths(folder)) == 1)
+        expect("a row without a figure is read", len(results.hot_paths(folder)) == 3)
         expect("broken instruction counts are none", results.instructions(folder) == {})
         (folder / "moving.jsonl").write_text(json.dumps({"work": "to the device", "way": "pinned", "device": "cuda", "unit": "GB/s",
                                                          "value": 54.2, "of_reference": 0.98, **CONTEXT}) + '\n{"work": "pin", "way"')
@@ -53,6 +57,7 @@ def main():
         expect("the summary says where and of what", "GPU, driver 1.2, 2026-01-02, commit abc" in text)
         expect("the summary compares a pattern's time with the fastest peer that orders streams and refuses nothing",
                "1.250 1.50/1.00" in text and "2.000 1.00/1.00" in text and "out of memory 1.00/0.04" in text)
+        expect("the summary has the time to fail, in microseconds", "tarn.sim          6.1/51.9                  -" in text)
         expect("the summary says how fast memory moves", "to the device: pinned" in text and "0.980" in text)
         with open(folder / "moving.jsonl", "w") as file:
             for way, share in (("pageable, 8 threads", 0.9), ("pageable, 8 threads, batches four times as large", 0.95),

@@ -4,15 +4,15 @@
 # paths with their peers, and writes bench/results/; logs are in build-gpu/logs/. Needs no network there.
 #
 #   bench/gpu.sh prepare     on a Debian or Ubuntu machine: gathers into .gpu-deps/ what a GPU machine lacks
-#                            (Catch2, CLI11, nlohmann-json, zlib, mimalloc; RMM if pip has it)
+#                            (Catch2, CLI11, nlohmann-json, zlib, mimalloc; RMM and DALI's core if pip has them)
 #   bench/gpu.sh             on the GPU machine, with .gpu-deps/ in the repository root: runs all stages
 #   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
 #                            Stages after build need a build that is there
 #
-#   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm
-#   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  hot_paths_cuda
-#   hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  moving  sleep  compact  reservations  convert  graphs  tests  endings  sanitize
-#   planted  examples  snapshots  summary
+#   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  replay_dali
+#   hot_paths_cuda  hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  hot_paths_dali
+#   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
+#   moving  sleep  compact  reservations  convert  graphs  tests  endings  sanitize  planted  examples  snapshots  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
@@ -59,6 +59,17 @@ prepare() {
     for package in "$deps"/wheels/*.whl; do python3 -m zipfile -e "$package" "$deps/rmm"; done
   else
     say "skipped RMM: pip could not fetch it"
+  fi
+  rm -rf "$deps/wheels"
+  say "downloading nvidia-dali-cuda130 with pip, 200 MB; its headers and core library are kept"
+  if python3 -m pip download -q --no-deps --only-binary=:all: -d "$deps/wheels" nvidia-dali-cuda130; then
+    python3 -m zipfile -e "$deps"/wheels/*.whl "$deps/wheels"
+    mkdir -p "$deps/dali/include/dali"
+    mv "$deps/wheels/nvidia/dali/libdali_core.so" "$deps/dali"
+    mv "$deps/wheels/nvidia/dali/include/dali/core" "$deps/dali/include/dali"
+    sed -n '/^Version: /{s///p;q}' "$deps"/wheels/*.dist-info/METADATA >"$deps/dali/VERSION"
+  else
+    say "skipped DALI: pip could not fetch it"
   fi
   rm -rf "$deps/wheels"
   if [ -n "${TRACES:-}" ]; then
@@ -113,7 +124,10 @@ find_python_packages() {
   [ -d "$deps/rmm/librmm" ] && rmm_dir=$deps/rmm
   [ -n "$torch_dir" ] || say "skipped PyTorch's allocator: no torch with CUDA in python3"
   [ -n "$rmm_dir" ] || say "skipped RMM: not in .gpu-deps"
-  export torch_dir rmm_dir
+  dali_dir=
+  [ -f "$deps/dali/libdali_core.so" ] && dali_dir=$deps/dali
+  [ -n "$dali_dir" ] || say "skipped DALI's pool: not in .gpu-deps"
+  export torch_dir rmm_dir dali_dir
 }
 
 # The version without importing torch, which takes many seconds on a machine that has just started.
@@ -126,6 +140,7 @@ compiler: $(g++ --version | head -n 1)
 cpu: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores
 torch: $([ -n "$torch_dir" ] && sed -n "s/^__version__ = '\(.*\)'/\1/p" "$torch_dir/version.py" 2>/dev/null || echo none)
 rmm: $(cat "$deps/rmm/librmm/VERSION" 2>/dev/null || echo none)
+dali: $(cat "$deps/dali/VERSION" 2>/dev/null || echo none)
 commit: $commit
 date: $(date -u +%Y-%m-%dT%H:%MZ)
 EOF
@@ -136,7 +151,8 @@ run_configure() {
   command -v ninja >/dev/null && generator=(-G Ninja)
   cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$deps/usr" \
     -DTARN_BUILD_TESTS=ON -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH=ON -DTARN_WARNINGS_AS_ERRORS=OFF \
-    -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir"
+    -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir" \
+    -DTARN_BENCH_DALI_DIR="$dali_dir"
 }
 
 # Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times
@@ -145,6 +161,7 @@ run_build() {
   local targets=(tarn_replay tarn_hot_paths tarn_moving tarn_sleep tarn_compact tarn_reservations cuda_programs) keep_going=-k status
   [ -n "$torch_dir" ] && targets+=(tarn_replay_torch tarn_hot_paths_torch)
   [ -n "$rmm_dir" ] && targets+=(tarn_replay_rmm tarn_hot_paths_rmm)
+  [ -n "$dali_dir" ] && targets+=(tarn_replay_dali tarn_hot_paths_dali)
   [ -f "$build/build.ninja" ] && keep_going=-k0
   cmake --build "$build" -j "$jobs" --target "${targets[@]}" -- $keep_going
   status=$?
@@ -310,6 +327,7 @@ run_replay_rmm() {
     "--device cuda --json --passes 6 --pool rmm_arena @ALL" "--device cuda --json --passes 6 --pool rmm_binning @ALL" \
     "--device cuda --json --passes 6 --pool cccl @ALL"
 }
+run_replay_dali() { one_by_one replay_dali.jsonl tarn_replay_dali "--device cuda --json --passes 6 --pool dali @ALL"; }
 
 # Patterns that are hard on pools, on the same pools but those that call the driver for each block.
 run_patterns_tarn() {
@@ -338,25 +356,35 @@ run_patterns_rmm() {
     "--device cuda --json --passes 6 --pool rmm_arena @PATTERNS" "--device cuda --json --passes 6 --pool rmm_binning @PATTERNS" \
     "--device cuda --json --passes 6 --pool cccl @PATTERNS"
 }
+run_patterns_dali() {
+  one_by_one patterns_dali.jsonl tarn_replay_dali "--device cuda --json --passes 6 --pool dali @PATTERNS"
+}
 
-# Three processes, so that the peers' slow windows do not cost the other works their time. Not in the last: what takes
-# minutes to free a million blocks (thrust_mr), and cuda_malloc.
+# Several processes, so that the peers' slow windows do not cost the other works their time. Not with a
+# million blocks: what takes minutes to free them (thrust_mr), and cuda_malloc.
 run_hot_paths_cuda() {
   one_by_one hot_paths_cuda.jsonl tarn_hot_paths \
     "--device cuda --limit 60 --filter ^(hot_pair|two_streams|other_thread|threads|tail)" \
     "--device cuda --limit 60 --filter ^window" \
-    "--device cuda --limit 40 --filter ^live --pool tarn,tarn_tracked,tarn_identified,cuda_async,cub"
+    "--device cuda --limit 40 --filter ^live --pool tarn,tarn_tracked,tarn_identified,cuda_async,cub" \
+    "--device cuda --limit 40 --filter ^fail --pool tarn,tarn_tracked,cuda_async,cub,thrust_mr"
 }
-run_hot_paths_host() { one_by_one hot_paths_host.jsonl tarn_hot_paths "--device sim --limit 30" "--device host --limit 40"; }
+run_hot_paths_host() { one_by_one hot_paths_host.jsonl tarn_hot_paths "--device sim --limit 45" "--device host --limit 40"; }
 run_hot_paths_torch() {
-  one_by_one hot_paths_torch.jsonl tarn_hot_paths_torch "--limit 20"
+  one_by_one hot_paths_torch.jsonl tarn_hot_paths_torch "--limit 20 --filter ^[^f]" "--limit 15 --filter ^fail"
 }
 run_hot_paths_torch_expandable() {
-  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True one_by_one hot_paths_torch_expandable.jsonl tarn_hot_paths_torch "--limit 20"
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True one_by_one hot_paths_torch_expandable.jsonl tarn_hot_paths_torch \
+    "--limit 20 --filter ^[^f]" "--limit 15 --filter ^fail"
 }
 run_hot_paths_rmm() {
-  one_by_one hot_paths_rmm.jsonl tarn_hot_paths_rmm "--pool rmm_binning --limit 25" "--pool rmm_pool --limit 25" \
-    "--pool rmm_arena --limit 25" "--pool cccl --limit 25"
+  local runs=() pool
+  for pool in rmm_binning rmm_pool rmm_arena cccl; do runs+=("--pool $pool --limit 25 --filter ^[^f]"); done
+  for pool in rmm_binning rmm_pool rmm_arena cccl; do runs+=("--pool $pool --limit 15 --filter ^fail"); done
+  one_by_one hot_paths_rmm.jsonl tarn_hot_paths_rmm "${runs[@]}"
+}
+run_hot_paths_dali() {
+  one_by_one hot_paths_dali.jsonl tarn_hot_paths_dali "--limit 25 --filter ^[^f]" "--limit 15 --filter ^fail"
 }
 
 # Batches between host and device, and pinning; PyTorch's after it, whose import alone takes many seconds.
@@ -467,14 +495,10 @@ stage replay_tarn 120 run_replay_tarn
 stage replay_torch_expandable 40 run_replay_torch_expandable
 stage replay_torch 40 run_replay_torch
 stage replay_cuda 100 run_replay_cuda
-stage patterns_tarn 60 run_patterns_tarn
-stage patterns_torch_expandable 30 run_patterns_torch_expandable
-stage patterns_torch 30 run_patterns_torch
-stage patterns_cuda 60 run_patterns_cuda
-stage hot_paths_cuda 200 run_hot_paths_cuda
-stage hot_paths_torch 40 run_hot_paths_torch
-stage hot_paths_torch_expandable 40 run_hot_paths_torch_expandable
-stage hot_paths_host 80 run_hot_paths_host
+stage hot_paths_cuda 240 run_hot_paths_cuda
+stage hot_paths_torch 55 run_hot_paths_torch
+stage hot_paths_torch_expandable 55 run_hot_paths_torch_expandable
+stage hot_paths_host 95 run_hot_paths_host
 stage moving 70 run_moving
 stage sleep 60 run_sleep
 stage compact 60 run_compact
@@ -488,8 +512,15 @@ stage planted 120 run_planted
 stage examples 40 run_examples
 stage snapshots 40 run_snapshots
 stage replay_rmm 60 run_replay_rmm
+stage hot_paths_rmm 160 run_hot_paths_rmm
+stage patterns_tarn 60 run_patterns_tarn
+stage patterns_torch_expandable 30 run_patterns_torch_expandable
+stage patterns_torch 30 run_patterns_torch
+stage patterns_cuda 60 run_patterns_cuda
 stage patterns_rmm 60 run_patterns_rmm
-stage hot_paths_rmm 120 run_hot_paths_rmm
+stage replay_dali 40 run_replay_dali
+stage patterns_dali 30 run_patterns_dali
+stage hot_paths_dali 45 run_hot_paths_dali
 if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
   stage survival_tarn 150 run_survival_tarn
   stage survival_torch_expandable 60 run_survival_torch_expandable

@@ -19,6 +19,7 @@ POOLS = {
     "torch": "PyTorch",
     "cuda_async": "cudaMallocAsync",
     "cccl": "CCCL device_memory_pool",
+    "dali": "DALI pool",
     "rmm_pool": "RMM pool",
     "rmm_arena": "RMM arena",
     "rmm_binning": "RMM bins",

@@ -103,6 +103,12 @@ def tail_cell(kind):
     return cell
 
 
+def refusal_cell(row):
+    """Microseconds to the error, median and longest."""
+    time = row.get("refusal")
+    return "/".join(number(time[q] / 1000, 1) for q in ("p50", "longest")) if time else "-"
+
+
 CAPS = (1.0, 1.01, 1.05)
 
 
@@ -150,12 +156,16 @@ def summary(folder):
     hot = sorted(order(hot), key=work_order)
     for device in distinct(row["device"] for row in order(hot)):
         rows = [row for row in hot if row["device"] == device]
-        pairs = [row for row in rows if not row["work"].startswith("tail")]
+        pairs = [row for row in rows if not row["work"].startswith(("tail", "fail"))]
         tails = [row for row in rows if row["work"].startswith("tail")]
         if pairs:
             parts.append(f"Hot paths on {device}: host ns per allocate+free pair, median of repeated batches\n" + table(
                 grid(pairs, lambda row: row["work"], lambda row: row["pool"], lambda row: short(row.get("ns_per_pair")),
                      "work")) + "\n")
+        failures = [row for row in rows if row["work"].startswith("fail")]
+        if failures:
+            parts.append(f"Time to fail on {device}: us from a request to its error, median/longest\n" +
+                         table(grid(failures, name_of, lambda row: row["work"], refusal_cell, "pool")) + "\n")
         for kind in ("allocate", "deallocate"):
             if tails:
                 parts.append(f"Tails on {device}: ns of a warm {kind}, p50/p99/p99.9/longest\n" + table(

@@ -2,6 +2,7 @@
 // The pools of tarn_hot_paths: tarn on each device, and those that need no separate program.
 #include "hot_paths/pools.hpp"
 
+#include "hot_paths/limits.hpp"
 #include "peers/host_malloc.hpp"
 #include "peers/mimalloc.hpp"
 #include "peers/simulated_device.hpp"
@@ -45,6 +46,7 @@ std::vector<entry> all_entries(bool cuda_found) {
   add_works<tarn_pool<simulated_device, with_tracking>>(all);
   add_works<tarn_pool<simulated_device, with_watching>>(all);
   add_works<stack_arena<simulated_device>>(all);
+  add_limits<simulated_device>(all);
   for (std::size_t const count : {1, 2, 9, 64, 1000}) {
     all.push_back({"pools/" + std::to_string(count), "tarn_host", "host", 1,
                    [count](plan const& p, row& r) { many_pools(p, r, count); }});

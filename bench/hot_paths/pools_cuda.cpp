@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "hot_paths/limits.hpp"
 #include "hot_paths/pools.hpp"
 #include "peers/cub.hpp"
 #include "peers/cuda_async.hpp"
@@ -14,6 +15,7 @@ void add_cuda(std::vector<entry>& list) {
   add_works<tarn_pool<cuda_device, with_defaults>>(list);
   add_works<tarn_pool<cuda_device, with_tracking>>(list);
   add_works<tarn_pool<cuda_device, with_watching>>(list);
+  add_limits<cuda_device>(list);
   add_works<tarn_pool<with_known_streams<cuda_device>, with_identity>>(list);
   add_works<cuda_async_peer>(list);
   add_works<cub_peer>(list);

@@ -19,6 +19,12 @@ std::string ns(double value) {
   return text.data();
 }
 
+std::string microseconds(double ns) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), ns < 1e5 ? "%.2f" : "%.0f", ns / 1000);
+  return text.data();
+}
+
 double to_hundredth(double value) {
   return std::round(value * 100) / 100;
 }
@@ -47,6 +53,11 @@ void write_text(std::ostream& out, row const& r) {
   }
   if (r.allocate) out << "allocate: " << text_of(*r.allocate) << " ns; ";
   if (r.deallocate) out << "deallocate: " << text_of(*r.deallocate) << " ns";
+  if (r.refusal) {
+    out << "refused after " << microseconds(r.refusal->p50) << " us, longest "
+        << microseconds(r.refusal->longest) << " us";
+  }
+  if (r.free_ranges) out << "; " << *r.free_ranges << " free ranges";
   out << '\n';
 }
 
@@ -65,7 +76,9 @@ void write_json(std::ostream& out, row const& r, context const& where) {
   }
   if (r.allocate) line["allocate"] = json_of(*r.allocate);
   if (r.deallocate) line["deallocate"] = json_of(*r.deallocate);
-  if (r.allocate) line["clock_ns_taken_off"] = to_hundredth(r.clock_ns);
+  if (r.refusal) line["refusal"] = json_of(*r.refusal);
+  if (r.free_ranges) line["free_ranges"] = *r.free_ranges;
+  if (r.allocate || r.refusal) line["clock_ns_taken_off"] = to_hundredth(r.clock_ns);
   write_context(line, where);
   out << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
 }

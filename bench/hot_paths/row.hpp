@@ -17,8 +17,10 @@ struct plan {
       6;  ///< a pool that needs longer to allocate a window's blocks is left out of that row
   std::size_t tail_samples = 40000;  ///< timed operations of each kind per batch of the tails
   std::size_t most_live = 1u << 20;  ///< works with more live blocks are skipped
+  std::size_t refusals = 1000;       ///< timed requests that are refused
+  double refusal_seconds = 1;        ///< after which fewer of them do
 
-  [[nodiscard]] static plan quick() noexcept { return {3, 0.001, 1, 4000, 4096}; }
+  [[nodiscard]] static plan quick() noexcept { return {3, 0.001, 1, 4000, 4096, 20, 0.1}; }
 };
 
 /// Nanoseconds per pair, over batches.
@@ -47,6 +49,8 @@ struct row {
   std::string problem;  ///< why there is no figure; empty if there is one
   std::optional<spread> pair;
   std::optional<tail> allocate, deallocate;  ///< only for the work "tail"
+  std::optional<tail> refusal;               ///< from a request to its error; only for the works "fail"
+  std::optional<std::uint64_t> free_ranges;  ///< in the pool meanwhile, where the pool reports them
   double clock_ns = 0;                       ///< subtracted from each operation of a tail
 };
 

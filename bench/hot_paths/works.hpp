@@ -12,26 +12,19 @@
 //   record_stream    4 KiB, allocated, used on another stream, freed; includes its share of collecting held-back blocks
 //   pools/N       N pools of host memory, used in turn by one thread (tarn only)
 //   tail/W        each operation of window/W timed individually
+//   fail/...      the time to fail: refusals.hpp, and limits.hpp (tarn only)
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "hot_paths/crew.hpp"
+#include "hot_paths/entry.hpp"
+#include "hot_paths/refusals.hpp"
 #include "hot_paths/work.hpp"
 #include "peers/peer.hpp"
 
 namespace tarn::bench {
-
-/// One work on one pool.
-struct entry {
-  std::string work;
-  std::string pool;
-  std::string device;
-  std::size_t live = 1;  ///< number of blocks it keeps live
-  std::function<void(plan const&, row&)> run;
-};
 
 /// Returns every work on every pool of this program. Each program defines it.
 /// @param cuda_found  whether there is a device for the CUDA pools
@@ -250,6 +243,7 @@ void add_works(std::vector<entry>& list) {
     }
     add("other_thread", 1, [](plan const& p, row& r) { hot::other_thread<P>(p, r); });
   }
+  add_refusals<P>(list);
 }
 
 }  // namespace tarn::bench

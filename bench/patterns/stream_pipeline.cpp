@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // streams:N: a pipeline of N stages, each on a stream of its own. A batch of blocks moves from stage to stage: for each block
-// the stage's stream allocates the output, then the previous stage's stream frees the input. Memory must follow the batch from
-// stream to stream; a pool that keeps it for the stream that freed it holds it N times.
+// the stage's stream allocates an output of the same size, then the previous stage's stream frees the input. Memory must follow
+// the batch from stream to stream; a pool that keeps it for the stream that freed it holds it N times.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,7 +20,7 @@ constexpr unsigned blocks_of_batch = 128;
 constexpr unsigned stages_per_batch = 4;  ///< a pipeline of 16 stages has 4 batches at once
 
 // Blocks of 64 KiB to 16 MiB and temporaries of 256 B to 64 KiB, every factor of two equally likely.
-constexpr std::uint64_t smallest_block = 64_KiB, largest_block = 16_MiB;
+constexpr std::uint64_t smallest_block = 64_KiB;
 constexpr unsigned block_octaves = 8;
 constexpr std::uint64_t smallest_temporary = 256;
 constexpr unsigned temporary_octaves = 8;
@@ -53,21 +53,13 @@ class pipeline {
 
   std::uint64_t new_size() { return random_.log_between(smallest_block, block_octaves); }
 
-  /// Between three and five quarters of the input.
-  std::uint64_t size_after(std::uint64_t input) {
-    return std::clamp(input * random_.between(96, 160) / 128, smallest_block, largest_block);
-  }
-
-  /// Moves a batch to the next stage, block by block in a random order. The last stage is followed by the first with a new
-  /// batch.
+  /// Moves a batch to the next stage, block by block. The last stage is followed by the first with a batch of new sizes.
   void advance(batch& all) {
     all.stage = static_cast<std::uint16_t>((all.stage + 1U) % stages_);
-    random_.shuffle(all.blocks);
     for (trace_block& b : all.blocks) {
       trace_block const temporary =
           trace_.allocate(random_.log_between(smallest_temporary, temporary_octaves), all.stage);
-      trace_block const output =
-          trace_.allocate(all.stage == 0 ? new_size() : size_after(b.bytes), all.stage);
+      trace_block const output = trace_.allocate(all.stage == 0 ? new_size() : b.bytes, all.stage);
       trace_.release(b);
       trace_.release(temporary);
       b = output;

@@ -84,7 +84,6 @@ class page_stack {
     }
     mapping m{mapped_, align_up(bytes, granularity_), 0};
     if (m.bytes > range_bytes - mapped_) return false;
-    mappings_.reserve(mappings_.size() + 1);
     if (!driver_.create_pages(m.bytes, m.handle).ok()) return false;
     if (!driver_.map_pages(start_ + m.offset, m.bytes, m.handle).ok()) {
       (void)driver_.destroy_pages(m.handle);
