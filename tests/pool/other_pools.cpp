@@ -98,7 +98,7 @@ TEST_CASE("the pool that was made last is asked first", "[pool][other_pools]") {
   CHECK(reserved(last) < 400_MiB);
   memory.empty_cache();
   cache(memory, d.a, 1000_MiB);
-  CHECK(reserved(first) < 24_MiB);
+  CHECK(reserved(first) <= 24_MiB);  // what a device of 1 GiB has beside 1000 MiB
   CHECK(reserved(last) == 0);
 }
 

@@ -272,7 +272,7 @@ TEST_CASE("pooled unmaps old views, also those that several streams used", "[poo
   stream_ref streams[2];
   REQUIRE(driver.create_stream(streams[1]).ok());
   {
-    auto memory = sim_pages{driver} | limited{512_MiB} | pooled{};
+    auto memory = sim_pages{driver} | limited{512_MiB} | pooled{.largest_handle = 20_MiB};
     std::vector<std::pair<void*, std::size_t>> live;
     std::size_t bytes_live = 0;
     std::mt19937_64 random(1);

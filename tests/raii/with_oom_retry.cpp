@@ -248,7 +248,7 @@ TEST_CASE("with_oom_retry frees what a failed attempt took before the next attem
 TEST_CASE("with_oom_retry throws a typed error and leaks nothing, whichever driver call fails",
           "[raii][with_oom_retry]") {
   for (std::uint64_t nth = 1;; ++nth) {
-    REQUIRE(nth < 500);
+    REQUIRE(nth < 2'000);
     sim_machine const machine{small()};
     fault_plan const plan;
     {

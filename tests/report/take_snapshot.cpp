@@ -350,7 +350,8 @@ TEST_CASE("take_snapshot reports blocks in quarantine as cached while a memory t
 TEST_CASE("take_snapshot orders the pool's reserve and release events among the calls that caused them",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
-  auto memory = sim_pages{machine.driver(0)} | limited{100_MiB} | pooled{} | with_history{.history = 100};
+  auto memory = sim_pages{machine.driver(0)} | limited{100_MiB} | pooled{.largest_handle = 20_MiB} |
+                with_history{.history = 100};
   void* const before = memory.allocate({}, 30_MiB);  // before remember_growth
   remember_growth(memory, 16);
   void* const p = memory.allocate({}, 40_MiB);

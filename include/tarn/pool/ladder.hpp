@@ -78,9 +78,10 @@ class ladder {
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
     idle_blocks const idle = front_.idle();
-    if constexpr (page_source<source_type>) renew_left();
+    if (page_source<source_type> && heap_.left.is_old(heap_.counters.reserved)) (void)renew_left();
     set_budget();
     if (take()) return;
+    refuse_what_is_too_much(idle);
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
     bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved;
     if (flush_early) {
@@ -239,16 +240,39 @@ class ladder {
     return heap_.order.is_capturing(stream);
   }
 
-  /// Finds out how much can still be created, if that is not known well enough.
-  void renew_left() {
-    std::size_t const reserved = heap_.counters.reserved;
-    if (!heap_.left.is_old(reserved)) return;
+  /// Finds out how much can still be created.
+  memory_report renew_left() {
+    memory_report bound;
     std::size_t left = 0;
     {
       unlocked const open(hot_);
-      left = memory_left(layer_of(heap_.upstream()));
+      left = memory_left(layer_of(heap_.upstream()), bound);
     }
-    heap_.left.renew(left, reserved);
+    heap_.left.renew(left, heap_.counters.reserved);
+    return bound;
+  }
+
+  /// Refuses a request for more than the pool caches and can still create: the other steps would only search and wait. Not where
+  /// a layer below could get more (only_bounds()), nor under a memory tool, whose quarantine counts as live.
+  /// @throws out_of_memory, nothing has changed
+  void refuse_what_is_too_much(idle_blocks const& idle) {
+    if constexpr (page_source<source_type> &&
+                  only_bounds<std::remove_reference_t<decltype(layer_of(heap_.upstream()))>>()) {
+      if (!is_too_much(idle) || heap_.description.active()) return;
+      memory_report const bound = renew_left();  // what was known may be too low
+      if (is_too_much(idle)) throw out_of_memory(report(bound));
+    }
+  }
+  [[nodiscard]] bool is_too_much(idle_blocks const& idle) noexcept {
+    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const left = heap_.left.bytes(reserved);
+    // Blocks in caches and blocks that wait count as live; one of them may keep a run that is free otherwise.
+    auto const waiting = static_cast<std::size_t>(max_of(waiting_.now().bytes, std::int64_t{0}));
+    auto const in_runs =
+        static_cast<std::size_t>(heap_.counters.reserved_in[static_cast<std::size_t>(zone::small)].current);
+    std::size_t const cached =
+        reserved - min_of(reserved, space().live_bytes) + idle.bytes + waiting + in_runs;
+    return left < request_.bytes && cached < request_.bytes - left;
   }
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
