@@ -582,6 +582,29 @@ PLANTED = {
             "if (now > peak_of_all_[K])",
         ),
     ],
+    "room moves between the shares of threads, and its sum stays": [
+        Mutant(
+            "a share keeps the room that it gave away",
+            "policy/tracked_share.hpp",
+            "        donor.room_[k][g] -= moved[k][g];\n",
+            "",
+            finder="tests/policy/tracked.cpp",
+        ),
+        Mutant(
+            "room that was moved counts as blocks that ended",
+            "policy/tracked_share.hpp",
+            "        donor.given_[k][g] -= moved[k][g];\n",
+            "",
+            finder="tests/policy/tracked.cpp",
+        ),
+        Mutant(
+            "numbers are compared with the peaks while shares have not reported",
+            "policy/tracked_numbers.hpp",
+            "    if (out_ != 0) {\n      add_within_room(u);",
+            "    if (out_ > ~std::uint32_t{0} - 1) {\n      add_within_room(u);",
+            finder="tests/policy/tracked.cpp",
+        ),
+    ],
     "a pool that the device refuses gets what other pools cache": [
         Mutant(
             "a pool on another device is asked",
@@ -617,6 +640,50 @@ PLANTED = {
             "    query_device(refused, was_refused);\n",
             "    ++heap_.ooms;\n    query_device(refused, was_refused);\n",
             finder="tests/pool/other_pools.cpp",
+        ),
+    ],
+    "a pool knows what memory is left below it": [
+        Mutant(
+            "headroom counts as free",
+            "pool/growth/memory_left.hpp",
+            "      left -= min_of(left, bytes);\n",
+            "",
+            finder="tests/pool/memory_left.cpp",
+        ),
+        Mutant(
+            "a limit above the device's free memory is believed",
+            "pool/growth/memory_left.hpp",
+            "if (limit - min_of(limit, used) < left) {",
+            "if (limit != left) {",
+            finder="tests/pool/memory_left.cpp",
+        ),
+        Mutant(
+            "what is left is queried once",
+            "pool/growth/memory_left.hpp",
+            "return !is_known_ || (reserved > seen_at_ && reserved - seen_at_ > left_ / 16);",
+            "return !is_known_;",
+            finder="tests/pool/memory_left.cpp",
+        ),
+        Mutant(
+            "a request is refused by what was known before",
+            "pool/ladder.hpp",
+            "      memory_report const bound = renew_left();  // what was known may be too low\n",
+            "      memory_report const bound;\n",
+            finder="tests/pool/memory_left.cpp",
+        ),
+        Mutant(
+            "handles stay coarse as memory becomes scarce",
+            "pool/ladder.hpp",
+            "min_of(handle_limit(live), handle_limit_near_full(left));",
+            "handle_limit(live);",
+            finder="tests/pool/memory_left.cpp",
+        ),
+        Mutant(
+            "blocks of medium size are remapped like large ones",
+            "pool/growth/growth.hpp",
+            "return slack_per_mille * (5 + min_of(often, std::size_t{3}));",
+            "return slack_per_mille;",
+            finder="tests/pool/memory_left.cpp",
         ),
     ],
     "a pool leaves its headroom to others": [

@@ -196,3 +196,38 @@ TEST_CASE("no call of the pool on 16 other threads invalidates a capture, in any
   CHECK(invalidated == 0);
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
 }
+
+TEST_CASE("a graph that was captured before its pool slept gives the same result after it",
+          "[graph_memory][sleep][cuda]") {
+  if (!has_cuda_devices()) return;
+  device_pool pool;
+  constexpr std::size_t n = 200'000;
+  tarn::stream s;
+  auto in = make_device_buffer<std::uint32_t>(pool, n, s);
+  auto out = make_device_buffer<std::uint32_t>(pool, n, s);
+  overwrite<<<64, 256, 0, s.get()>>>(in.data(), n, 7);
+  scramble<<<64, 256, 0, s.get()>>>(in.data(), in.data(), n, 9);
+  step(pool, s, in.data(), out.data(), n);
+  auto const eager = on_host(out.data(), n, s);
+  graph_memory memory{pool};
+  cudaGraphExec_t exec = nullptr;
+  {
+    capture_scope const scope(memory, s);
+    cudaGraph_t graph = nullptr;
+    REQUIRE(cudaStreamBeginCapture(s.get(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+    step(pool, s, in.data(), out.data(), n);
+    REQUIRE(cudaStreamEndCapture(s.get(), &graph) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    cudaGraphDestroy(graph);
+  }
+  for (contents const kept : {contents::in_pinned_memory, contents::in_host_memory}) {
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+    // Under a memory tool a pool sleeps and keeps its memory.
+    if (sleep(pool, kept) != 0) CHECK(memory_reserved(pool) == 0);
+    wake(pool);
+    overwrite<<<64, 256, 0, s.get()>>>(out.data(), n, 0);
+    REQUIRE(cudaGraphLaunch(exec, s.get()) == cudaSuccess);
+    CHECK(on_host(out.data(), n, s) == eager);
+  }
+  cudaGraphExecDestroy(exec);
+}
