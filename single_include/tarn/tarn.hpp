@@ -6600,10 +6600,11 @@ struct pooled {
   /// Whether free handles may be remapped next to each other at a second address. With `off`, a second pass over the same work
   /// makes no driver call, at the cost of more reserved memory.
   remapping remap = remapping::when_tight;
-  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are remapped.
+  /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are remapped for a request
+  /// above 8 MiB; five to eight times as far for smaller ones, see slack_of() in pool/growth/growth.hpp.
   unsigned slack_per_mille = 9;
-  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak, see
-  /// pool/growth/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
+  /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from the memory that is
+  /// left, see pool/growth/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
   std::size_t largest_handle = 0;
   /// When the pool looks for captures. With `always`, a capture without a capture_scope is safe, too: allocation on its streams is
   /// refused, and what is freed on them is kept until the pool ends. This holds for default streams, bare handles and streams that
@@ -6645,8 +6646,8 @@ namespace detail {
 // Calls on a stream that is captured into a graph go to graph/. inspection/ is for tools and snapshots, and empty otherwise.
 //
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/32 of the reserved memory, they
-// are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus
-// pooled::slack_per_mille while whole free handles suffice. Host memory is 64 bytes per range.
+// are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus the slack of the
+// requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
 
 #include <cstddef>
 #include <cstdint>
@@ -6844,6 +6845,108 @@ static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_by
 #include <mutex>
 #include <utility>
 
+// ---- tarn/driver/capture_gate.hpp
+// Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the whole device and
+// invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and cudaDeviceSynchronize. While a capture_scope is
+// open they are refused here, as CUDA would refuse them, but without the call.
+
+#include <atomic>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
+/// waits for those calls, which take a microsecond.
+class capture_gate {
+ public:
+  /// One call that would invalidate a capture; converts to false if it must not be made now.
+  class passage {
+   public:
+    passage() noexcept : may_pass_(enter()) {}
+    passage(passage const&) = delete;
+    passage& operator=(passage const&) = delete;
+    ~passage() {
+      if (may_pass_) state.fetch_sub(one_call, std::memory_order_release);
+    }
+    explicit operator bool() const noexcept { return may_pass_; }
+
+   private:
+    bool may_pass_;
+  };
+
+  static void begin_capture() noexcept {
+    state.fetch_add(one_capture, std::memory_order_acq_rel);
+    // Not forever: in a forked child, a call that another thread of the parent was in never ends.
+    for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
+         ++tries)
+      spin_wait(tries);
+  }
+  /// The same, but returns false where it would wait.
+  [[nodiscard]] static bool try_begin_capture() noexcept {
+    std::uint64_t now = state.load(std::memory_order_relaxed);
+    while ((now & calls) == 0) {
+      if (state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) return true;
+    }
+    return false;
+  }
+  static void end_capture() noexcept { state.fetch_sub(one_capture, std::memory_order_release); }
+  /// Waits until no capture is open; returns false if one still is after 5 s, as when the caller's own thread has it open.
+  [[nodiscard]] static bool wait_for_captures() noexcept {
+    for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
+    return !has_captures();
+  }
+  [[nodiscard]] static bool has_captures() noexcept {
+    return state.load(std::memory_order_acquire) >= one_capture;
+  }
+
+ private:
+  static bool enter() noexcept {
+    std::uint64_t now = state.load(std::memory_order_relaxed);
+    while (now < one_capture) {
+      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;
+    }
+    return false;
+  }
+
+  static constexpr unsigned most_tries = 100'000;  ///< 5 s, see spin_wait()
+  static constexpr std::uint64_t one_call = 1;
+  static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
+  static constexpr std::uint64_t calls = one_capture - 1;
+  inline static constinit std::atomic<std::uint64_t> state{0};
+};
+
+/// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
+[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
+  return s.code >= 900 && s.code <= 907;
+}
+[[nodiscard]] constexpr status refused_for_capture(char const* call) noexcept {
+  return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
+}
+
+/// Marks all work of the device, unless that would invalidate a capture.
+template <class Driver>
+status record_all_work(Driver const& driver, event_handle event) noexcept {
+  capture_gate::passage const open;
+  return open ? driver.record_all(event) : refused_for_capture("record_all");
+}
+/// Waits on the host for all work of the device, unless that would invalidate a capture. If the driver cannot mark that work, a
+/// capture that begins meanwhile waits, too.
+template <class Driver>
+status wait_for_all_work(Driver const& driver) noexcept {
+  if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
+  if constexpr (marks_all_work<Driver>) {
+    event_handle event = nullptr;
+    status s = driver.create_event(event);
+    if (s.ok()) s = record_all_work(driver, event);
+    if (s.ok()) s = driver.synchronize_event(event);
+    if (event != nullptr) (void)driver.destroy_event(event);
+    if (s.ok() || capture_gate::has_captures()) return s;
+  }
+  capture_gate::passage const open;
+  return open ? driver.synchronize_device() : refused_for_capture("synchronize_device");
+}
+
+}  // namespace tarn::detail
 // ---- tarn/pool/block_request.hpp
 // A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder use.
 
@@ -9410,103 +9513,6 @@ class front {
 #include <new>
 #include <utility>
 
-// ---- tarn/driver/capture_gate.hpp
-// Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the whole device and
-// invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and cudaDeviceSynchronize. While a capture_scope is
-// open they are refused here, as CUDA would refuse them, but without the call.
-
-#include <atomic>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
-/// waits for those calls, which take a microsecond.
-class capture_gate {
- public:
-  /// One call that would invalidate a capture; converts to false if it must not be made now.
-  class passage {
-   public:
-    passage() noexcept : may_pass_(enter()) {}
-    passage(passage const&) = delete;
-    passage& operator=(passage const&) = delete;
-    ~passage() {
-      if (may_pass_) state.fetch_sub(one_call, std::memory_order_release);
-    }
-    explicit operator bool() const noexcept { return may_pass_; }
-
-   private:
-    bool may_pass_;
-  };
-
-  static void begin_capture() noexcept {
-    state.fetch_add(one_capture, std::memory_order_acq_rel);
-    // Not forever: in a forked child, a call that another thread of the parent was in never ends.
-    for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
-         ++tries)
-      spin_wait(tries);
-  }
-  /// The same, but returns false where it would wait.
-  [[nodiscard]] static bool try_begin_capture() noexcept {
-    std::uint64_t now = state.load(std::memory_order_relaxed);
-    while ((now & calls) == 0) {
-      if (state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) return true;
-    }
-    return false;
-  }
-  static void end_capture() noexcept { state.fetch_sub(one_capture, std::memory_order_release); }
-  [[nodiscard]] static bool has_captures() noexcept {
-    return state.load(std::memory_order_acquire) >= one_capture;
-  }
-
- private:
-  static bool enter() noexcept {
-    std::uint64_t now = state.load(std::memory_order_relaxed);
-    while (now < one_capture) {
-      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;
-    }
-    return false;
-  }
-
-  static constexpr unsigned most_tries = 100'000;  ///< 5 s, see spin_wait()
-  static constexpr std::uint64_t one_call = 1;
-  static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
-  static constexpr std::uint64_t calls = one_capture - 1;
-  inline static constinit std::atomic<std::uint64_t> state{0};
-};
-
-/// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
-[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
-  return s.code >= 900 && s.code <= 907;
-}
-[[nodiscard]] constexpr status refused_for_capture(char const* call) noexcept {
-  return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
-}
-
-/// Marks all work of the device, unless that would invalidate a capture.
-template <class Driver>
-status record_all_work(Driver const& driver, event_handle event) noexcept {
-  capture_gate::passage const open;
-  return open ? driver.record_all(event) : refused_for_capture("record_all");
-}
-/// Waits on the host for all work of the device, unless that would invalidate a capture. If the driver cannot mark that work, a
-/// capture that begins meanwhile waits, too.
-template <class Driver>
-status wait_for_all_work(Driver const& driver) noexcept {
-  if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
-  if constexpr (marks_all_work<Driver>) {
-    event_handle event = nullptr;
-    status s = driver.create_event(event);
-    if (s.ok()) s = record_all_work(driver, event);
-    if (s.ok()) s = driver.synchronize_event(event);
-    if (event != nullptr) (void)driver.destroy_event(event);
-    if (s.ok() || capture_gate::has_captures()) return s;
-  }
-  capture_gate::passage const open;
-  return open ? driver.synchronize_device() : refused_for_capture("synchronize_device");
-}
-
-}  // namespace tarn::detail
 // ---- tarn/pool/arena/looked_up.hpp
 // A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread may then have taken
 // the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1, each use compares the hold of the
@@ -9626,6 +9632,100 @@ struct captured_stream {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/pool/growth/memory_left.hpp
+// How much memory a pool can still take from the layers below it: the device's free memory, less headroom, within each limit.
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+namespace tarn::detail {
+
+inline constexpr std::size_t unknown_left = ~std::size_t{0};
+
+template <class Layer>
+concept has_headroom = requires(Layer& layer) { layer.headroom_bytes(); };
+template <class Layer>
+concept has_limit = requires(Layer& layer) { layer.limit(), layer.used(); };
+
+/// Bytes that `layer` and those below it can still provide; unknown_left if the driver does not report free memory, or a layer
+/// has several below it. One driver call, 5 to 100 us; no lock of the pool but the growth lock is held.
+/// @param r  receives what bounds them, as the layer that refuses more would report it
+template <class Layer>
+[[nodiscard]] std::size_t memory_left(Layer& layer, memory_report& r) noexcept {
+  std::size_t left = unknown_left;
+  if constexpr (!stands_on_another<Layer>) {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (layer.driver().memory_info(free, total).ok()) {
+      left = r.device_free = free;
+      r.device_total = total;
+    }
+  } else if constexpr (!routes_calls<Layer>) {
+    left = memory_left(layer_of(layer.upstream()), r);
+  }
+  if constexpr (has_headroom<Layer>) {
+    std::size_t const bytes = layer.headroom_bytes();
+    if (left != unknown_left && bytes != 0) {
+      left -= min_of(left, bytes);
+      r.refused_by = "headroom";
+      r.headroom = bytes;
+    }
+  }
+  if constexpr (has_limit<Layer>) {
+    std::size_t const limit = layer.limit();
+    std::size_t const used = layer.used();
+    if (limit - min_of(limit, used) < left) {
+      left = limit - min_of(limit, used);
+      r.refused_by = "limited";
+      r.headroom = memory_report::unknown;
+      r.device_free = r.device_total = memory_report::unknown;
+      r.limit = limit;
+      r.limit_used = used;
+    }
+  }
+  return left;
+}
+
+/// Whether the layers below a pool only bound what the device has. Another layer could get more where these refuse, as
+/// retry_on_oom does.
+template <class Layer>
+[[nodiscard]] constexpr bool only_bounds() noexcept {
+  if constexpr (!stands_on_another<Layer>) {
+    return true;
+  } else if constexpr (has_headroom<Layer> || has_limit<Layer>) {
+    return only_bounds<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+  } else {
+    return false;
+  }
+}
+
+/// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries the driver. Others may
+/// take memory meanwhile: then it is too high. Under the growth lock.
+class known_left {
+ public:
+  [[nodiscard]] bool is_old(std::size_t reserved) const noexcept {
+    return !is_known_ || (reserved > seen_at_ && reserved - seen_at_ > left_ / 16);
+  }
+  void renew(std::size_t left, std::size_t reserved) noexcept {
+    left_ = left;
+    seen_at_ = reserved;
+    is_known_ = true;
+  }
+  /// The next growth queries the driver.
+  void forget() noexcept { is_known_ = false; }
+  [[nodiscard]] std::size_t bytes(std::size_t reserved) const noexcept {
+    if (!is_known_ || left_ == unknown_left) return unknown_left;
+    return reserved > seen_at_ ? left_ - min_of(left_, reserved - seen_at_) : left_ + (seen_at_ - reserved);
+  }
+
+ private:
+  std::size_t left_ = 0;
+  std::size_t seen_at_ = 0;  ///< reserved bytes when it was queried
+  bool is_known_ = false;
+};
+
+}  // namespace tarn::detail
 // ---- tarn/pool/growth/page_growth.hpp
 // Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
 // enough, these are tried in this order:
@@ -9714,9 +9814,30 @@ namespace tarn::detail {
 /// so waste grows with the handle's size relative to the pool's, while driver calls become fewer. These bounds keep utilisation
 /// at 0.95 or more on all recorded traces, and the first pass below the driver time of PyTorch's expandable segments.
 /// bench/results/frontier.txt has the alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that
-/// is still small starts with small handles, which fit anywhere later.
+/// is still small starts with small handles, which fit anywhere later; with 8 MiB below 2 GiB, small pools would hold up to 4 %
+/// less, but the first pass of large ones would take up to 1.7 times the driver time.
 [[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
   return min_of(max_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}), std::size_t{96_MiB});
+}
+
+/// The same where `left` more bytes can be created, which the device or a limit bounds: handles get finer as memory becomes scarce,
+/// down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles that are partly used. With the part 768, seven of the
+/// eight recorded traces finish in 1.02 times their peak, for up to 40 times the driver time of a first pass with ample memory
+/// (bench/results/survival_tarn.jsonl, frontier.txt); 256 saves half of that time, and three traces do not finish.
+[[nodiscard]] constexpr std::size_t handle_limit_near_full(std::size_t left) noexcept {
+  return max_of(align_down(left / 768, usual_granule), usual_granule);
+}
+
+/// How far reserved memory may exceed the live peak before free handles are remapped for a request of `bytes`, in thousandths. Up
+/// to 8 MiB it is 5 times as much as for larger requests: a view for each of many blocks of medium size costs more driver calls than
+/// it saves memory, and splits handles. Where sizes creep up, as those of an attention cache do, remapping at 9 thousandths took 100
+/// times the driver time, and held up to 4 % more (`tarn_replay --pattern attention_cache`). If it remaps all the same, 4 times as
+/// often as it creates, it gets up to 8 times as much.
+[[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
+                                             std::size_t remaps_per_handle) noexcept {
+  if (bytes > 8_MiB) return slack_per_mille;
+  std::size_t const often = remaps_per_handle > 4 ? (remaps_per_handle - 4) / 2 : 0;
+  return slack_per_mille * (5 + min_of(often, std::size_t{3}));
 }
 
 /// Requests below this size share a handle of this size, bytes: 2 MiB up to a peak of 16 GiB, so that the freed half of a
@@ -13191,6 +13312,7 @@ class heap {
   recursive_fork_mutex&
       cold;  ///< shared by a pool and its graph memories, so that there is one order of locks
   growth_counters counters;
+  known_left left;  ///< how much the growth can still create
   ordering<driver_type> order;
   growth_type growth;
   std::uint64_t alloc_retries = 0;
@@ -13253,7 +13375,7 @@ class heap {
       auto result = in_run ? space_.release_small(giver.get(held), k, blocks[i])
                            : space_.release(giver.get(held), blocks[i], class_bytes(k));
       if (result == release_result::needs_finish) {
-        bool const finished = wait_for_device(may_release(held));
+        bool const finished = wait_for_device(may_release(held)).ok();
         giver = domain_of(may_release(held), id, stream);  // its place may belong to another stream now
         if (!finished) {
           count_uncached(held, static_cast<std::int64_t>(class_bytes(k)), 1);
@@ -13414,19 +13536,24 @@ class heap {
     result.released = reserved - result.reserved;
     return result;
   }
-  /// Waits for all work on the pool's memory, as far as the driver can report it.
+  /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
   /// @param asks_for_device  whether blocks wait for uses that only a device synchronisation covers
-  void finish(bool asks_for_device) noexcept {
+  [[nodiscard]] bool finish(bool asks_for_device) noexcept {
     hot_lock held(hot);
     finish_all(space_, order, may_release(held));
     // A stream whose end the driver does not report: its work must not see its memory unmapped.
-    if ((has_unfinished(space_) || asks_for_device) && !wait_for_device(may_release(held)))
-      (void)wait_for_device(may_release(held));
+    if (!has_unfinished(space_) && !asks_for_device) return true;
+    status s = wait_for_device(may_release(held));
+    if (!s.ok()) s = wait_for_device(may_release(held));
+    return !is_of_capture(s);
   }
-  /// Gives everything back to the source. No work uses it any more.
+  /// Work may still use the memory when the pool ends: close() will give none of it back.
+  void keep_mapped() noexcept { keeps_mapped_ = true; }
+  [[nodiscard]] bool keeps_mapped() const noexcept { return keeps_mapped_; }
+  /// Gives everything back to the source, unless keep_mapped() was called.
   void close() noexcept {
     order.close(space_);
-    growth.close();
+    if (!keeps_mapped_) growth.close();
   }
 
   // ---- fork
@@ -13490,20 +13617,21 @@ class heap {
     try {
       found = space_.streams.get(id, stream);
     } catch (...) {
-      if (wait_for_device(held)) found = neutral;
+      if (wait_for_device(held).ok()) found = neutral;
     }
     return {held.held(), found};
   }
   /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
-  bool wait_for_device(may_release held) noexcept {
+  status wait_for_device(may_release held) noexcept {
     unlocked const open(held);
-    return wait_for_all_work(driver()).ok();
+    return wait_for_all_work(driver());
   }
 
   arena space_;
   std::atomic<bool> lost_{false};
   recursive_fork_mutex own_cold_;
   std::atomic<bool> asleep_{false};
+  bool keeps_mapped_ = false;
 
  public:
   typename described::type description;  ///< last: away from the members that a warm call reads
@@ -13630,8 +13758,10 @@ class ladder {
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
     idle_blocks const idle = front_.idle();
+    if (page_source<source_type> && heap_.left.is_old(heap_.counters.reserved)) (void)renew_left();
     set_budget();
     if (take()) return;
+    refuse_what_is_too_much(idle);
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
     bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved;
     if (flush_early) {
@@ -13654,6 +13784,7 @@ class ladder {
       refused = error.report();
       was_refused = true;
     }
+    heap_.left.forget();
     ++heap_.alloc_retries;
     if (take_what_is_waited_for(flush_early) || put_together()) return;
     heap_.growth.shrink(space(), hot_, 0);
@@ -13789,13 +13920,50 @@ class ladder {
     return heap_.order.is_capturing(stream);
   }
 
+  /// Finds out how much can still be created.
+  memory_report renew_left() {
+    memory_report bound;
+    std::size_t left = 0;
+    {
+      unlocked const open(hot_);
+      left = memory_left(layer_of(heap_.upstream()), bound);
+    }
+    heap_.left.renew(left, heap_.counters.reserved);
+    return bound;
+  }
+
+  /// Refuses a request for more than the pool caches and can still create: the other steps would only search and wait. Not where
+  /// a layer below could get more (only_bounds()), nor under a memory tool, whose quarantine counts as live.
+  /// @throws out_of_memory, nothing has changed
+  void refuse_what_is_too_much(idle_blocks const& idle) {
+    if constexpr (page_source<source_type> &&
+                  only_bounds<std::remove_reference_t<decltype(layer_of(heap_.upstream()))>>()) {
+      if (!is_too_much(idle) || heap_.description.active()) return;
+      memory_report const bound = renew_left();  // what was known may be too low
+      if (is_too_much(idle)) throw out_of_memory(report(bound));
+    }
+  }
+  [[nodiscard]] bool is_too_much(idle_blocks const& idle) noexcept {
+    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const left = heap_.left.bytes(reserved);
+    // Blocks in caches and blocks that wait count as live; one of them may keep a run that is free otherwise.
+    auto const waiting = static_cast<std::size_t>(max_of(waiting_.now().bytes, std::int64_t{0}));
+    auto const in_runs =
+        static_cast<std::size_t>(heap_.counters.reserved_in[static_cast<std::size_t>(zone::small)].current);
+    std::size_t const cached =
+        reserved - min_of(reserved, space().live_bytes) + idle.bytes + waiting + in_runs;
+    return left < request_.bytes && cached < request_.bytes - left;
+  }
+
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
     pooled const& options = heap_.options;
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
+    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const left = heap_.left.bytes(reserved);
     request_.largest_handle = options.largest_handle != 0
                                   ? max_of(align_down(options.largest_handle, usual_granule), usual_granule)
-                                  : handle_limit(live);
+                                  : min_of(handle_limit(live), handle_limit_near_full(left));
     request_.least_growth =
         request_.where == zone::large ? min_of(shared_handle(live), request_.largest_handle) : usual_granule;
     request_.may_remap = may_remap(options);
@@ -13809,9 +13977,9 @@ class ladder {
       request_.may_create = max_request_bytes;
       return;
     }
-    std::size_t const target = live + live / 1000 * options.slack_per_mille;
-    std::size_t const reserved = heap_.counters.reserved;
-    request_.may_create = target > reserved ? target - reserved : 0;
+    std::size_t const remaps = heap_.counters.remaps / max_of(heap_.counters.creates, std::uint64_t{1});
+    std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
+    request_.may_create = min_of(target > reserved ? target - reserved : 0, left);
   }
 
   /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device.
@@ -14242,6 +14410,7 @@ class end_mark {
       if (!is_marked_) {
         status s = event_ != nullptr ? status{} : driver_.create_event(event_);
         if (s.ok()) s = record_all_work(driver_, event_);
+        waits_for_capture_ = is_of_capture(s);
         if (s.kind == failure::unloading || s.kind == failure::unsupported)
           return is_complete_ = host_waits();
         is_marked_ = s.ok();
@@ -14255,6 +14424,9 @@ class end_mark {
     }
   }
 
+  /// Whether a capture prevented the last call of is_complete() from finding out.
+  [[nodiscard]] bool waits_for_capture() const noexcept { return !is_complete_ && waits_for_capture_; }
+
   /// Something uses the memory that was submitted after the mark.
   void renew() noexcept { is_marked_ = is_complete_ = false; }
 
@@ -14267,6 +14439,7 @@ class end_mark {
  private:
   bool host_waits() noexcept {
     status const s = wait_for_all_work(driver_);
+    waits_for_capture_ = is_of_capture(s);
     return s.ok() || s.kind == failure::unloading;
   }
 
@@ -14274,6 +14447,7 @@ class end_mark {
   event_handle event_ = nullptr;
   bool is_marked_ = false;
   bool is_complete_ = false;
+  bool waits_for_capture_ = false;
 };
 
 /// The owners whose graphs use a block, each with a reference to its part.
@@ -15078,10 +15252,19 @@ class graph_memories {
     return *parts_.back();
   }
   /// Waits for the graphs that the device still runs, and gives back what ended owners had. The pool ends: there is no owner left.
+  /// Returns false if a capture prevents it.
   template <class Pool>
-  void finish(Pool& whole) noexcept {
+  [[nodiscard]] bool finish(Pool& whole) noexcept {
     for (auto& p : parts_) (void)p->end.is_complete(true);
     (void)reap(whole, true);
+    for (auto& p : parts_) {
+      if (p->end.waits_for_capture()) return false;
+    }
+    return true;
+  }
+  /// The pool ends while work may use what its ended owners had: none of it is given back.
+  void keep_mapped() noexcept {
+    for (auto& p : parts_) p->memory.keep_mapped();
   }
   /// Ends an owner. Its memory is given back now if the device has completed its work, else later.
   template <class Pool>
@@ -15124,7 +15307,9 @@ class graph_memories {
       if (!p->end.is_complete(wait)) continue;
       // Before the part itself: blocks that two ended owners keep of each other, or one of its own, would hold them forever.
       bool const gave_kept = give_back_all_kept(whole, *p);
-      bool const can_end = !capture_gate::has_captures() || p->memory.can_end_now();
+      // Its destructor must find nothing to wait for: a capture may open at any moment.
+      bool const can_end =
+          p->memory.can_end_now() || (!capture_gate::has_captures() && p->memory.finish_work());
       owned<part> const gone = can_end ? take_part(*p) : owned<part>();
       if (gave_kept || gone.get() != nullptr) {
         any = true;
@@ -15597,14 +15782,16 @@ class recorded_streams {
   }
 
   /// Whether work may still run on held-back blocks and the host may synchronise the device. It may not while a stream to be
-  /// marked is capturing, since that would only end the capture. Uses what settle() found: a stream's handle is not queried,
-  /// since the stream may be destroyed.
-  [[nodiscard]] bool asks_for_device() const noexcept {
+  /// marked is capturing, since that would only end the capture.
+  [[nodiscard]] bool asks_for_device() const noexcept { return any_waiting() && !waits_for_capture(); }
+  /// Whether a capture prevents a stream from being marked that held-back blocks wait for. Uses what settle() found: a stream's
+  /// handle is not queried, since the stream may be destroyed.
+  [[nodiscard]] bool waits_for_capture() const noexcept {
     std::lock_guard const guard(mutex_);
-    for (slot_number q = 1; q <= queues_.last(); ++q) {
-      if (queues_[q].unmarked != 0 && queues_[q].captured) return false;
+    for (slot_number q = 1; q <= queues_.last() && any_waiting(); ++q) {
+      if (queues_[q].unmarked != 0 && queues_[q].captured) return true;
     }
-    return any_waiting();
+    return false;
   }
 
   /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
@@ -15940,6 +16127,7 @@ class waiting_blocks {
   }
 
   [[nodiscard]] bool asks_for_device() const noexcept { return uses_.asks_for_device(); }
+  [[nodiscard]] bool waits_for_capture() const noexcept { return uses_.waits_for_capture(); }
   void close() noexcept { uses_.close(); }
 
   /// Counts a block that a graph memory keeps as waiting. @param sign  1 when it is freed, -1 when it is given back
@@ -16385,6 +16573,31 @@ class cache_misses : public pool_parts<Upstream> {
     hot_lock held(heap_.hot);
     return !has_unfinished(heap_.space(held));
   }
+  /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
+  [[nodiscard]] bool finish_work() noexcept {
+    std::lock_guard const cold(heap_.cold);
+    bool const graphs_done = graphs_.finish(whole());
+    collect();
+    bool const done = heap_.finish(waiting_.asks_for_device());
+    return done && graphs_done;
+  }
+  /// The same, but waits for the captures. If one stays open, none of the pool's memory is given back when it ends.
+  void finish_or_keep_mapped() noexcept {
+    std::lock_guard const cold(heap_.cold);
+    bool done = false;
+    for (int tries = 0; tries < 8 && !heap_.keeps_mapped();
+         ++tries) {  // the next capture may have begun meanwhile
+      done = finish_work();
+      if (done && !waiting_.waits_for_capture()) return;
+      if (!capture_gate::wait_for_captures()) break;
+    }
+    // Recorded uses on a stream that is captured without a scope are never waited for.
+    if (done && !capture_gate::has_captures()) return;
+    keep_mapped();
+    graphs_.keep_mapped();
+  }
+  /// Work may still use the memory when the pool ends: none of it is given back.
+  void keep_mapped() noexcept { heap_.keep_mapped(); }
   /// For the pool of a graph_memory: keeps the order of a captured stream from now on. There is room for as many as a pool has.
   void open_capture(stream_id kept_as) noexcept { heap_.kept_as.set(heap_.kept_as.free_place(), kept_as); }
   /// For the pool of a graph_memory: makes what a captured stream freed usable by the next capture.
@@ -16723,7 +16936,9 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
-  /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver has unloaded.
+  /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver has unloaded. While a
+  /// graph is captured on any thread, that work cannot be waited for: the destructor waits until the capture ends. If the caller's
+  /// own thread has a capture_scope open, it gives up after 5 s, and the memory stays mapped until the process ends.
   ~pool() {
     misses::leave_others();
     misuse_report const last = report_misuse_at_end();
@@ -16734,9 +16949,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
       if (heap_.description.active() && heap_.driver().synchronize_device().kind == failure::unloading)
         heap_.description.abandon();
     }
-    graphs_.finish(*this);
-    collect();
-    heap_.finish(waiting_.asks_for_device());
+    misses::finish_or_keep_mapped();
     waiting_.close();
     heap_.close();
   }
@@ -17057,15 +17270,22 @@ class alignas(cache_line_bytes) tracked_share {
   [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
     if (!lock_.try_lock()) return false;
     bool const done = is_open_ && (u.rounded < 0 || has_room(u));
-    if (done) {
-      auto const change = u.by_kind();
-      auto const g = static_cast<std::size_t>(u.group);
-      for (std::size_t k = 0; k < 3; ++k) {
-        room_[k][0] -= change[k];
-        room_[k][g] -= change[k];
-        if (u.rounded > 0) came_[k][g] += change[k];
+    if (done) add(u);
+    lock_.unlock();
+    return done;
+  }
+  /// The same for a block for which there is not enough room here: moves room from `donor`, which keeps at least half of its own or
+  /// what it can spare. Returns false if the two together have not enough, or another thread uses one of them. The room of both
+  /// together stays the same, so nothing else has to know.
+  [[nodiscard]] bool count_with_room_of(tracked_share& donor, tracked_update const& u) noexcept {
+    if (!lock_.try_lock()) return false;
+    bool done = false;
+    if (donor.lock_.try_lock()) {  // never waits: two threads may take room from each other
+      if (is_open_ && donor.is_open_ && move_room_from(donor, u)) {
+        add(u);
+        done = true;
       }
-      ++calls_;
+      donor.lock_.unlock();
     }
     lock_.unlock();
     return done;
@@ -17118,6 +17338,39 @@ class alignas(cache_line_bytes) tracked_share {
     return fits;
   }
 
+  TARN_ALWAYS_INLINE void add(tracked_update const& u) noexcept {
+    auto const change = u.by_kind();
+    auto const g = static_cast<std::size_t>(u.group);
+    for (std::size_t k = 0; k < 3; ++k) {
+      room_[k][0] -= change[k];
+      room_[k][g] -= change[k];
+      if (u.rounded > 0) came_[k][g] += change[k];
+    }
+    ++calls_;
+  }
+  /// Moves nothing unless it suffices.
+  [[nodiscard]] bool move_room_from(tracked_share& donor, tracked_update const& u) noexcept {
+    auto const change = u.by_kind();
+    tracked_amounts moved{};
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
+        std::int64_t const lacking = change[k] - room_[k][g];
+        if (lacking <= 0) continue;
+        if (lacking > donor.room_[k][g]) return false;
+        moved[k][g] = max_of(lacking, donor.room_[k][g] / 2);
+      }
+    }
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) {
+        room_[k][g] += moved[k][g];
+        given_[k][g] += moved[k][g];
+        donor.room_[k][g] -= moved[k][g];
+        donor.given_[k][g] -= moved[k][g];
+      }
+    }
+    return true;
+  }
+
   template <class F>
   void report(F const& f) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
@@ -17131,7 +17384,7 @@ class alignas(cache_line_bytes) tracked_share {
   bool is_open_ = false;
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_amounts room_{};   ///< by how much each number may still grow here
-  tracked_amounts given_{};  ///< room_ when its counts were last reported
+  tracked_amounts given_{};  ///< room_ when its counts were last reported, and what was moved here since
   tracked_amounts came_{};   ///< all increases since
 };
 
@@ -17196,7 +17449,8 @@ class tracked_numbers {
   void count(tracked_update const& u) noexcept {
     if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) {
       unsigned const mine = thread_place(u.thread);
-      if ((open >> mine & 1) != 0 && shares_[mine].count(u)) return;
+      if ((open >> mine & 1) != 0 && (shares_[mine].count(u) || count_with_others_room(open, mine, u)))
+        return;
     }
     if (lock_.run(u, applier{*this})) ask(u.thread);
   }
@@ -17303,6 +17557,8 @@ class tracked_numbers {
   /// With fewer calls than this per share, opening shares costs more than it saves.
   static constexpr std::uint64_t least_calls = 4;
   static constexpr std::uint32_t longest_pause = 4096;
+  /// Shares that are asked for room before the lock is taken, which may take room from all.
+  static constexpr unsigned most_donors = 4;
 
   struct applier {
     tracked_numbers& numbers;
@@ -17357,6 +17613,19 @@ class tracked_numbers {
       add<Kind>(rounded, requested, group);
     }
     lock_.unlock_after(applier{*this});
+  }
+  /// Counts a block in a share that has not enough room, with room of one of the next shares: without the lock that all threads share.
+  [[nodiscard]] bool count_with_others_room(std::uint32_t open, unsigned mine,
+                                            tracked_update const& u) noexcept {
+    if (u.rounded < 0) return false;
+    unsigned tries = 0;
+    for (unsigned step = 1; step < share_count && tries < most_donors; ++step) {
+      unsigned const donor = (mine + step) % share_count;
+      if ((open >> donor & 1) == 0) continue;
+      ++tries;
+      if (shares_[mine].count_with_room_of(shares_[donor], u)) return true;
+    }
+    return false;
   }
   template <change_kind Kind>
   TARN_NOINLINE void count_with_shares(std::size_t rounded, std::size_t requested,
@@ -17428,10 +17697,14 @@ class tracked_numbers {
         open_late(static_cast<std::uint32_t>(flags) & ~out_);
       if (u.rounded > 0 && !fits(u)) take_room_for(u);
     }
-    add(u);
-    if ((flags & watched_flag) != 0) {
-      change_marks(u);
-      note_active(u.group);
+    if (out_ != 0) {
+      add_within_room(u);
+    } else {
+      add(u);
+      if ((flags & watched_flag) != 0) {
+        change_marks(u);
+        note_active(u.group);
+      }
     }
     if (several && out_ == 0) [[unlikely]]
       hand_out();
@@ -17497,6 +17770,16 @@ class tracked_numbers {
         if (k == 1) m->current += change;
       }
     };
+  }
+  /// Adds a call for which there is room, while shares are open: no peak changes. The numbers must not be compared with the peaks
+  /// then: of two shares one may have reported blocks that took the room of blocks whose end the other has not reported.
+  void add_within_room(tracked_update const& u) noexcept {
+    auto const change = u.by_kind();
+    auto const f = adding();
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)})
+        f(k, g, change[k], u.rounded > 0 ? change[k] : 0);
+    }
   }
   /// Takes room for a block from one share after another. If all together have not enough, there may be a new peak: the shares are
   /// taken back.
