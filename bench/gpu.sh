@@ -482,7 +482,7 @@ TARN_DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2
 devices=  # in the names of results that more than one GPU changes
 [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -lt 2 ] || devices=_two_devices
 export caps devices TARN_DRIVER root deps more_traces build logs results jobs commit
-export -f say built one_by_one
+export -f say built find_traces one_by_one
 find_python_packages
 environment | tee "$results/environment.txt"
 [ -d "$deps" ] || say "no .gpu-deps: what this machine lacks is skipped (bench/gpu.sh prepare, on Debian, gathers it)"

@@ -104,6 +104,7 @@ class cuda_device final : public test_device {
   std::size_t held() override { return 0; }
   std::size_t left_over() override { return 0; }
   bool has_memory_tool() const override { return static_cast<bool>(driver_.memory_tool()); }
+  bool opens_own_events() const override { return false; }  // CUDA refuses with error 201
   bool has_pages() const override { return tarn::basic_pages<tarn::cuda_driver>(driver_).has_pages(); }
   bool runs_out() const override { return false; }
 

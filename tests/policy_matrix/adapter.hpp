@@ -4,6 +4,7 @@
 
 #include <concepts>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -234,13 +235,14 @@ class adapter final : public test_memory {
     return nullptr;
   }
   second_mapping export_and_import([[maybe_unused]] void const* p, [[maybe_unused]] std::size_t bytes,
-                                   [[maybe_unused]] tarn::stream_ref stream) override {
+                                   [[maybe_unused]] std::optional<tarn::stream_ref> stream) override {
     if constexpr (can.exports) {
-      auto const block = tarn::export_block(*memory_, p, bytes, stream);
+      auto const block =
+          stream ? tarn::export_block(*memory_, p, bytes, *stream) : tarn::export_block(*memory_, p, bytes);
       using imported = tarn::imported_block<std::remove_cvref_t<decltype(memory_->driver())>>;
       auto const made = std::make_shared<imported>(
           tarn::import_block(*memory_, block.description(), [&](std::size_t i) { return block.pages(i); }));
-      made->wait_ready(stream);
+      if (stream) made->wait_ready(*stream);
       return {made, made->data()};
     }
     return {};

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,6 +71,8 @@ struct test_device {
   [[nodiscard]] virtual bool has_pages() const { return true; }
   /// Whether a memory tool is attached. Pools then have plain blocks, which they keep while they sleep.
   [[nodiscard]] virtual bool has_memory_tool() const { return false; }
+  /// Whether a process can import the events that it exported itself.
+  [[nodiscard]] virtual bool opens_own_events() const { return true; }
   /// Whether a check can exhaust the memory, so that fallbacks and handlers are used.
   [[nodiscard]] virtual bool runs_out() const = 0;
   // Called by the layer above the pool at each allocation and deallocation.
@@ -148,7 +151,7 @@ struct test_memory {
   /// Pins the pages of a block while the result lives.
   [[nodiscard]] virtual std::shared_ptr<void> pin(void const* p, std::size_t bytes) = 0;
   [[nodiscard]] virtual second_mapping export_and_import(void const* p, std::size_t bytes,
-                                                         tarn::stream_ref stream) = 0;
+                                                         std::optional<tarn::stream_ref> stream) = 0;
   /// Registers the pages of a block several times; returns how often the library was called, and whether each registration was ended.
   [[nodiscard]] virtual std::pair<std::size_t, bool> register_pages(void const* p, std::size_t bytes) = 0;
   /// Sets what a handler of retry_on_oom in the stack calls before it retries.

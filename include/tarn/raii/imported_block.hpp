@@ -201,6 +201,8 @@ class [[nodiscard]] imported_block {
 /// @param next  next(i) returns the exported_pages of handle i; called once for each, in order
 /// @throws sharing_error  damaged, other_machine, other_device, exporter_ended, wrong_pages: nothing was mapped
 /// @throws cuda_error, std::bad_alloc, and what `next` throws: likewise
+/// A process can import its own block only if that was exported without a stream: CUDA does not open events in the process that
+/// made them (cuda_error with code 201).
 /// Reserves as many bytes of addresses as the handles have. O(handles): an import and a map for each.
 template <class Memory, class Next>
 [[nodiscard]] auto import_block(Memory const& memory, block_description const& description, Next&& next,

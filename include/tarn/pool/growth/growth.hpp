@@ -28,9 +28,9 @@ namespace tarn::detail {
 }
 
 /// The same where `left` more bytes can be created, which the device or a limit bounds: handles get finer as memory becomes scarce,
-/// down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles that are partly used. With the part 768, seven of the
-/// eight recorded traces finish in 1.02 times their peak, for up to 40 times the driver time of a first pass with ample memory
-/// (bench/results/survival_tarn.jsonl, frontier.txt); 256 saves half of that time, and three traces do not finish.
+/// down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles that are partly used. With the part 768, all eight
+/// recorded traces finish in 1.02 times their peak and seven in 1.01 (`tarn_replay --cap`), for 3 to 36 times the driver time of a
+/// first pass with ample memory; 256 saves half of that time, and two traces do not finish in 1.02.
 [[nodiscard]] constexpr std::size_t handle_limit_near_full(std::size_t left) noexcept {
   return max_of(align_down(left / 768, usual_granule), usual_granule);
 }
