@@ -6890,7 +6890,7 @@ class capture_gate {
     return false;
   }
   static void end_capture() noexcept { state.fetch_sub(one_capture, std::memory_order_release); }
-  /// Waits until no capture is open; returns false if one still is after 5 s, as when the caller's own thread has it open.
+  /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
   [[nodiscard]] static bool wait_for_captures() noexcept {
     for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
     return !has_captures();
@@ -6908,7 +6908,7 @@ class capture_gate {
     return false;
   }
 
-  static constexpr unsigned most_tries = 100'000;  ///< 5 s, see spin_wait()
+  static constexpr unsigned most_tries = 100'000;  ///< 5 to 10 s, see spin_wait()
   static constexpr std::uint64_t one_call = 1;
   static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
   static constexpr std::uint64_t calls = one_capture - 1;
@@ -13695,6 +13695,7 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 // ---- tarn/pool/ladder.hpp
 // The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
 //
+//   - a request above a limit below the pool is refused at once
 //   0 small pools   grow at once, except the first time: below roomy_limit speed matters more than memory
 //   1 magazines     return all threads' cached blocks to the heap, each to its own stream's domain, if there are enough of them
 //   2 finished      make frees of other streams that the device has completed neutral
@@ -13754,14 +13755,14 @@ class ladder {
   }
 
   /// Climbs until a block is found.
-  /// @throws out_of_memory  every rung failed; nothing has changed
+  /// @throws out_of_memory  every rung failed, or the request is above a limit; nothing has changed
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
     idle_blocks const idle = front_.idle();
     if (page_source<source_type> && heap_.left.is_old(heap_.counters.reserved)) (void)renew_left();
     set_budget();
     if (take()) return;
-    refuse_what_is_too_much(idle);
+    refuse_above_limit();
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
     bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved;
     if (flush_early) {
@@ -13932,27 +13933,22 @@ class ladder {
     return bound;
   }
 
-  /// Refuses a request for more than the pool caches and can still create: the other steps would only search and wait. Not where
-  /// a layer below could get more (only_bounds()), nor under a memory tool, whose quarantine counts as live.
+  /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The other steps would only search
+  /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more.
   /// @throws out_of_memory, nothing has changed
-  void refuse_what_is_too_much(idle_blocks const& idle) {
+  void refuse_above_limit() {
     if constexpr (page_source<source_type> &&
                   only_bounds<std::remove_reference_t<decltype(layer_of(heap_.upstream()))>>()) {
-      if (!is_too_much(idle) || heap_.description.active()) return;
+      if (!is_above_what_is_left()) return;
       memory_report const bound = renew_left();  // what was known may be too low
-      if (is_too_much(idle)) throw out_of_memory(report(bound));
+      if (bound.limit != memory_report::unknown && is_above_what_is_left())
+        throw out_of_memory(report(bound));
     }
   }
-  [[nodiscard]] bool is_too_much(idle_blocks const& idle) noexcept {
+  [[nodiscard]] bool is_above_what_is_left() const noexcept {
     std::size_t const reserved = heap_.counters.reserved;
     std::size_t const left = heap_.left.bytes(reserved);
-    // Blocks in caches and blocks that wait count as live; one of them may keep a run that is free otherwise.
-    auto const waiting = static_cast<std::size_t>(max_of(waiting_.now().bytes, std::int64_t{0}));
-    auto const in_runs =
-        static_cast<std::size_t>(heap_.counters.reserved_in[static_cast<std::size_t>(zone::small)].current);
-    std::size_t const cached =
-        reserved - min_of(reserved, space().live_bytes) + idle.bytes + waiting + in_runs;
-    return left < request_.bytes && cached < request_.bytes - left;
+    return left < request_.bytes && reserved < request_.bytes - left;
   }
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
@@ -16581,15 +16577,16 @@ class cache_misses : public pool_parts<Upstream> {
     bool const done = heap_.finish(waiting_.asks_for_device());
     return done && graphs_done;
   }
-  /// The same, but waits for the captures. If one stays open, none of the pool's memory is given back when it ends.
+  /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
   void finish_or_keep_mapped() noexcept {
     std::lock_guard const cold(heap_.cold);
     bool done = false;
-    for (int tries = 0; tries < 8 && !heap_.keeps_mapped();
-         ++tries) {  // the next capture may have begun meanwhile
+    for (int tries = 0; tries < 8 && !heap_.keeps_mapped(); ++tries) {  // the next capture may have begun
+      bool const in_scope = capture_gate::has_captures();
       done = finish_work();
       if (done && !waiting_.waits_for_capture()) return;
-      if (!capture_gate::wait_for_captures()) break;
+      // A capture without a scope is not waited for: nothing reports its end.
+      if ((tries != 0 && !in_scope) || !capture_gate::wait_for_captures()) break;
     }
     // Recorded uses on a stream that is captured without a scope are never waited for.
     if (done && !capture_gate::has_captures()) return;
@@ -16937,8 +16934,8 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   pool& operator=(pool const&) = delete;
 
   /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver has unloaded. While a
-  /// graph is captured on any thread, that work cannot be waited for: the destructor waits until the capture ends. If the caller's
-  /// own thread has a capture_scope open, it gives up after 5 s, and the memory stays mapped until the process ends.
+  /// capture_scope is open on any thread, that work cannot be waited for: the destructor waits until the scopes are closed, up to
+  /// 10 s. If one is still open then, as one of the caller's own thread is, the memory stays mapped until the process ends.
   ~pool() {
     misses::leave_others();
     misuse_report const last = report_misuse_at_end();

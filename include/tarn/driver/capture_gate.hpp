@@ -49,7 +49,7 @@ class capture_gate {
     return false;
   }
   static void end_capture() noexcept { state.fetch_sub(one_capture, std::memory_order_release); }
-  /// Waits until no capture is open; returns false if one still is after 5 s, as when the caller's own thread has it open.
+  /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
   [[nodiscard]] static bool wait_for_captures() noexcept {
     for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
     return !has_captures();
@@ -67,7 +67,7 @@ class capture_gate {
     return false;
   }
 
-  static constexpr unsigned most_tries = 100'000;  ///< 5 s, see spin_wait()
+  static constexpr unsigned most_tries = 100'000;  ///< 5 to 10 s, see spin_wait()
   static constexpr std::uint64_t one_call = 1;
   static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
   static constexpr std::uint64_t calls = one_capture - 1;

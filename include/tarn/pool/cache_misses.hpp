@@ -63,15 +63,16 @@ class cache_misses : public pool_parts<Upstream> {
     bool const done = heap_.finish(waiting_.asks_for_device());
     return done && graphs_done;
   }
-  /// The same, but waits for the captures. If one stays open, none of the pool's memory is given back when it ends.
+  /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
   void finish_or_keep_mapped() noexcept {
     std::lock_guard const cold(heap_.cold);
     bool done = false;
-    for (int tries = 0; tries < 8 && !heap_.keeps_mapped();
-         ++tries) {  // the next capture may have begun meanwhile
+    for (int tries = 0; tries < 8 && !heap_.keeps_mapped(); ++tries) {  // the next capture may have begun
+      bool const in_scope = capture_gate::has_captures();
       done = finish_work();
       if (done && !waiting_.waits_for_capture()) return;
-      if (!capture_gate::wait_for_captures()) break;
+      // A capture without a scope is not waited for: nothing reports its end.
+      if ((tries != 0 && !in_scope) || !capture_gate::wait_for_captures()) break;
     }
     // Recorded uses on a stream that is captured without a scope are never waited for.
     if (done && !capture_gate::has_captures()) return;

@@ -2,6 +2,7 @@
 #pragma once
 // The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
 //
+//   - a request above a limit below the pool is refused at once
 //   0 small pools   grow at once, except the first time: below roomy_limit speed matters more than memory
 //   1 magazines     return all threads' cached blocks to the heap, each to its own stream's domain, if there are enough of them
 //   2 finished      make frees of other streams that the device has completed neutral
@@ -74,14 +75,14 @@ class ladder {
   }
 
   /// Climbs until a block is found.
-  /// @throws out_of_memory  every rung failed; nothing has changed
+  /// @throws out_of_memory  every rung failed, or the request is above a limit; nothing has changed
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
     idle_blocks const idle = front_.idle();
     if (page_source<source_type> && heap_.left.is_old(heap_.counters.reserved)) (void)renew_left();
     set_budget();
     if (take()) return;
-    refuse_what_is_too_much(idle);
+    refuse_above_limit();
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
     bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved;
     if (flush_early) {
@@ -252,27 +253,22 @@ class ladder {
     return bound;
   }
 
-  /// Refuses a request for more than the pool caches and can still create: the other steps would only search and wait. Not where
-  /// a layer below could get more (only_bounds()), nor under a memory tool, whose quarantine counts as live.
+  /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The other steps would only search
+  /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more.
   /// @throws out_of_memory, nothing has changed
-  void refuse_what_is_too_much(idle_blocks const& idle) {
+  void refuse_above_limit() {
     if constexpr (page_source<source_type> &&
                   only_bounds<std::remove_reference_t<decltype(layer_of(heap_.upstream()))>>()) {
-      if (!is_too_much(idle) || heap_.description.active()) return;
+      if (!is_above_what_is_left()) return;
       memory_report const bound = renew_left();  // what was known may be too low
-      if (is_too_much(idle)) throw out_of_memory(report(bound));
+      if (bound.limit != memory_report::unknown && is_above_what_is_left())
+        throw out_of_memory(report(bound));
     }
   }
-  [[nodiscard]] bool is_too_much(idle_blocks const& idle) noexcept {
+  [[nodiscard]] bool is_above_what_is_left() const noexcept {
     std::size_t const reserved = heap_.counters.reserved;
     std::size_t const left = heap_.left.bytes(reserved);
-    // Blocks in caches and blocks that wait count as live; one of them may keep a run that is free otherwise.
-    auto const waiting = static_cast<std::size_t>(max_of(waiting_.now().bytes, std::int64_t{0}));
-    auto const in_runs =
-        static_cast<std::size_t>(heap_.counters.reserved_in[static_cast<std::size_t>(zone::small)].current);
-    std::size_t const cached =
-        reserved - min_of(reserved, space().live_bytes) + idle.bytes + waiting + in_runs;
-    return left < request_.bytes && cached < request_.bytes - left;
+    return left < request_.bytes && reserved < request_.bytes - left;
   }
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.

@@ -66,8 +66,8 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   pool& operator=(pool const&) = delete;
 
   /// Waits for the streams that freed memory here, then gives everything back. Does nothing after the driver has unloaded. While a
-  /// graph is captured on any thread, that work cannot be waited for: the destructor waits until the capture ends. If the caller's
-  /// own thread has a capture_scope open, it gives up after 5 s, and the memory stays mapped until the process ends.
+  /// capture_scope is open on any thread, that work cannot be waited for: the destructor waits until the scopes are closed, up to
+  /// 10 s. If one is still open then, as one of the caller's own thread is, the memory stays mapped until the process ends.
   ~pool() {
     misses::leave_others();
     misuse_report const last = report_misuse_at_end();
