@@ -770,9 +770,9 @@ TEST_CASE("a pool that ends during another thread's capture waits for it before 
   constexpr std::size_t bytes = 4 << 20;
   void* const p = ending->allocate(b, bytes);
   std::optional<graph_memory<decltype(captured)>> of_ending;
+  sim_graph graph;  // until its replay has ended
   if (with == "a replay") {
     of_ending.emplace(*ending);
-    sim_graph graph;
     {
       capture c(d.machine, *of_ending, b);
       REQUIRE(d.machine.launch(b, 5'000'000, {sim_writes(p, bytes)}).ok());
