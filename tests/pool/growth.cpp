@@ -173,7 +173,7 @@ TEST_CASE("with handles_per_block::one each block lies within one handle, also a
   auto const seed = GENERATE(range(1u, 5u));
   CAPTURE(seed);
   sim_options options;
-  options.capacity = 2_GiB;
+  options.capacity = 512_MiB;
   options.taken = 0;
   sim_machine const machine(options);
   {
@@ -199,7 +199,7 @@ TEST_CASE("with handles_per_block::one each block lies within one handle, also a
     };
     for (int round = 0; round < 4; ++round) {
       for (int i = 0; i < 120; ++i) {
-        std::size_t const bytes = std::size_t{1 + random() % 1000} << (6 + random() % 10);
+        std::size_t const bytes = std::size_t{1 + random() % 1000} << (4 + random() % 10);
         try {
           live.push_back({static_cast<unsigned char*>(memory.allocate(streams[random() % 2], bytes)), bytes,
                           static_cast<unsigned char>(random())});
@@ -510,7 +510,7 @@ TEST_CASE("pool_state::host_bytes stays bounded per live block, however many cal
     for (auto& b : live) renew(b);
     std::size_t steady = 0;
     for (int round = 0; round < 4; ++round) {
-      for (int i = 0; i < 300000; ++i) {
+      for (int i = 0; i < 100000; ++i) {
         auto& b = live[random() % live.size()];
         memory.deallocate(s.a, b.first, b.second);
         renew(b);

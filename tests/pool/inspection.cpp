@@ -89,7 +89,7 @@ TEST_CASE("contents_of a pool lists each live block with its address and size", 
     std::mt19937 random(5);
     std::map<std::uintptr_t, std::size_t> live;
     std::size_t views = 0;
-    for (int step = 0; step < 30000; ++step) {
+    for (int step = 0; step < 15000; ++step) {
       if (live.size() < 150 && random() % 2 == 0) {
         // Separate statements: compilers and sanitizers differ in the order in which operands are evaluated.
         std::size_t const most = std::size_t{1} << (4 + random() % 20);
@@ -103,7 +103,7 @@ TEST_CASE("contents_of a pool lists each live block with its address and size", 
         memory.deallocate({}, reinterpret_cast<void*>(b->first), b->second);
         live.erase(b);
       }
-      if (step % 100 != 0) continue;  // about 30 of 300 inspections find a view
+      if (step % 100 != 0) continue;  // about 15 of 150 inspections find a view
       auto const contents = detail::contents_of(memory.layer());
       sums const s = sums_of(contents);
       for (auto const& stretch : contents.stretches) views += stretch.kind == detail::stretch_kind::view;
