@@ -646,15 +646,15 @@ PLANTED = {
         Mutant(
             "headroom counts as free",
             "pool/growth/memory_left.hpp",
-            "      left -= min_of(left, bytes);\n",
+            "  if constexpr (has_headroom<Layer>) left.leave_headroom(layer.headroom_bytes());\n",
             "",
             finder="tests/pool/memory_left.cpp",
         ),
         Mutant(
             "a limit above the device's free memory is believed",
             "pool/growth/memory_left.hpp",
-            "if (limit - min_of(limit, used) < left) {",
-            "if (limit != left) {",
+            "    if (rest >= bytes) return;\n    bytes = rest;\n    by = \"limited\";",
+            "    bytes = rest;\n    by = \"limited\";",
             finder="tests/pool/memory_left.cpp",
         ),
         Mutant(
@@ -667,14 +667,14 @@ PLANTED = {
         Mutant(
             "a request is refused by what was known before",
             "pool/ladder.hpp",
-            "      memory_report const bound = renew_left();  // what was known may be too low\n",
-            "      memory_report const bound;\n",
+            "      memory_bound const bound = renew_left();  // what was known may be too low\n",
+            "      memory_bound const bound;\n",
             finder="tests/pool/memory_left.cpp",
         ),
         Mutant(
             "handles stay coarse as memory becomes scarce",
             "pool/ladder.hpp",
-            "min_of(handle_limit(live), handle_limit_near_full(left));",
+            "min_of(handle_limit(live), handle_limit_near_full(left()));",
             "handle_limit(live);",
             finder="tests/pool/memory_left.cpp",
         ),
@@ -1885,7 +1885,7 @@ PLANTED = {
         ),
         Mutant(
             "pieces of blocks count as one",
-            "raii/available_memory.hpp",
+            "pool/growth/memory_left.hpp",
             "puts_together = layer.uses_pages();",
             "puts_together = true;",
             finder="tests/pool/without_pages.cpp",
