@@ -635,6 +635,20 @@ PLANTED = {
             finder="tests/pool/other_pools.cpp",
         ),
         Mutant(
+            "wake asks no other pool",
+            "pool/cache_misses.hpp",
+            "    with_help_of_others([&] { taken = parts::wake(then); },\n                        [](memory_report const& refused) {\n",
+            "    return parts::wake(then);\n    with_help_of_others([&] { taken = parts::wake(then); },\n                        [](memory_report const& refused) {\n",
+            finder="tests/pool/other_pools.cpp",
+        ),
+        Mutant(
+            "wake asks other pools for all that it takes",
+            "pool/cache_misses.hpp",
+            "return refused.lacking != memory_report::unknown ? refused.lacking : refused.asked;",
+            "return refused.asked;",
+            finder="tests/pool/other_pools.cpp",
+        ),
+        Mutant(
             "a refusal that other pools made good is counted as out of memory",
             "pool/ladder.hpp",
             "    query_device(refused, was_refused);\n",
