@@ -656,6 +656,50 @@ PLANTED = {
             finder="tests/pool/other_pools.cpp",
         ),
     ],
+    "nothing invalidates a capture while its scope is open": [
+        Mutant(
+            "an imported block waits for the device although a stream is captured",
+            "raii/imported_block.hpp",
+            "is_of_capture(wait_past_captures(driver_))",
+            "is_of_capture(driver_.synchronize_device())",
+            finder="tests/raii/captures.cpp",
+        ),
+        Mutant(
+            "fallback_to waits for the device although a stream is captured",
+            "policy/fallback_to.hpp",
+            "if (used_.erase(p) && detail::is_of_capture(detail::wait_for_all_work(driver()))) [[unlikely]]",
+            "if (used_.erase(p) && detail::is_of_capture(driver().synchronize_device())) [[unlikely]]",
+            finder="tests/raii/captures.cpp",
+        ),
+        Mutant(
+            "fallback_to frees a block at once although its uses could not be waited for",
+            "policy/fallback_to.hpp",
+            "      return keep_late(r, p);\n",
+            "      return give_back(r, p, next);\n",
+            finder="tests/raii/captures.cpp",
+        ),
+        Mutant(
+            "blocks that fallback_to keeps for a capture are not given back at its end",
+            "policy/fallback_to.hpp",
+            "      give_back_late(detail::wait_past_captures<typename base::driver_type>);\n",
+            "      late_count_.store(0);\n",
+            finder="tests/raii/captures.cpp",
+        ),
+        Mutant(
+            "a block of a destroyed stream is waited for although a stream is captured",
+            "driver/capture_gate.hpp",
+            "  return !is_of_capture(wait_for_all_work(driver));\n",
+            "  return !is_of_capture(driver.synchronize_device());\n",
+            finder="tests/raii/captures.cpp",
+        ),
+        Mutant(
+            "a thread waits for its own capture",
+            "driver/capture_gate.hpp",
+            "    if (capture_gate::may_be_mine() || !capture_gate::wait_for_captures()) break;\n",
+            "    if (!capture_gate::wait_for_captures()) break;\n",
+            finder="tests/raii/captures.cpp",
+        ),
+    ],
     "a pool knows what memory is left below it": [
         Mutant(
             "headroom counts as free",
@@ -1279,7 +1323,7 @@ PLANTED = {
         Mutant(
             "fences are verified before they are written",
             "policy/fenced.hpp",
-            "    (void)driver().synchronize_device();\n    detail::own_stream const reading(driver());",
+            "    if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;\n    detail::own_stream const reading(driver());",
             "    detail::own_stream const reading(driver());",
             finder="policies",
         ),
@@ -1540,7 +1584,7 @@ PLANTED = {
         Mutant(
             "an import is unmapped while work uses it",
             "raii/imported_block.hpp",
-            "if (mapped_ != 0 && is_of_capture(driver_.synchronize_device())) return;",
+            "if (mapped_ != 0 && is_of_capture(wait_past_captures(driver_))) return;",
             "",
             finder="tests/raii/sharing.cpp",
         ),
