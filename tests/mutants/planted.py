@@ -755,15 +755,22 @@ PLANTED = {
         Mutant(
             "a growth may take the headroom as long as some is left",
             "policy/headroom.hpp",
-            "left - bytes < rest",
-            "left < rest",
+            "left - bytes >= rest",
+            "left >= rest",
             finder="tests/policy/headroom.cpp",
         ),
         Mutant(
             "growth in progress is not counted",
             "policy/headroom.hpp",
-            "free > planned ? free - planned : 0;",
-            "free;",
+            "free > in_progress ? free - in_progress : 0",
+            "free",
+            finder="tests/policy/headroom.cpp",
+        ),
+        Mutant(
+            "a growth that the device has served already is counted twice",
+            "policy/headroom.hpp",
+            "      if (in_progress == 0 || !has_room(free)) return false;\n",
+            "      return false;\n",
             finder="tests/policy/headroom.cpp",
         ),
         Mutant(
