@@ -1349,6 +1349,13 @@ PLANTED = {
             finder="policies",
         ),
         Mutant(
+            "a stream of another device is accepted",
+            "policy/checked.hpp",
+            "      return driver().is_of_other_device(stream);\n",
+            "      return false;\n",
+            finder="tests/policy/checked.cpp",
+        ),
+        Mutant(
             "a use on another stream is removed before the fences are verified",
             "policy/checked.hpp",
             "      b->used_elsewhere = true;\n",

@@ -71,7 +71,7 @@ class sim_device final : public test_device {
   using driver_type = matrix_driver;
   explicit sim_device(unsigned mode)
       : machine_(options(mode)), hooks_(std::make_shared<matrix_driver::hooks>()) {
-    has_pages_ = mode != mode_without_pages;
+    has_pages_ = mode_has_pages(mode);
     hooks_->can_mark = mode != 1;
     foreign_streams_ = mode == 2;
   }
@@ -161,10 +161,8 @@ class sim_device final : public test_device {
  private:
   static tarn::sim_options options(unsigned mode) {
     tarn::sim_options o;
-    if (mode == mode_without_pages) {
-      o.paging = tarn::sim_paging::missing;
-      o.memory_pools = tarn::sim_memory_pools::missing;
-    }
+    if (!mode_has_pages(mode)) o.paging = tarn::sim_paging::missing;
+    if (!mode_has_memory_pools(mode)) o.memory_pools = tarn::sim_memory_pools::missing;
     o.capacity = tarn::operator""_MiB(24);
     o.taken = 0;
     o.host_capacity = tarn::operator""_MiB(24);

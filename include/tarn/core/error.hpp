@@ -308,7 +308,7 @@ enum class misuse_kind : std::uint8_t {
   double_free,      ///< freed before
   wrong_size,       ///< bytes at deallocation differ from those at allocation
   wrong_alignment,  ///< likewise the alignment
-  wrong_device,     ///< the pointer belongs to another device
+  wrong_device,     ///< the pointer, or the stream of a call, belongs to another device
   overrun,          ///< written past an end
   use_after_free,   ///< written after it was freed
   leak,             ///< live at destruction

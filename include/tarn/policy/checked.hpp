@@ -9,11 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/location_scope.hpp"
+#include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
@@ -92,6 +94,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void* around_allocate(request const& r, auto const& next) {
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);
+    if (is_of_other_device(r.stream)) throw wrong_stream("an allocation was requested on", nullptr, r.stream);
     detail::block_record b;
     b.bytes = r.bytes;
     b.alignment = r.alignment;
@@ -119,6 +122,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return b.p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    if (detail::life_of(driver(), r.stream) == detail::stream_life::alive && is_of_other_device(r.stream))
+      return report_misuse(wrong_stream("a block was freed, and stays allocated, on", p, r.stream));
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
     stream_ref on = r.stream;
@@ -337,6 +342,22 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   // ---- reports
 
+  /// A pool could never learn that the work on such a stream is done: it would keep the memory for that stream for good.
+  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
+    if constexpr (requires { driver().is_of_other_device(stream); }) {
+      return driver().is_of_other_device(stream);
+    } else {
+      return false;
+    }
+  }
+  [[nodiscard]] misuse wrong_stream(std::string_view what, void const* p, stream_ref stream) const noexcept {
+    message<256> text;
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id && !driver().identify(stream, id).ok()) id = 0;
+    text.add(what).add(" stream ").add_number(id).add(" of another device; use a stream of device ");
+    text.add_number(member_.device);
+    return {misuse_kind::wrong_device, p, text.view()};
+  }
   static void report_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
     if (breach.before != 0) {
       report_misuse(

@@ -85,6 +85,8 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   }
 
   /// Allocates for work on `stream`.
+  /// @param stream     of the pool's device. Memory that is freed on another device's stream stays cached for that stream until the
+  ///                   pool ends; `checked` refuses such streams
   /// @param bytes      zero returns null; blocks up to 1 MiB are rounded to a size class, others to 512 bytes
   /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
   /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see
