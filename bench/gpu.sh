@@ -135,7 +135,7 @@ find_python_packages() {
 # Of the header that CMake finds first.
 nccl_version() {
   local header
-  for header in /usr/local/cuda/include/nccl.h "$nccl_dir/include/nccl.h" /usr/include/nccl.h; do
+  for header in /usr/local/cuda/include/nccl.h /usr/include/nccl.h "$nccl_dir/include/nccl.h"; do
     sed -n '/^#define NCCL_\(MAJOR\|MINOR\|PATCH\) /s/.* //p' "$header" 2>/dev/null | paste -sd.
   done | grep -m 1 . || echo none
 }
