@@ -127,7 +127,17 @@ find_python_packages() {
   dali_dir=
   [ -f "$deps/dali/libdali_core.so" ] && dali_dir=$deps/dali
   [ -n "$dali_dir" ] || say "skipped DALI's pool: not in .gpu-deps"
-  export torch_dir rmm_dir dali_dir
+  # CMake finds it in the same way; its version is for the log.
+  nccl_dir=$(python3 -c 'import importlib.util as u; print(u.find_spec("nvidia.nccl").submodule_search_locations[0])' 2>/dev/null)
+  export torch_dir rmm_dir dali_dir nccl_dir
+}
+
+# Of the header that CMake finds first.
+nccl_version() {
+  local header
+  for header in /usr/local/cuda/include/nccl.h /usr/include/nccl.h "$nccl_dir/include/nccl.h"; do
+    sed -n '/^#define NCCL_\(MAJOR\|MINOR\|PATCH\) /s/.* //p' "$header" 2>/dev/null | paste -sd.
+  done | grep -m 1 . || echo none
 }
 
 # The version without importing torch, which takes many seconds on a machine that has just started.
@@ -141,6 +151,7 @@ cpu: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cor
 torch: $([ -n "$torch_dir" ] && sed -n "s/^__version__ = '\(.*\)'/\1/p" "$torch_dir/version.py" 2>/dev/null || echo none)
 rmm: $(cat "$deps/rmm/librmm/VERSION" 2>/dev/null || echo none)
 dali: $(cat "$deps/dali/VERSION" 2>/dev/null || echo none)
+nccl: $(nccl_version)
 commit: $commit
 date: $(date -u +%Y-%m-%dT%H:%MZ)
 EOF

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <utility>
 
 #include "context_json.hpp"
 
@@ -40,18 +41,25 @@ nlohmann::ordered_json as_json(waste_moment const& m) {
   return moment;
 }
 
+/// A line that begins with what was replayed, on what.
+template <class Row>
+nlohmann::ordered_json line_of(Row const& row) {
+  nlohmann::ordered_json line;
+  line["trace"] = row.trace;
+  line["pool"] = row.pool;
+  line["device"] = row.device;
+  return line;
+}
 /// Replaces invalid UTF-8: the name of a trace is a file name.
-void write_line(std::ostream& out, nlohmann::ordered_json const& line) {
+void write_line(std::ostream& out, nlohmann::ordered_json line, context const& where) {
+  write_context(line, where);
   out << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
 }
 
 }  // namespace
 
 void write_json(std::ostream& out, figures const& row, context const& where) {
-  nlohmann::ordered_json line;
-  line["trace"] = row.trace;
-  line["pool"] = row.pool;
-  line["device"] = row.device;
+  nlohmann::ordered_json line = line_of(row);
   line["events"] = row.events;
   line["peak_live"] = row.peak_live;
   line["peak_reserved"] = or_null(row.peak_reserved);
@@ -68,15 +76,11 @@ void write_json(std::ostream& out, figures const& row, context const& where) {
   line["passes"] = row.passes;
   line["driver_ns_cold"] = to_tenth(row.driver_ns_cold);
   line["driver_ns_warm"] = to_tenth(row.driver_ns_warm);
-  write_context(line, where);
-  write_line(out, line);
+  write_line(out, std::move(line), where);
 }
 
 void write_json(std::ostream& out, survival const& row, context const& where) {
-  nlohmann::ordered_json line;
-  line["trace"] = row.trace;
-  line["pool"] = row.pool;
-  line["device"] = row.device;
+  nlohmann::ordered_json line = line_of(row);
   line["factor"] = row.factor;
   line["cap"] = row.cap;
   line["free_at_start"] = row.free_at_start;
@@ -87,15 +91,11 @@ void write_json(std::ostream& out, survival const& row, context const& where) {
   line["first_refused_bytes"] = row.first_refused_bytes;
   line["live_at_first"] = row.live_at_first;
   line["failed"] = row.failed;
-  write_context(line, where);
-  write_line(out, line);
+  write_line(out, std::move(line), where);
 }
 
 void write_json(std::ostream& out, waste const& row, context const& where) {
-  nlohmann::ordered_json line;
-  line["trace"] = row.trace;
-  line["pool"] = row.pool;
-  line["device"] = row.device;
+  nlohmann::ordered_json line = line_of(row);
   line["events"] = row.events;
   line["passes"] = row.passes;
   line["peak_live"] = row.peak_live;
@@ -104,8 +104,7 @@ void write_json(std::ostream& out, waste const& row, context const& where) {
   line["out_of_memory"] = row.out_of_memory;
   line["at_peak_reserved"] = as_json(row.at_peak_reserved);
   line["at_peak_live"] = as_json(row.at_peak_live.value_or(row.at_peak_reserved));
-  write_context(line, where);
-  write_line(out, line);
+  write_line(out, std::move(line), where);
 }
 
 }  // namespace tarn::bench

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the rules of the tree: a file includes only its own folder and lower ones, only driver/ and the interop headers call
-CUDA, macros begin with TARN_, every file names its licence, every header is named by a test of its folder, or included by one that is."""
+CUDA, calls that invalidate every capture of a device are behind the capture gate, macros begin with TARN_, every file names its licence, every header is named by a test of its folder, or included by one that is."""
 import pathlib
 import re
 import sys
@@ -28,6 +28,10 @@ for header in sorted(include.rglob("*.hpp")):
     code = re.sub(r"//[^\n]*|\"[^\"\n]*\"", "", text)
     if layer not in ("driver", "top") and re.search(r"\b(cuda[A-Z]\w*|cu[A-Z]\w+|CU[A-Z_]{3,}\w*)\s*[(&*;]|cudaError", code):
         problems.append(f"{name}: names CUDA's API; only driver/ and the interop headers may")
+    calls = re.sub(r"^.*(requires\(|noexcept ->).*$", "", code, flags=re.M)  # not those of concepts
+    behind_gate = str(name) == "driver/capture_gate.hpp" or name.parts[:2] == ("driver", "sim")
+    if not behind_gate and re.search(r"(\.|->)(synchronize_device|record_all)\(", calls):
+        problems.append(f"{name}: waits for the whole device, or marks it, outside of driver/capture_gate.hpp: that invalidates captures")
     if re.search(r"printf\([^;]*%[-+ #0-9.*]*l?[aefgAEFG']", text, re.S) or re.search(r"\b(sto[fd]|strto[fd]|imbue|setlocale)\b", code):
         problems.append(f"{name}: formats or reads numbers by the locale; use core/message, to_chars or to_string of integers")
     if layer not in ("driver", "top") and str(name) not in WITH_PLATFORMS and re.search(r"^ *# *(?:el)?if.*(?:\b__\w+|_WIN32|_MSC)", code, re.M):

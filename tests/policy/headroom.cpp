@@ -2,6 +2,7 @@
 #include "tarn/policy/headroom.hpp"
 
 #include <atomic>
+#include <cstdint>
 #include <random>
 #include <string>
 #include <thread>
@@ -231,6 +232,87 @@ TEST_CASE("headroom counts the growth of another pool that is in progress", "[po
   CHECK(d.free() >= 200_MiB);
   other.deallocate(d.a, second.p, 300_MiB);
   memory.deallocate(d.a, p, 500_MiB);
+}
+
+namespace {
+/// Calls a function after each allocation was made, before it returns.
+struct after_allocation {
+  void (*call)(void*) = nullptr;
+  void* argument = nullptr;
+
+  template <class Upstream>
+  using layer = around_layer<after_allocation, Upstream>;
+
+  void* around_allocate(request const& r, auto const& next) {
+    void* const p = next.allocate(r);
+    call(argument);
+    return p;
+  }
+};
+}  // namespace
+
+TEST_CASE("headroom does not count a growth twice while the device has served it already",
+          "[policy][headroom][threads]") {
+  device d;
+  auto other = sim_malloc{d.driver} | headroom{200_MiB};
+  struct second_thread {
+    device& d;
+    decltype(other)& memory;
+    std::atomic<bool> refused{false};
+    std::thread thread{};
+    [[nodiscard]] std::uint64_t queries() const { return d.machine.calls()[driver_call::memory_info]; }
+  } second{d, other};
+  // 400 MiB are taken, and not yet reported as such, when the other thread asks for 400 MiB: 224 MiB stay.
+  auto memory = sim_malloc{d.driver} |
+                after_allocation{[](void* argument) {
+                                   auto& s = *static_cast<second_thread*>(argument);
+                                   auto const before = s.queries();
+                                   s.thread = std::thread([&s] {
+                                     try {
+                                       s.memory.deallocate(s.d.a, s.memory.allocate(s.d.a, 400_MiB), 400_MiB);
+                                     } catch (out_of_memory const&) {
+                                       s.refused = true;
+                                     }
+                                   });
+                                   while (s.queries() == before) std::this_thread::yield();
+                                 },
+                                 &second} |
+                headroom{200_MiB};
+  void* const p = memory.allocate(d.a, 400_MiB);
+  second.thread.join();
+  CHECK_FALSE(second.refused);
+  memory.deallocate(d.a, p, 400_MiB);
+}
+
+TEST_CASE("headroom refuses at once what does not fit whatever is in progress", "[policy][headroom]") {
+  device d;
+  auto other = sim_malloc{d.driver} | headroom{200_MiB};
+  struct second_request {
+    device& d;
+    decltype(other)& memory;
+    int refused = 0;
+    std::uint64_t queries = 0;
+  } second{d, other};
+  auto memory = sim_malloc{d.driver} |
+                after_allocation{[](void* argument) {
+                                   auto& s = *static_cast<second_request*>(argument);
+                                   auto const before = s.d.machine.calls()[driver_call::memory_info];
+                                   // The second one only waits for this thread's own growth, and not forever.
+                                   for (std::size_t const bytes : {500_MiB, 400_MiB}) {
+                                     try {
+                                       (void)s.memory.allocate(s.d.a, bytes);
+                                     } catch (out_of_memory const&) {
+                                       ++s.refused;
+                                     }
+                                   }
+                                   s.queries = s.d.machine.calls()[driver_call::memory_info] - before;
+                                 },
+                                 &second} |
+                headroom{200_MiB};
+  void* const p = memory.allocate(d.a, 400_MiB);
+  CHECK(second.refused == 2);
+  CHECK(second.queries == 2);
+  memory.deallocate(d.a, p, 400_MiB);
 }
 
 TEST_CASE("headroom refuses nothing where the driver does not report what is free", "[policy][headroom]") {

@@ -2,6 +2,7 @@
 #pragma once
 // The simulated device and plain host memory as test devices.
 
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -29,6 +30,7 @@ class matrix_driver : public tarn::sim_driver {
   struct hooks {
     bool can_mark = true;
     std::function<void()> in_device_wait;
+    std::atomic<tarn::event_handle> marks_all = nullptr;  ///< the event that marked all work last
     std::mutex mutex;
     std::set<tarn::stream_id> made;
   };
@@ -36,6 +38,7 @@ class matrix_driver : public tarn::sim_driver {
       : sim_driver(std::move(driver)), hooks_(std::move(shared)) {}
 
   tarn::status record_all(tarn::event_handle event) const noexcept {
+    hooks_->marks_all = event;
     if (hooks_->can_mark) return record_all_work(event);
     return {tarn::failure::unsupported, 801, "cudaErrorNotSupported", "record_all"};
   }
@@ -58,11 +61,19 @@ class matrix_driver : public tarn::sim_driver {
   }
   tarn::status synchronize_device() const noexcept {
     tarn::status const s = sim_driver::synchronize_device();
-    if (auto f = std::exchange(hooks_->in_device_wait, nullptr)) f();
+    waited_for_device();
+    return s;
+  }
+  tarn::status synchronize_event(tarn::event_handle event) const noexcept {
+    tarn::status const s = sim_driver::synchronize_event(event);
+    if (event == hooks_->marks_all) waited_for_device();
     return s;
   }
 
  private:
+  void waited_for_device() const {
+    if (auto f = std::exchange(hooks_->in_device_wait, nullptr)) f();
+  }
   std::shared_ptr<hooks> hooks_;
 };
 
@@ -71,7 +82,7 @@ class sim_device final : public test_device {
   using driver_type = matrix_driver;
   explicit sim_device(unsigned mode)
       : machine_(options(mode)), hooks_(std::make_shared<matrix_driver::hooks>()) {
-    has_pages_ = mode != mode_without_pages;
+    has_pages_ = mode_has_pages(mode);
     hooks_->can_mark = mode != 1;
     foreign_streams_ = mode == 2;
   }
@@ -161,10 +172,8 @@ class sim_device final : public test_device {
  private:
   static tarn::sim_options options(unsigned mode) {
     tarn::sim_options o;
-    if (mode == mode_without_pages) {
-      o.paging = tarn::sim_paging::missing;
-      o.memory_pools = tarn::sim_memory_pools::missing;
-    }
+    if (!mode_has_pages(mode)) o.paging = tarn::sim_paging::missing;
+    if (!mode_has_memory_pools(mode)) o.memory_pools = tarn::sim_memory_pools::missing;
     o.capacity = tarn::operator""_MiB(24);
     o.taken = 0;
     o.host_capacity = tarn::operator""_MiB(24);

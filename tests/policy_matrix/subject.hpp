@@ -181,14 +181,22 @@ struct stack_under_test {
 };
 
 /// Modes of make_device(): 0: the driver can record the work of the whole device; 1: an older driver that cannot; 2: as 0,
-/// with streams whose existence the driver does not know, as CUDA streams that a program creates itself; 3: as 0, on a device
-/// without virtual memory management and without memory pools. Only stacks over pages have that mode.
-inline constexpr unsigned device_modes = 4;
-inline constexpr unsigned mode_without_pages = 3;
-inline constexpr char const* mode_names[device_modes] = {", ", ", older driver, ", ", foreign streams, ",
-                                                         ", no pages, "};
+/// with streams whose existence the driver does not know, as CUDA streams that a program creates itself; 3 to 5: as 0, on a device
+/// that lacks virtual memory management, memory pools, or both. Only stacks over pages have these: the others need the one that is
+/// missing, or neither.
+inline constexpr unsigned device_modes = 6;
+inline constexpr unsigned first_lacking_mode = 3;
+[[nodiscard]] constexpr bool mode_has_pages(unsigned mode) {
+  return mode != 3 && mode != 5;
+}
+[[nodiscard]] constexpr bool mode_has_memory_pools(unsigned mode) {
+  return mode != 4 && mode != 5;
+}
+inline constexpr char const* mode_names[device_modes] = {
+    ", ",           ", older driver, ",    ", foreign streams, ",
+    ", no pages, ", ", no memory pools, ", ", no pages and no memory pools, "};
 [[nodiscard]] inline bool has_mode(stack_under_test const& stack, unsigned mode) {
-  return mode != mode_without_pages || stack.over_pages;
+  return mode < first_lacking_mode || stack.over_pages;
 }
 
 }  // namespace policy_matrix

@@ -30,8 +30,8 @@ struct device {
 };
 
 template <class Memory>
-std::size_t left_of(Memory& memory, memory_report& bound) {
-  return memory_left(detail::layer_of(memory), bound);
+detail::memory_bound left_of(Memory& memory) {
+  return memory_left(detail::layer_of(memory));
 }
 
 /// The pool refuses `bytes`; returns the error's report.
@@ -51,35 +51,50 @@ memory_report refused(Memory& memory, stream_ref stream, std::size_t bytes) {
 TEST_CASE("memory_left is the device's free memory, less headroom, within each limit",
           "[pool][memory_left]") {
   device d;
-  memory_report bound;
   auto pages = sim_pages{d.driver};
-  CHECK(memory_left(pages, bound) == 8_GiB);
+  detail::memory_bound bound = memory_left(pages);
+  CHECK(bound.bytes == 8_GiB);
   CHECK(bound.device_free == 8_GiB);
   CHECK(bound.device_total == 8_GiB);
+  CHECK(std::string(bound.by) == "the device");
 
   auto with_headroom = sim_pages{d.driver} | headroom{1_GiB};
-  bound = {};
-  CHECK(left_of(with_headroom, bound) == 7_GiB);
-  CHECK(std::string(bound.refused_by) == "headroom");
+  bound = left_of(with_headroom);
+  CHECK(bound.bytes == 7_GiB);
+  CHECK(std::string(bound.by) == "headroom");
   CHECK(bound.headroom == 1_GiB);
+  CHECK(bound.device_free == 8_GiB);
 
   auto both = sim_pages{d.driver} | headroom{1_GiB} | limited{2_GiB};
-  bound = {};
-  CHECK(left_of(both, bound) == 2_GiB);
-  CHECK(std::string(bound.refused_by) == "limited");
+  bound = left_of(both);
+  CHECK(bound.bytes == 2_GiB);
+  CHECK(std::string(bound.by) == "limited");
   CHECK(bound.limit == 2_GiB);
   CHECK(bound.limit_used == 0);
   CHECK(bound.headroom == memory_report::unknown);
 
+  // Headroom is a part of the device, not of a limit below it.
+  auto above = sim_pages{d.driver} | limited{2_GiB} | headroom{1_GiB};
+  CHECK(left_of(above).bytes == 2_GiB);
+  auto tighter = sim_pages{d.driver} | limited{2_GiB} | headroom{7_GiB};
+  bound = left_of(tighter);
+  CHECK(bound.bytes == 1_GiB);
+  CHECK(bound.limit == memory_report::unknown);
+
   auto pool = both | pooled{.largest_handle = 2_MiB};
   void* const p = pool.allocate(d.stream, 500_MiB);
-  bound = {};
-  CHECK(left_of(both, bound) == 2_GiB - 500_MiB);
+  bound = left_of(both);
+  CHECK(bound.bytes == 2_GiB - 500_MiB);
   CHECK(bound.limit_used == 500_MiB);
+  CHECK(left_of(pool).live == 500_MiB);
   pool.deallocate(d.stream, p, 500_MiB);
+  CHECK(left_of(pool).bytes == 2_GiB);
+  CHECK(left_of(pool).cached == 500_MiB);
 
   auto wide = sim_pages{d.driver} | limited{20_GiB};
-  CHECK(left_of(wide, bound) == 8_GiB - pool->state().reserved);
+  CHECK(left_of(wide).bytes == 8_GiB - pool->state().reserved);
+  auto pinned = sim_pinned_host{d.driver};
+  CHECK(memory_left(pinned).bytes == detail::unknown_left);
 }
 
 TEST_CASE("known_left is renewed after a sixteenth of it was taken", "[pool][memory_left]") {

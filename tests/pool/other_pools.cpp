@@ -9,6 +9,7 @@
 #include <atomic>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -17,6 +18,7 @@
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tracked.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/sleep.hpp"
 #include "tarn/sim.hpp"
 
@@ -245,6 +247,176 @@ TEST_CASE("no pool is asked for more than the device has", "[pool][other_pools]"
   cache(other, d.a, 600_MiB);
   CHECK_THROWS_AS(memory.allocate(d.a, 64_GiB), out_of_memory);
   CHECK(reserved(other) == 600_MiB);
+}
+
+namespace {
+/// A pool that sleeps and takes `bytes` when it is woken.
+struct sleeper {
+  sleeper(device& d, std::size_t wanted)
+      : stream(d.a),
+        memory(sim_pages{d.driver} | pooled{}),
+        bytes(wanted),
+        p(memory.allocate(stream, bytes)) {
+    tarn::sleep(memory, contents::discarded);
+  }
+  sleeper(sleeper const&) = delete;
+  sleeper& operator=(sleeper const&) = delete;
+  ~sleeper() { memory.deallocate(stream, p, bytes); }
+
+  stream_ref stream;
+  decltype(sim_pages{std::declval<sim_driver>()} | pooled{}) memory;
+  std::size_t bytes;
+  void* p;
+};
+}  // namespace
+
+TEST_CASE("wake gets what other pools cache, of the pool that was made last first",
+          "[pool][other_pools][sleep]") {
+  device d;
+  auto first = sim_pages{d.driver} | pooled{};
+  sleeper asleep(d, 500_MiB);
+  auto last = sim_pages{d.driver} | pooled{};
+  cache(first, d.a, 400_MiB);
+  cache(last, d.a, 400_MiB);
+  CHECK(wake(asleep.memory) == 500_MiB);
+  CHECK(reserved(first) == 400_MiB);
+  CHECK(reserved(last) < 400_MiB - 250_MiB);
+  CHECK_FALSE(is_asleep(asleep.memory));
+  tarn::sleep(asleep.memory, contents::discarded);
+  cache(last, d.a, 600_MiB);
+  CHECK(wake(asleep.memory) == 500_MiB);
+  CHECK(reserved(last) + reserved(first) <= 524_MiB);
+}
+
+TEST_CASE("wake waits for the work of other pools only if what is idle does not suffice",
+          "[pool][other_pools][sleep]") {
+  device d;
+  test_stream const b(d.driver);
+  sleeper asleep(d, 600_MiB);
+  auto finished = sim_pages{d.driver} | pooled{};
+  auto busy = sim_pages{d.driver} | pooled{};
+  bool const suffices = GENERATE(true, false);
+  std::size_t const in_use = suffices ? 400_MiB : 800_MiB;
+  cache(finished, d.a, 900_MiB - in_use);
+  void* const p = busy.allocate(b, in_use);
+  REQUIRE(d.machine.launch(b, 500'000'000, {sim_writes(p, in_use)}).ok());
+  busy.deallocate(b, p, in_use);
+  CHECK(wake(asleep.memory) == 600_MiB);
+  CHECK((d.machine.now() < 500'000'000) == suffices);
+  CHECK((reserved(busy) == in_use) == suffices);
+  CHECK(d.machine.findings().empty());
+}
+
+TEST_CASE("wake reports what is lacking after other pools gave back what they cache",
+          "[pool][other_pools][sleep]") {
+  device d;
+  sleeper asleep(d, 600_MiB);
+  auto other = sim_pages{d.driver} | pooled{};
+  void* const live = other.allocate(d.a, 500_MiB);
+  cache(other, d.a, 200_MiB);
+  try {
+    (void)wake(asleep.memory);
+    FAIL("woken without memory");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().lacking == 600_MiB - (1024_MiB - reserved(other)));
+    CHECK(error.report().device_free == 1024_MiB - reserved(other));
+  }
+  CHECK(reserved(other) < 520_MiB);
+  CHECK(is_asleep(asleep.memory));
+  other.deallocate(d.a, live, 500_MiB);
+  CHECK(wake(asleep.memory) == 600_MiB);
+}
+
+TEST_CASE("wake under a limit of its own asks no other pool and names the limit",
+          "[pool][other_pools][sleep]") {
+  device d;
+  auto limit = sim_pages{d.driver} | limited{500_MiB};
+  auto memory = limit | pooled{};
+  auto beside = limit | pooled{};
+  auto other = sim_pages{d.driver} | pooled{};
+  void* const p = memory.allocate(d.a, 400_MiB);
+  tarn::sleep(memory, contents::discarded);
+  cache(other, d.a, 300_MiB);
+  void* const q = beside.allocate(d.a, 200_MiB);
+  auto const created = d.machine.calls()[driver_call::create_pages];
+  try {
+    (void)wake(memory);
+    FAIL("woken above the limit");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().limit == 500_MiB);
+    CHECK(error.report().limit_used == 200_MiB);
+    CHECK(error.report().lacking == 100_MiB);
+  }
+  CHECK(d.machine.calls()[driver_call::create_pages] == created);
+  CHECK(reserved(other) == 300_MiB);
+  beside.deallocate(d.a, q, 200_MiB);
+  beside.empty_cache();
+  CHECK(wake(memory) == 400_MiB);
+  memory.deallocate(d.a, p, 400_MiB);
+}
+
+TEST_CASE("a capture gets what other pools cache for the memory of its graph",
+          "[pool][other_pools][graph_memory]") {
+  device d;
+  auto other = sim_pages{d.driver} | pooled{};
+  auto memory = sim_pages{d.driver} | pooled{};
+  test_stream const b(d.driver);
+  cache(other, b, 700_MiB);
+  graph_memory graph(memory);
+  sim_graph recorded;
+  REQUIRE(d.machine.begin_capture(d.a).ok());
+  {
+    capture_scope const scope(graph, d.a);
+    cache(memory, d.a, 600_MiB);
+  }
+  REQUIRE(d.machine.end_capture(d.a, recorded).ok());
+  CHECK(reserved(other) <= 424_MiB);
+  CHECK(memory->state().ooms == 0);
+}
+
+TEST_CASE("pools that sleep and wake in turns on many threads never wait for one another",
+          "[pool][other_pools][sleep][threads]") {
+  device d;
+  constexpr unsigned count = 4;
+  std::atomic<std::size_t> woken{0};
+  std::atomic<std::size_t> refused{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < count; ++t) {
+    threads.emplace_back([&, t] {
+      test_stream const s(d.driver);
+      auto memory = sim_pages{d.driver} | pooled{};
+      auto beside = sim_pages{d.driver} | pooled{};
+      void* p = nullptr;
+      while (p == nullptr) {
+        try {
+          p = memory.allocate(s, 200_MiB);
+        } catch (out_of_memory const&) {
+          std::this_thread::yield();
+        }
+      }
+      for (unsigned i = 0; i < 30; ++i) {
+        tarn::sleep(memory, contents::discarded);
+        try {
+          cache(beside, s, (50 + 50 * ((t + i) % 5)) * 1_MiB);
+        } catch (out_of_memory const&) {
+        }
+        while (is_asleep(memory)) {
+          try {
+            (void)wake(memory);
+            ++woken;
+          } catch (out_of_memory const&) {
+            ++refused;
+            std::this_thread::yield();
+          }
+        }
+      }
+      memory.deallocate(s, p, 200_MiB);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(woken == count * 30);
+  CHECK(d.machine.findings().empty());
+  CHECK(d.machine.leaks().handles == 0);
 }
 
 #if defined(__unix__) || defined(__APPLE__)

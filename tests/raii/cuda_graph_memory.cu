@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <thread>
 #include <utility>
@@ -85,6 +86,39 @@ std::vector<std::uint32_t> on_host(std::uint32_t const* p, std::size_t n, tarn::
 
 }  // namespace cuda_graph_memory_test
 using namespace cuda_graph_memory_test;
+
+namespace cuda_graph_memory_test {
+/// Frees a block on a stream that was destroyed, while a capture is open on another. Returns whether the capture stayed valid.
+template <class Memory>
+bool free_on_destroyed_stream(Memory memory) {
+  device_pool const pool;
+  tarn::stream const captured;
+  graph_memory of_graph(pool);
+  auto gone = std::make_unique<tarn::stream>();
+  stream_ref const stream = *gone;
+  void* const p = memory.allocate(stream, 10'000);
+  cudaGraph_t graph = nullptr;
+  bool valid = false;
+  {
+    capture_scope const scope(of_graph, captured);
+    if (cudaStreamBeginCapture(captured.get(), cudaStreamCaptureModeGlobal) != cudaSuccess) return false;
+    gone.reset();
+    memory.deallocate(stream, p, 10'000);
+    valid = cudaStreamEndCapture(captured.get(), &graph) == cudaSuccess;
+  }
+  if (graph != nullptr) (void)cudaGraphDestroy(graph);
+  return valid;
+}
+}  // namespace cuda_graph_memory_test
+
+TEST_CASE("policies leave a capture valid when a block is freed on a destroyed CUDA stream",
+          "[graph_memory][cuda]") {
+  if (!has_cuda_devices()) return;
+  CHECK(free_on_destroyed_stream(cuda_pages{} | pooled{}));
+  CHECK(free_on_destroyed_stream(cuda_pages{} | pooled{} | fenced{}));
+  CHECK(free_on_destroyed_stream(cuda_pages{} | pooled{} | poisoned{}));
+  CHECK(free_on_destroyed_stream(cuda_pages{} | pooled{} | checked{}));
+}
 
 TEST_CASE("a graph that is captured once and replayed between eager work gives the eager result",
           "[graph_memory][cuda]") {

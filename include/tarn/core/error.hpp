@@ -166,7 +166,8 @@ struct memory_report {
   std::size_t limit = unknown;               ///< the limit that refused, if one did
   std::size_t limit_used = unknown;          ///< bytes that all users of that limit hold
   std::size_t headroom = unknown;            ///< the headroom that refused, if one did
-  std::size_t lacking = unknown;  ///< bytes that must become free on the device first, if wake() refused
+  std::size_t lacking =
+      unknown;  ///< bytes that must become free first, on the device or under `limit`, if wake() refused
   char const* refused_by = "the device";  ///< which layer refused: "limited", "the device", ...; static
   char const* call = nullptr;             ///< the driver call that failed, if one did; static storage
   source_location where;                  ///< of the user's call; line 0: unknown
@@ -307,7 +308,7 @@ enum class misuse_kind : std::uint8_t {
   double_free,      ///< freed before
   wrong_size,       ///< bytes at deallocation differ from those at allocation
   wrong_alignment,  ///< likewise the alignment
-  wrong_device,     ///< the pointer belongs to another device
+  wrong_device,     ///< the pointer, or the stream of a call, belongs to another device
   overrun,          ///< written past an end
   use_after_free,   ///< written after it was freed
   leak,             ///< live at destruction

@@ -34,6 +34,7 @@ class capture_gate {
   };
 
   static void begin_capture() noexcept {
+    ++open_on_this_thread;
     state.fetch_add(one_capture, std::memory_order_acq_rel);
     // Not forever: in a forked child, a call that another thread of the parent was in never ends.
     for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
@@ -44,16 +45,23 @@ class capture_gate {
   [[nodiscard]] static bool try_begin_capture() noexcept {
     std::uint64_t now = state.load(std::memory_order_relaxed);
     while ((now & calls) == 0) {
-      if (state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) return true;
+      if (!state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) continue;
+      ++open_on_this_thread;
+      return true;
     }
     return false;
   }
-  static void end_capture() noexcept { state.fetch_sub(one_capture, std::memory_order_release); }
+  static void end_capture() noexcept {
+    if (open_on_this_thread != 0) --open_on_this_thread;
+    state.fetch_sub(one_capture, std::memory_order_release);
+  }
   /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
   [[nodiscard]] static bool wait_for_captures() noexcept {
     for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
     return !has_captures();
   }
+  /// Whether this thread has begun a capture that it has not ended. Stays true if another thread has ended it.
+  [[nodiscard]] static bool may_be_mine() noexcept { return open_on_this_thread != 0; }
   [[nodiscard]] static bool has_captures() noexcept {
     return state.load(std::memory_order_acquire) >= one_capture;
   }
@@ -72,6 +80,7 @@ class capture_gate {
   static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
   static constexpr std::uint64_t calls = one_capture - 1;
   inline static constinit std::atomic<std::uint64_t> state{0};
+  inline static constinit thread_local unsigned open_on_this_thread = 0;
 };
 
 /// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
@@ -103,6 +112,40 @@ status wait_for_all_work(Driver const& driver) noexcept {
   }
   capture_gate::passage const open;
   return open ? driver.synchronize_device() : refused_for_capture("synchronize_device");
+}
+
+/// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if one is open still, or if
+/// the caller's own thread may have it open.
+template <class Driver>
+status wait_past_captures(Driver const& driver) noexcept {
+  status s = wait_for_all_work(driver);
+  for (int tries = 0; tries < 8 && is_of_capture(s); ++tries) {  // the next capture may have begun
+    if (capture_gate::may_be_mine() || !capture_gate::wait_for_captures()) break;
+    s = wait_for_all_work(driver);
+  }
+  return s;
+}
+/// Orders later work of `later` after the work on a stream that may be destroyed: after all work of the device. Waits on the host if
+/// the driver cannot mark that work. Fails if a capture forbids it.
+template <stream_driver Driver>
+status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
+  if constexpr (marks_all_work<Driver>) {
+    event_handle event = nullptr;
+    status s = driver.create_event(event);
+    if (s.ok()) s = record_all_work(driver, event);
+    if (s.ok()) s = driver.wait_event(later, event);
+    if (event != nullptr) (void)driver.destroy_event(event);
+    if (s.ok()) return s;
+  }
+  return wait_for_all_work(driver);
+}
+/// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default stream
+/// after waiting for the work on it. Returns false if a capture forbids to wait: the memory must not be accessed.
+template <stream_driver Driver>
+[[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
+  if (life_of(driver, stream) == stream_life::alive) return true;
+  stream = {};
+  return !is_of_capture(wait_for_all_work(driver));
 }
 
 }  // namespace tarn::detail

@@ -89,6 +89,17 @@ class basic_cuda_driver {
     return {};
   }
 
+  /// Whether the stream, which exists, was created on another device. False for default streams, for one that is being captured
+  /// (the question would invalidate the capture), and before CUDA 12.8.
+  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
+    cudaStream_t const handle = resolve(stream);
+    auto const ask = detail::cuda_driver_calls().stream_get_device;
+    CUdevice device = 0;
+    bool capturing = false;
+    if (!is_capturing(stream, capturing).ok() || capturing) return false;
+    return ask != nullptr && !is_default(handle) && ask(handle, &device) == CUDA_SUCCESS && device != device_;
+  }
+
   /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a blocking stream is
   /// captured: any work on it would then invalidate that capture.
   status is_capturing(stream_ref stream, bool& yes) const noexcept {

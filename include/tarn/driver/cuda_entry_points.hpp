@@ -31,6 +31,7 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* context_record_event)(CUcontext, CUevent) = nullptr;  ///< since CUDA 12.5
   CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;   ///< since 11.4: UUID of the MIG instance
   CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;  ///< since CUDA 12.0
+  CUresult(CUDAAPI* stream_get_device)(CUstream, CUdevice*) = nullptr;  ///< since CUDA 12.8
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
 
@@ -99,6 +100,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.get_range_handle, "cuMemGetHandleForAddressRange", 11070, newer);
   find_entry_point(e.stream_get_id, "cuStreamGetId", 12000, newer);
   find_entry_point(e.context_record_event, "cuCtxRecordEvent", 12050, newer);
+  find_entry_point(e.stream_get_device, "cuStreamGetDevice", 12080, newer);
   if (!newer.ok()) (void)cudaGetLastError();
   return e;
 }

@@ -88,50 +88,6 @@ template <stream_driver Driver>
   }
 }
 
-/// An event that marks all work submitted to the device so far, for a stream that may be destroyed.
-template <stream_driver Driver>
-class device_mark {
- public:
-  explicit device_mark(Driver const& driver) noexcept : driver_(driver) {
-    if constexpr (marks_all_work<Driver>) {
-      if (!driver_.create_event(event_).ok()) return;
-      state_ = driver_.record_all(event_);
-    }
-  }
-  device_mark(device_mark const&) = delete;
-  device_mark& operator=(device_mark const&) = delete;
-  ~device_mark() {
-    if (event_ != nullptr) (void)driver_.destroy_event(event_);
-  }
-
-  /// Waits on the host for the mark, or for the device if it could not be set.
-  status wait() const noexcept {
-    if (state_.ok() && driver_.synchronize_event(event_).ok()) return {};
-    return driver_.synchronize_device();
-  }
-  /// Makes later work of `stream` wait for the mark; waits on the host if that fails.
-  status order(stream_ref stream) const noexcept {
-    if (state_.ok() && driver_.wait_event(stream, event_).ok()) return {};
-    return driver_.synchronize_device();
-  }
-
- private:
-  Driver const& driver_;
-  event_handle event_ = nullptr;
-  status state_{failure::unsupported};
-};
-
-/// Waits on the host for the work on a stream that may be destroyed.
-template <stream_driver Driver>
-status wait_for_lost(Driver const& driver) noexcept {
-  return device_mark<Driver>(driver).wait();
-}
-/// Orders later work of `later` after the work on a stream that may be destroyed.
-template <stream_driver Driver>
-status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
-  return device_mark<Driver>(driver).order(later);
-}
-
 /// A temporary stream that waits for no other stream; the default stream if none can be created.
 template <stream_driver Driver>
 class own_stream {
@@ -152,14 +108,5 @@ class own_stream {
   stream_ref stream_;
   bool made_;
 };
-
-/// Returns a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default
-/// stream after waiting for the work on it.
-template <stream_driver Driver>
-[[nodiscard]] stream_ref usable_stream(Driver const& driver, stream_ref stream) noexcept {
-  if (life_of(driver, stream) == stream_life::alive) return stream;
-  (void)wait_for_lost(driver);
-  return stream_ref{};
-}
 
 }  // namespace tarn::detail

@@ -9,12 +9,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/location_scope.hpp"
+#include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/driver/thread_number.hpp"
 #include "tarn/policy/block_history.hpp"
@@ -91,6 +94,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void* around_allocate(request const& r, auto const& next) {
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);
+    if (is_of_other_device(r.stream)) throw wrong_stream("an allocation was requested on", nullptr, r.stream);
     detail::block_record b;
     b.bytes = r.bytes;
     b.alignment = r.alignment;
@@ -118,11 +122,14 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return b.p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    if (detail::life_of(driver(), r.stream) == detail::stream_life::alive && is_of_other_device(r.stream))
+      return report_misuse(wrong_stream("a block was freed, and stays allocated, on", p, r.stream));
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
-    stream_ref const on = detail::usable_stream(driver(), r.stream);
+    stream_ref on = r.stream;
     // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no memory.
-    bool const untouchable = is_capturing(on) || detail::sleeps(this->upstream());
+    bool const untouchable = !detail::make_usable(driver(), on) || is_capturing(on) ||
+                             (b.used_elsewhere && !wait_for_uses()) || detail::sleeps(this->upstream());
     if (!untouchable) verify_fences(b, on);
     if (untouchable || !b.fenced || !quarantine(b, on)) {
       history_gone(b);
@@ -151,7 +158,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   /// Verifies the fences of every block that is live at the call and the poison of every quarantined one; reports those that
   /// were overwritten and returns their number. A block that is freed or leaves the quarantine meanwhile is verified at that
-  /// point. Waits for the device, except while a graph is captured. @throws std::bad_alloc
+  /// point. Waits for the device; while a graph is captured, verifies nothing. @throws std::bad_alloc
   std::size_t check_all() {
     if (detail::sleeps(this->upstream())) return 0;
     detail::sequence<detail::block_record> all;
@@ -163,7 +170,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       });
     }
     // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later are not checked.
-    (void)driver().synchronize_device();
+    if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t found = 0;
     for (detail::block_record const& b : all) {
@@ -289,8 +296,11 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     std::lock_guard const guard(mutex_);
     if (detail::block_record* const known = history_.find(b.p)) history_.leave(*known);
   }
+  /// Waits for the uses of other streams; returns false if a capture forbids it.
+  [[nodiscard]] bool wait_for_uses() const noexcept {
+    return !detail::is_of_capture(detail::wait_for_all_work(driver()));
+  }
   void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
-    if (b.used_elsewhere) (void)driver().synchronize_device();
     if (!has_fences(b)) return;
     if (auto const breach = look_at_fences(b, stream)) report_breach(b, breach);
   }
@@ -332,6 +342,22 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   // ---- reports
 
+  /// A pool could never learn that the work on such a stream is done: it would keep the memory for that stream for good.
+  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
+    if constexpr (requires { driver().is_of_other_device(stream); }) {
+      return driver().is_of_other_device(stream);
+    } else {
+      return false;
+    }
+  }
+  [[nodiscard]] misuse wrong_stream(std::string_view what, void const* p, stream_ref stream) const noexcept {
+    message<256> text;
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id && !driver().identify(stream, id).ok()) id = 0;
+    text.add(what).add(" stream ").add_number(id).add(" of another device; use a stream of device ");
+    text.add_number(member_.device);
+    return {misuse_kind::wrong_device, p, text.view()};
+  }
   static void report_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
     if (breach.before != 0) {
       report_misuse(

@@ -4,6 +4,7 @@
 //
 // Over 400 lines: each call of a pool is routed here.
 
+#include <atomic>
 #include <cstddef>
 #include <mutex>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/waiting_block.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/policy/block_set.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pool_calls.hpp"
@@ -141,6 +143,12 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
       : base(std::move(upstream)), other_(std::move(options.other)) {}
+  /// Waits for captures in scopes, up to 10 s, if a block was freed whose uses a capture forbade to wait for. If one is open still,
+  /// that block is never given back.
+  ~fallback_layer() {
+    if (late_count_.load(std::memory_order_relaxed) != 0)
+      give_back_late(detail::wait_past_captures<typename base::driver_type>);
+  }
 
   /// @throws out_of_memory  both refused; the error is the fallback's
   void* around_allocate(request const& r, auto const& next) {
@@ -160,13 +168,12 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    // Waits for the device if record_stream() named a block that no pool holds back.
-    if (used_.erase(p)) (void)driver().synchronize_device();
-    if (blocks_.erase(p)) {
-      next_layer(other_).deallocate(r, p);
-    } else {
-      next.deallocate(r, p);
-    }
+    // Waits for the device if record_stream() named a block that no pool holds back. If a capture forbids that, the block is freed later.
+    if (used_.erase(p) && detail::is_of_capture(detail::wait_for_all_work(driver()))) [[unlikely]]
+      return keep_late(r, p);
+    if (late_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      give_back_late(detail::wait_for_all_work<typename base::driver_type>);
+    give_back(r, p, next);
   }
 
   // Pool calls, for both resources.
@@ -425,7 +432,50 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     }
   }
 
+  /// A block whose uses on other streams could not be waited for when it was freed.
+  struct late_block {
+    request freed;
+    void* p = nullptr;
+  };
+  void give_back(request const& r, void* p, next_layer<Upstream> const& next) noexcept {
+    if (blocks_.erase(p)) {
+      next_layer(other_).deallocate(r, p);
+    } else {
+      next.deallocate(r, p);
+    }
+  }
+  /// Without host memory to note it, the block is never given back.
+  TARN_NOINLINE void keep_late(request const& r, void* p) noexcept {
+    std::lock_guard const guard(late_mutex_);
+    try {
+      late_.push_back({{stream_ref{}, r.bytes, r.alignment, call_kind::synchronous}, p});
+      late_count_.fetch_add(1, std::memory_order_relaxed);
+    } catch (...) {
+    }
+  }
+  /// Gives back what waited for a capture, after the device's work.
+  template <class Wait>
+  TARN_NOINLINE void give_back_late(Wait const& wait) noexcept {
+    detail::sequence<late_block> blocks;
+    {
+      std::lock_guard const guard(late_mutex_);
+      blocks.swap(late_);
+      late_count_.store(0, std::memory_order_relaxed);
+    }
+    bool const may_not = detail::is_of_capture(wait(driver()));
+    for (late_block const& b : blocks) {
+      if (may_not) {
+        keep_late(b.freed, b.p);
+      } else {
+        give_back(b.freed, b.p, next_layer<Upstream>(this->upstream()));
+      }
+    }
+  }
+
   Other other_;
+  detail::fork_mutex late_mutex_;
+  detail::sequence<late_block> late_;
+  std::atomic<std::size_t> late_count_{0};
   detail::block_set blocks_;  ///< live blocks of the fallback
   detail::block_set used_;    ///< blocks that no pool holds back, with uses on other streams
 };

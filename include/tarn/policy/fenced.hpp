@@ -14,6 +14,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fences.hpp"
@@ -87,7 +88,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   }
 
   /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
-  /// number. Waits for the device, except while a graph is captured. Another thread's call waits at most for the verification
+  /// number. Waits for the device; while a graph is captured, verifies nothing. Another thread's call waits at most for the verification
   /// of one block.
   /// @throws std::bad_alloc
   std::size_t check_all() {
@@ -103,7 +104,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
     // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are not candidates.
-    (void)driver().synchronize_device();
+    if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t broken = 0;
     for (candidate const& c : all) {
@@ -193,8 +194,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       return false;
     }
     if (!has_fences || detail::sleeps(this->upstream())) return true;
-    stream_ref const on = detail::usable_stream(driver(), r.stream);
-    if (detail::is_capturing(driver(), on)) return true;
+    stream_ref on = r.stream;
+    if (!detail::make_usable(driver(), on) || detail::is_capturing(driver(), on)) return true;
     if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) report(found);
     return true;
   }

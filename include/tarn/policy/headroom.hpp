@@ -2,6 +2,7 @@
 #pragma once
 // headroom: device memory that a pool leaves to others: NCCL, cuBLAS, another pool, another process.
 
+#include <atomic>
 #include <cstddef>
 #include <mutex>
 #include <new>
@@ -12,6 +13,7 @@
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/static_mutex.hpp"
+#include "tarn/core/wait.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
@@ -51,24 +53,34 @@ class planned_growth {
   /// Every caller has a user of it.
   [[nodiscard]] static_mutex& mutex() noexcept { return mutex_; }
 
-  /// Plans to take `bytes`, unless the device would then have less than `rest` free. Returns false if so.
+  /// Plans to take `bytes`, unless the device would then have less than `rest` free. Returns false if so. Of a growth in progress it
+  /// is unknown whether the device has given the memory already: if that decides, waits for it, up to 10 ms.
   /// @param free  receives what the device has free, unknown if the driver cannot report it; then nothing is refused
   [[nodiscard]] bool plan(Driver const& driver, std::size_t bytes, std::size_t rest, std::size_t& free) {
-    std::lock_guard const guard(mutex_);
-    std::size_t total = 0;
-    std::size_t& planned = planned_[place_of(driver)];
-    if (!driver.memory_info(free, total).ok()) {
-      free = memory_report::unknown;
-    } else {
-      std::size_t const left = free > planned ? free - planned : 0;
-      if (bytes > left || left - bytes < rest) return false;
+    std::lock_guard const guard(mutex_);  // nothing else is planned while this waits
+    std::atomic<std::size_t>& planned = planned_[place_of(driver)];
+    auto const has_room = [&](std::size_t left) { return bytes <= left && left - bytes >= rest; };
+    for (unsigned tries = 0;;) {
+      // Before the query: a growth that ends in between is counted twice, rather than not at all.
+      std::size_t const in_progress = planned.load(std::memory_order_acquire);
+      std::size_t total = 0;
+      if (!driver.memory_info(free, total).ok()) {
+        free = memory_report::unknown;
+        break;
+      }
+      if (has_room(free > in_progress ? free - in_progress : 0)) break;
+      if (in_progress == 0 || !has_room(free)) return false;
+      while (planned.load(std::memory_order_relaxed) == in_progress) {
+        if (tries == most_tries) return false;
+        spin_wait(tries++);
+      }
     }
-    planned += bytes;
+    planned.fetch_add(bytes, std::memory_order_relaxed);
     return true;
   }
+  /// The device has given the bytes, or has refused them.
   void done(Driver const& driver, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
-    planned_[place_of(driver)] -= bytes;
+    planned_[place_of(driver)].fetch_sub(bytes, std::memory_order_release);
   }
 
  private:
@@ -77,8 +89,10 @@ class planned_growth {
     return static_cast<std::size_t>(driver.device().value) % places;
   }
 
+  static constexpr unsigned most_tries = 10'000;  ///< 5 to 10 ms, see spin_wait()
+
   static_mutex mutex_;
-  std::size_t planned_[places]{};
+  std::atomic<std::size_t> planned_[places]{};
 };
 
 /// The common part for pages and for blocks.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/block_set.hpp"
 #include "tarn/policy/compose.hpp"

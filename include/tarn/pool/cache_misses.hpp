@@ -36,6 +36,18 @@ class cache_misses : public pool_parts<Upstream> {
   using parts = pool_parts<Upstream>;
 
  public:
+  /// Wakes the pool: see pool_parts::wake(). Before the device refuses it, other pools there give back what they cache.
+  std::size_t wake(after_waking then)
+    requires page_source<typename heap<Upstream>::source_type>
+  {
+    std::size_t taken = 0;
+    with_help_of_others([&] { taken = parts::wake(then); },
+                        [](memory_report const& refused) {
+                          return refused.lacking != memory_report::unknown ? refused.lacking : refused.asked;
+                        });
+    return taken;
+  }
+
   // ---- graph memories; see graph/graph_memories.hpp
 
   /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
@@ -185,20 +197,34 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
                    "the pool, because a handler of its own growth called it");
+    try {
+      with_help_of_others([&] { climb_alone(position, request, batch); },
+                          [&](memory_report const& refused) { return lacking(refused, request); });
+    } catch (pool_asleep const&) {
+      throw;
+    } catch (out_of_memory const&) {
+      std::lock_guard const cold(heap_.cold);
+      ++heap_.ooms;
+      throw;
+    }
+  }
+  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
+  /// must wait for, and it is called again. The caller holds no lock of a pool.
+  /// @param lacking  returns what the device lacks after a refusal, bytes
+  /// @throws what the last attempt throws
+  template <class Attempt, class Lacking>
+  void with_help_of_others(Attempt const& attempt, Lacking const& lacking) {
     constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
     for (std::size_t asked = 0;;) {
       try {
-        return climb_alone(position, request, batch);
+        return attempt();
       } catch (pool_asleep const&) {
         throw;
       } catch (out_of_memory const& refused) {
         std::size_t given = 0;
         while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
-          given = others_.ask(lacking(refused.report(), request), in_turn[asked++]);
-        if (given != 0) continue;
-        std::lock_guard const cold(heap_.cold);
-        ++heap_.ooms;
-        throw;
+          given = others_.ask(lacking(refused.report()), in_turn[asked++]);
+        if (given == 0) throw;
       }
     }
   }

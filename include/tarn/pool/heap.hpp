@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <mutex>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
@@ -286,19 +287,21 @@ class heap {
     hot_lock held(hot);
     return growth.restore(may_release(held));
   }
-  /// Refuses to wake if the device does not have `bytes` of free memory.
+  /// Refuses to wake if the device, or a limit that no layer can raise, does not have `bytes`.
   void require_free(std::size_t bytes) {
+    using layer = std::remove_reference_t<decltype(layer_of(upstream()))>;
+    memory_bound const bound = memory_left(layer_of(upstream()));
+    bool const by_limit = bound.limit != memory_report::unknown;
+    if (bytes <= bound.bytes || (by_limit && !only_bounds<layer>())) return;
     memory_report r =
         refusal_of(memory_report::no_stream, bytes, usual_granule, "the device, to wake the pool");
-    std::size_t free = 0;
-    std::size_t total = 0;
-    if (!driver().memory_info(free, total).ok()) return;
-    r.device_free = free;
-    r.device_total = total;
-    std::size_t const left_to_others = headroom_below();
-    if (bytes + left_to_others <= free) return;
-    if (left_to_others != 0) r.headroom = left_to_others;
-    r.lacking = bytes + left_to_others - free;
+    r.device_free = bound.device_free;
+    r.device_total = bound.device_total;
+    r.headroom = bound.headroom;
+    r.limit = bound.limit;
+    r.limit_used = bound.limit_used;
+    if (by_limit) r.refused_by = bound.by;
+    r.lacking = bytes - bound.bytes;
     throw out_of_memory(r);
   }
   /// Gives back all granules without live bytes, after shrink(0).
@@ -371,15 +374,6 @@ class heap {
   /// no thread may reuse it while work may still use it.
   static constexpr domain_ref no_domain = static_cast<domain_ref>(-1);
 
-  /// What a layer below leaves to others.
-  [[nodiscard]] std::size_t headroom_below() noexcept {
-    auto const ask = [](auto& layer) -> decltype(layer.headroom_bytes()) { return layer.headroom_bytes(); };
-    if constexpr (reachable<Upstream, decltype(ask)>) {
-      return nearest(upstream(), ask);
-    } else {
-      return 0;
-    }
-  }
   [[nodiscard]] memory_report refusal_of(stream_id id, std::size_t bytes, std::size_t alignment,
                                          char const* refused_by) const {
     memory_report r;

@@ -49,7 +49,7 @@ inline constexpr std::size_t idle_part = 32;
 /// Raises `used` to the bytes that count against a limit of `limit` bytes in this layer or one below it.
 template <class Layer>
 void find_limit(Layer& layer, std::size_t limit, std::size_t& used) noexcept {
-  if constexpr (requires { layer.limit(), layer.used(); }) {
+  if constexpr (has_limit<Layer>) {
     if (layer.limit() == limit) used = max_of(used, std::size_t{layer.used()});
   }
   if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
@@ -242,16 +242,17 @@ class ladder {
   }
 
   /// Finds out how much can still be created.
-  memory_report renew_left() {
-    memory_report bound;
-    std::size_t left = 0;
+  memory_bound renew_left() {
+    memory_bound left;
     {
       unlocked const open(hot_);
-      left = memory_left(layer_of(heap_.upstream()), bound);
+      left = memory_left(layer_of(heap_.upstream()));
     }
-    heap_.left.renew(left, heap_.counters.reserved);
-    return bound;
+    heap_.left.renew(left.bytes, heap_.counters.reserved);
+    return left;
   }
+  /// What can still be created, as known now.
+  [[nodiscard]] std::size_t left() const noexcept { return heap_.left.bytes(heap_.counters.reserved); }
 
   /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The other steps would only search
   /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more.
@@ -260,15 +261,17 @@ class ladder {
     if constexpr (page_source<source_type> &&
                   only_bounds<std::remove_reference_t<decltype(layer_of(heap_.upstream()))>>()) {
       if (!is_above_what_is_left()) return;
-      memory_report const bound = renew_left();  // what was known may be too low
-      if (bound.limit != memory_report::unknown && is_above_what_is_left())
-        throw out_of_memory(report(bound));
+      memory_bound const bound = renew_left();  // what was known may be too low
+      if (bound.limit == memory_report::unknown || !is_above_what_is_left()) return;
+      memory_report refused;
+      refused.refused_by = bound.by;
+      refused.limit = bound.limit;
+      refused.limit_used = bound.limit_used;
+      throw out_of_memory(report(refused));
     }
   }
   [[nodiscard]] bool is_above_what_is_left() const noexcept {
-    std::size_t const reserved = heap_.counters.reserved;
-    std::size_t const left = heap_.left.bytes(reserved);
-    return left < request_.bytes && reserved < request_.bytes - left;
+    return left() < request_.bytes && heap_.counters.reserved < request_.bytes - left();
   }
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
@@ -276,10 +279,9 @@ class ladder {
     pooled const& options = heap_.options;
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
     std::size_t const reserved = heap_.counters.reserved;
-    std::size_t const left = heap_.left.bytes(reserved);
     request_.largest_handle = options.largest_handle != 0
                                   ? max_of(align_down(options.largest_handle, usual_granule), usual_granule)
-                                  : min_of(handle_limit(live), handle_limit_near_full(left));
+                                  : min_of(handle_limit(live), handle_limit_near_full(left()));
     request_.least_growth =
         request_.where == zone::large ? min_of(shared_handle(live), request_.largest_handle) : usual_granule;
     request_.may_remap = may_remap(options);
@@ -295,7 +297,7 @@ class ladder {
     }
     std::size_t const remaps = heap_.counters.remaps / max_of(heap_.counters.creates, std::uint64_t{1});
     std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
-    request_.may_create = min_of(target > reserved ? target - reserved : 0, left);
+    request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
 
   /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
-// before its allocation fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
+// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
 // free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
 // what it gives back the lower one can give to the device.
 

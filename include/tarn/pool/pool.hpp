@@ -28,6 +28,7 @@
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/cache_misses.hpp"
 #include "tarn/pool/graph/graph_owner_of.hpp"
@@ -75,7 +76,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     if (heap_.is_lost()) return;
     std::lock_guard const cold(heap_.cold);
     if constexpr (heap_type::describes) {
-      if (heap_.description.active() && heap_.driver().synchronize_device().kind == failure::unloading)
+      if (heap_.description.active() && detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
         heap_.description.abandon();
     }
     misses::finish_or_keep_mapped();
@@ -84,6 +85,8 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   }
 
   /// Allocates for work on `stream`.
+  /// @param stream     of the pool's device. Memory that is freed on another device's stream stays cached for that stream until the
+  ///                   pool ends; `checked` refuses such streams
   /// @param bytes      zero returns null; blocks up to 1 MiB are rounded to a size class, others to 512 bytes
   /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
   /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see

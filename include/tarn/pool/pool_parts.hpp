@@ -203,7 +203,7 @@ class pool_parts {
   }
   /// Takes the memory again, at the same addresses, with the contents that were kept; returns the bytes taken. Blocks that were
   /// freed meanwhile need none. Does nothing if the pool is awake.
-  /// @throws out_of_memory  the device or a limit has not enough: report().lacking is what the device lacks. The pool and its
+  /// @throws out_of_memory  the device or a limit has not enough: report().lacking is what must become free. The pool and its
   ///                        graph memories are asleep, contents kept; free memory and call again
   /// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open
   /// @throws misuse                      called by a handler of the source while the pool is woken

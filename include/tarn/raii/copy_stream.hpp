@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tarn/core/error.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/raii/stream.hpp"
 
@@ -62,7 +63,7 @@ class copy_stream {
   /// Waits on the host for all copies.
   void finish() noexcept {
     // If the stream cannot be synchronised, synchronise the device: a running copy must not lose its memory.
-    if (!driver_.synchronize_stream(stream_).ok()) (void)driver_.synchronize_device();
+    if (!driver_.synchronize_stream(stream_).ok()) (void)wait_past_captures(driver_);
   }
 
  private:

@@ -62,8 +62,8 @@ class graph_memory {
 /// another thread uses it, before it only frees, and if the thread has several scopes open. That thread captures nothing else
 /// meanwhile. Other threads and streams use the pool as before, at the same cost.
 ///
-/// The pool makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
-/// (fenced, poisoned and checked do make such calls for blocks of destroyed streams.)
+/// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
+/// (fenced, poisoned and checked verify and poison nothing then that they would have to wait for on the device.)
 /// Opening takes 20 us or less, and longer with many threads. Must be destroyed before its owner; any thread may do so.
 class [[nodiscard]] capture_scope {
  public:

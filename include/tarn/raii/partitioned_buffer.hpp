@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tarn/core/message.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_guard.hpp"
 #include "tarn/raii/in_turn.hpp"
@@ -197,7 +198,7 @@ class partitioned_buffer {
       driver_type const& driver = this->driver(i);
       status const s = driver.synchronize_stream(stream(i));
       if (s.ok()) continue;
-      (void)driver.synchronize_device();
+      (void)detail::wait_past_captures(driver);
       if (first.what.ok()) first = {s, device(i).value};
     }
     return first;

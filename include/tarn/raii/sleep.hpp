@@ -64,11 +64,12 @@ std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_mem
 }
 
 /// Takes the memory of a sleeping pool again, at the same addresses, with the contents that were kept. Does nothing, and
-/// returns 0, if the pool is awake.
+/// returns 0, if the pool is awake. If the device has too little, the other pools there give back what they cache, the one that was
+/// made last first; what work still uses is waited for only if the rest does not suffice.
 /// @param then  whether the host memory of the contents is freed, or kept for the next sleep until the pool ends
 /// @returns the bytes taken: those of handles with live blocks
-/// @throws out_of_memory  not enough memory: report().lacking is what the device lacks. The pool stays asleep and keeps its
-///                        contents: free memory and call again
+/// @throws out_of_memory  still not enough memory, or a limit below the pool has too little left: report().lacking is what must
+///                        become free. The pool stays asleep and keeps its contents: free memory and call again
 /// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool of the process
 /// @throws misuse                      called by a handler of the source while it wakes the pool
 /// Waits on the host for the copies. Thread-safe. O(handles + slots of views): 45 us per handle on an H200, plus the copies.

@@ -20,6 +20,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/source/plain_block.hpp"
@@ -229,7 +230,7 @@ class block_source {
   /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to free.
   [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
     if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
-      return detail::wait_for_lost(driver_).kind != failure::unloading;
+      return detail::wait_past_captures(driver_).kind != failure::unloading;
     }
     bool capturing = false;
     (void)driver_.is_capturing(stream, capturing);

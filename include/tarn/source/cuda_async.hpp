@@ -3,6 +3,7 @@
 // cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
 
 #include "tarn/core/config.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/source/block_source.hpp"
 #if TARN_HAS_CUDA
 #include "tarn/driver/cuda_driver.hpp"
@@ -31,11 +32,13 @@ struct async_calls {
   static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
     return driver.free_async(p, stream);
   }
-  /// Ordered after all of the device's work, on a stream of its own.
+  /// Ordered after all of the device's work, on a stream of its own. While this thread's capture forbids that, the block stays.
   template <block_driver D>
   static status give_lost(D const& driver, void* p, std::size_t, std::size_t) noexcept {
-    return give_on_own_stream(driver, p,
-                              [&](stream_ref own) { return detail::order_behind_lost(driver, own); });
+    return give_on_own_stream(driver, p, [&](stream_ref own) {
+      status const s = detail::order_behind_lost(driver, own);
+      return detail::is_of_capture(s) ? detail::wait_past_captures(driver) : s;
+    });
   }
 
   // Calls without a stream use a short-lived one, which waits for no stream and for which no stream waits. The default stream
@@ -65,8 +68,8 @@ struct async_calls {
     stream_ref stream;
     bool const own = driver.create_stream(stream).ok();
     if (!own) stream = {};  // a wait on the device is better than a leak
-    (void)order(stream);
-    status const s = driver.free_async(p, stream);
+    status s = order(stream);
+    if (!detail::is_of_capture(s)) s = driver.free_async(p, stream);
     if (own) (void)driver.destroy_stream(stream);
     return s;
   }

@@ -108,6 +108,15 @@ class sim_driver {
       return code::ok;
     });
   }
+  /// Whether the stream was created on another device.
+  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
+    int device = device_.value;
+    (void)call(driver_call::identify, costs().look, [&](state& m) {
+      if (auto const* const s = m.streams.find(stream, device); s != nullptr) device = s->device;
+      return code::ok;
+    });
+    return device != device_.value;
+  }
   status is_capturing(stream_ref stream, bool& capturing) const noexcept {
     return on_stream(driver_call::is_capturing, costs().look, stream, [&](state& m, detail::sim_stream& s) {
       capturing = m.streams.is_capturing(s);

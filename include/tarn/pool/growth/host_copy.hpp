@@ -12,6 +12,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sleeping.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/source/refusal.hpp"
 
@@ -132,7 +133,7 @@ class host_copy {
   }
   /// Waits for what was enqueued, after an error.
   void abandon(stream_ref stream) noexcept {
-    if (!driver_.synchronize_stream(stream).ok()) (void)driver_.synchronize_device();
+    if (!driver_.synchronize_stream(stream).ok()) (void)wait_past_captures(driver_);
   }
   /// Frees the buffers; no copy is enqueued.
   void end() noexcept {

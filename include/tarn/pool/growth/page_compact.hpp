@@ -19,6 +19,7 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sleeping.hpp"
 #include "tarn/core/stream.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/growth/address_space.hpp"
@@ -166,7 +167,7 @@ class page_compact {
   /// After a failure: the new handles are unmapped and destroyed.
   void undo(stream_ref stream, physical const& old, sequence<part>& parts,
             sequence<std::uintptr_t> const& places, std::uintptr_t temporary) noexcept {
-    if (!source_.driver().synchronize_stream(stream).ok()) (void)source_.driver().synchronize_device();
+    if (!source_.driver().synchronize_stream(stream).ok()) (void)wait_past_captures(source_.driver());
     unmap_temporary(parts, temporary);
     for (part const& p : parts) {
       for (std::size_t i = 0; i < p.places; ++i) unmap(places[i] + p.offset, p.bytes);

@@ -25,6 +25,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_life.hpp"
 
@@ -219,20 +220,23 @@ class description {
   /// queried: waits for the whole device's work.
   void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
     if (life_of(driver_, stream) != stream_life::alive) {
-      (void)wait_for_lost(driver_);
+      if (is_of_capture(wait_for_all_work(driver_))) leave(p, bytes);
       return;
     }
     bool capturing = false;
     bool const known = driver_.is_capturing(stream, capturing).ok();
     if (known && capturing) {
-      std::lock_guard const guard(mutex_);
-      if (is_left(address(p))) return;
-      try {
-        left_.push_back(stretch{address(p), bytes});
-      } catch (...) {  // reported at the graph's next launch, rightly or not
-      }
+      leave(p, bytes);
     } else if (!known || !driver_.synchronize_stream(stream).ok()) {
-      (void)driver_.synchronize_device();
+      (void)wait_past_captures(driver_);
+    }
+  }
+  void leave(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (is_left(address(p))) return;
+    try {
+      left_.push_back(stretch{address(p), bytes});
+    } catch (...) {  // reported at the graph's next launch, rightly or not
     }
   }
   void look() noexcept {

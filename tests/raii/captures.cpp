@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// No policy, source or owner makes a call that invalidates a capture while a capture_scope is open: each place that waits for the
+// whole device does so behind the capture_gate.
+#include "tarn/driver/capture_gate.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "catch.hpp"
+#include "contract/memory_access.hpp"
+#include "tarn/policy/check_all.hpp"
+#include "tarn/policy/checked.hpp"
+#include "tarn/policy/fallback_to.hpp"
+#include "tarn/policy/fenced.hpp"
+#include "tarn/policy/poisoned.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/raii/exported_block.hpp"
+#include "tarn/raii/graph_memory.hpp"
+#include "tarn/raii/imported_block.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+using namespace std::chrono_literals;
+using tarn_test::test_stream;
+
+namespace {
+
+sim_options one_gib() {
+  sim_options o;
+  o.capacity = 1_GiB;
+  o.taken = 0;
+  return o;
+}
+
+/// A capture of a stream of its own, in a scope.
+template <class Driver>
+class capture {
+ public:
+  capture(sim_machine const& machine, Driver const& driver)
+      : machine_(machine), stream_(driver), pool_(basic_pages<Driver>{driver} | pooled{}), memory_(pool_) {
+    scope_.emplace(memory_, stream_);
+    REQUIRE(machine.begin_capture(stream_).ok());
+  }
+  capture(capture const&) = delete;
+  capture& operator=(capture const&) = delete;
+  /// Ends it. Returns whether it was valid.
+  bool end() {
+    sim_graph graph;
+    bool const valid = machine_.end_capture(stream_, graph).ok();
+    scope_.reset();
+    return valid;
+  }
+
+ private:
+  sim_machine const& machine_;
+  test_stream<Driver> stream_;
+  decltype(basic_pages<Driver>{std::declval<Driver const&>()} | pooled{}) pool_;
+  graph_memory<decltype(pool_)> memory_;
+  std::optional<capture_scope> scope_;
+};
+
+/// Allocates a block for work on another stream, which then is destroyed; frees the block while a capture is open.
+template <class Driver, class Memory>
+void free_on_destroyed_stream(sim_machine const& machine, Driver const& driver, Memory memory) {
+  std::optional<test_stream<Driver>> gone(driver);
+  void* const p = memory.allocate(*gone, 10'000);
+  stream_ref const stream = *gone;
+  capture during(machine, driver);
+  gone.reset();
+  memory.deallocate(stream, p, 10'000);
+  CHECK(during.end());
+  CHECK(machine.invalidated_captures() == 0);
+  CHECK(machine.findings().empty());
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("blocks freed on a destroyed stream leave an open capture valid", "[capture_gate]",
+                   sim_driver, sim_marking_driver) {
+  sim_machine const machine(one_gib());
+  TestType const driver(machine.driver());
+  auto const pages = basic_pages<TestType>{driver};
+  SECTION("pool") {
+    free_on_destroyed_stream(machine, driver, pages | pooled{});
+  }
+  SECTION("fenced") {
+    free_on_destroyed_stream(machine, driver, pages | pooled{} | fenced{});
+  }
+  SECTION("poisoned") {
+    free_on_destroyed_stream(machine, driver, pages | pooled{} | poisoned{});
+  }
+  SECTION("checked") {
+    free_on_destroyed_stream(machine, driver, pages | pooled{} | checked{});
+  }
+}
+
+TEST_CASE("a plain block freed on a destroyed stream waits for a capture of another thread",
+          "[capture_gate][threads]") {
+  sim_machine const machine(one_gib());
+  sim_driver const driver = machine.driver();
+  std::atomic<bool> is_open{false};
+  std::thread other([&] {
+    capture during(machine, driver);
+    is_open = true;
+    std::this_thread::sleep_for(50ms);
+    CHECK(during.end());
+  });
+  while (!is_open) std::this_thread::yield();
+  auto const run = [&](auto memory) {
+    std::optional<test_stream<sim_driver>> gone(driver);
+    void* const p = memory.allocate(*gone, 10'000);
+    stream_ref const stream = *gone;
+    gone.reset();
+    memory.deallocate(stream, p, 10'000);
+  };
+  run(sim_malloc{driver});
+  run(sim_async{driver});
+  other.join();
+  CHECK(machine.invalidated_captures() == 0);
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("checked frees a block with uses on other streams without invalidating a capture",
+          "[capture_gate][checked]") {
+  sim_machine const machine(one_gib());
+  sim_driver const driver = machine.driver();
+  test_stream const a(driver);
+  test_stream const b(driver);
+  auto memory = sim_pages{driver} | pooled{} | checked{};
+  void* const p = memory.allocate(a, 10'000);
+  memory.record_stream(p, 10'000, b);
+  void* const live = memory.allocate(a, 10'000);
+  capture during(machine, driver);
+  CHECK(check_all(memory) == 0);
+  memory.deallocate(a, p, 10'000);
+  CHECK(during.end());
+  CHECK(machine.invalidated_captures() == 0);
+  CHECK(check_all(memory) == 0);
+  memory.deallocate(a, live, 10'000);
+}
+
+TEST_CASE("fallback_to gives back after the capture what it could not wait for",
+          "[capture_gate][fallback_to]") {
+  sim_options options = one_gib();
+  options.checks = sim_checks::stream_order;
+  sim_machine const machine(options);
+  sim_driver const driver = machine.driver();
+  test_stream const a(driver);
+  test_stream const b(driver);
+  bool const frees_more = GENERATE(true, false);
+  std::size_t before = 0;
+  {
+    auto memory = sim_malloc{driver} | fallback_to{sim_managed{driver} | pooled{}};
+    before = machine.usage().used;
+    void* const p = memory.allocate(a, 1_MiB);
+    REQUIRE(machine.launch(b, 5'000'000, {sim_writes(p, 1_MiB)}).ok());
+    memory.record_stream(p, 1_MiB, b);
+    void* const q = frees_more ? memory.allocate(a, 1_MiB) : nullptr;
+    std::size_t const both = machine.usage().used;
+    {
+      capture during(machine, driver);
+      memory.deallocate(a, p, 1_MiB);
+      CHECK(during.end());
+    }
+    CHECK(machine.usage().used >= both);  // not freed before its use has ended
+    memory.deallocate(a, q, frees_more ? 1_MiB : 0);
+    CHECK((machine.usage().used == before) == frees_more);  // else at its end
+  }
+  CHECK(machine.invalidated_captures() == 0);
+  CHECK(machine.findings().empty());
+  CHECK(machine.usage().used == 0);
+}
+
+TEST_CASE("an imported block waits for a capture of another thread before it is unmapped",
+          "[capture_gate][sharing][threads]") {
+  sim_options options = one_gib();
+  options.sharing = sim_sharing::descriptors;
+  sim_machine const machine(options);
+  sim_driver const driver = machine.driver();
+  auto memory = sim_pages{driver} | pooled{};
+  void* const p = memory.allocate(stream_ref{}, 3_MiB);
+  {
+    auto const exported = export_block(memory, p, 3_MiB);
+    auto imported = std::optional(import_block(sim_pages{driver}, exported.description(),
+                                               [&](std::size_t i) { return exported.pages(i); }));
+    std::atomic<bool> is_open{false};
+    std::thread other([&] {
+      capture during(machine, driver);
+      is_open = true;
+      std::this_thread::sleep_for(50ms);
+      CHECK(during.end());
+    });
+    while (!is_open) std::this_thread::yield();
+    imported.reset();
+    other.join();
+  }
+  CHECK(machine.invalidated_captures() == 0);
+  memory.deallocate(stream_ref{}, p, 3_MiB);
+  memory.empty_cache();
+  CHECK(machine.leaks().handles == 0);
+}
+
+TEST_CASE("wait_past_captures does not wait for a capture of its own thread", "[capture_gate]") {
+  sim_machine const machine(one_gib());
+  sim_driver const driver = machine.driver();
+  auto const begin = std::chrono::steady_clock::now();
+  {
+    capture during(machine, driver);
+    CHECK(detail::is_of_capture(detail::wait_past_captures(driver)));
+    CHECK(detail::is_of_capture(detail::order_behind_lost(driver, stream_ref{})));
+    CHECK(during.end());
+  }
+  CHECK(detail::wait_past_captures(driver).ok());
+  CHECK(std::chrono::steady_clock::now() - begin < 2s);
+  CHECK(machine.invalidated_captures() == 0);
+}
