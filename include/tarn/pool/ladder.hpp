@@ -210,7 +210,7 @@ class ladder {
       end_quarantine(heap_);
       waiting_.release(true);
     }
-    if (!is_captured()) finish_all(space(), heap_.order, hot_);
+    if (!is_captured()) finish_all(space(), heap_.order, hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
     space().make_room();
     space().search_limit = ~std::size_t{0};

@@ -270,6 +270,13 @@ class arena {
     ranges.put_back(second);
   }
 
+  /// Notes that the memory after a range was given back: the range may be extended there, if it is free.
+  void note_hole_after(range_ref r) noexcept {
+    if (r == 0 || ranges[r].state != range_state::free) return;
+    take_out(r);
+    put_in(r);
+  }
+
   /// Takes a free node out of its domain's index.
   void claim(range_ref r) noexcept {
     take_out(r);
