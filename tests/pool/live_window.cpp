@@ -193,3 +193,27 @@ TEST_CASE("pooled gives nothing back by itself during a capture", "[pool][live_w
   p.run(1_GiB, window_of(high));
   CHECK(p.reserved() < 2_GiB);
 }
+
+TEST_CASE("pooled gives memory back by itself while the device is behind the host",
+          "[pool][live_window][streams]") {
+  phases p;
+  detail::own_stream const behind(p.driver);
+  std::vector<void*> blocks;
+  for (int i = 0; i < 4; ++i) blocks.push_back(p.memory.allocate(behind.get(), 2_GiB));
+  REQUIRE(p.machine.launch(behind.get(), 1'000'000, {}).ok());
+  for (void* block : blocks) p.memory.deallocate(behind.get(), block, 2_GiB);
+  std::size_t const high = p.reserved();
+  REQUIRE(high >= 8_GiB);
+  // The stream is a millisecond behind, all the time.
+  std::size_t taken = 0;
+  for (std::size_t i = 0; taken < window_of(high); ++i) {
+    std::size_t const bytes = 1_GiB - i % 3 * 2_MiB;
+    void* const block = p.memory.allocate(behind.get(), bytes);
+    REQUIRE(p.machine.launch(behind.get(), 100'000, {}).ok());
+    p.memory.deallocate(behind.get(), block, bytes);
+    p.machine.advance(100'000);
+    taken += bytes;
+  }
+  CHECK(p.reserved() < 3_GiB);
+  CHECK(p.memory->state().host_waits == 0);
+}

@@ -467,7 +467,9 @@ class tracked_numbers {
       for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = max_of(of(k, g).peak, of(k, g).current);
       peak_of_all_[k] = max_of(peak_of_all_[k], current(k, 0));
     }
-    for (high_water_mark* m = marks_; m != nullptr; m = m->next) m->peak = max_of(m->peak, m->current);
+    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      if (m->current > m->peak) m->peak = m->current;
+    }
     if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
     note_active(block_group::small);
     note_active(block_group::large);

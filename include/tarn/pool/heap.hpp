@@ -288,7 +288,8 @@ class heap {
         is_captured = order.is_capturing(stream);
       }
       if (is_captured) return;
-      (void)order.settle(space_, releasing, d);
+      // The mark of the step before: where the device is always behind, a new one would never be found complete.
+      if (!order.is_running(space_, releasing, d)) (void)order.settle(space_, releasing, d);
     }
     std::size_t const given = growth.shrink(space_, releasing, keep);
     space_.window.note_given(given, counters.reserved);

@@ -293,7 +293,7 @@ class ladder {
       request_.may_create = max_request_bytes;
       return;
     }
-    std::size_t const remaps = heap_.counters.remaps / max_of(heap_.counters.creates, std::uint64_t{1});
+    std::size_t const remaps = heap_.counters.remaps / (1 + space().window.volume() / 1_GiB);
     std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left);
   }

@@ -31,6 +31,7 @@ class live_window {
   /// Counts one allocation. @param live  live bytes with it
   void note(std::size_t bytes, std::size_t live) noexcept {
     taken_ += bytes;
+    volume_ += bytes;
     peak_[0] = max_of(peak_[0], live);
   }
   [[nodiscard]] bool is_step_over() const noexcept { return taken_ >= step_; }
@@ -41,6 +42,8 @@ class live_window {
     for (std::size_t const p : peak_) most = max_of(most, p);
     return most;
   }
+  /// Bytes taken since the start.
+  [[nodiscard]] std::size_t volume() const noexcept { return volume_; }
   /// The volume of a step, in multiples of the reserved bytes.
   [[nodiscard]] std::size_t factor() const noexcept { return factor_; }
 
@@ -71,6 +74,7 @@ class live_window {
  private:
   static constexpr std::size_t least_reserved = 64_MiB;
 
+  std::size_t volume_ = 0;
   std::size_t taken_ = 0;         ///< bytes since the step began
   std::size_t step_ = 0;          ///< bytes at which it ends
   std::size_t peak_[steps] = {};  ///< live peaks of the steps, the current one first

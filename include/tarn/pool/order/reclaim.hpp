@@ -66,7 +66,7 @@ void collect_finished(arena& space, ordering<Driver>& order, may_release hot, do
 
 /// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
 /// stream that was finished earlier, hence the second pass.
-/// @param keeps  its ranges stay its own: it can use them as they are, and moving many of them takes milliseconds
+/// @param keeps  its ranges stay its own if no others are free: moving many of them takes milliseconds, and joins nothing
 template <stream_driver Driver>
 void finish_all(arena& space, ordering<Driver>& order, may_release hot, domain_ref keeps = neutral) {
   bool has_returned = true;
@@ -79,6 +79,8 @@ void finish_all(arena& space, ordering<Driver>& order, may_release hot, domain_r
       has_returned = has_returned || had_foreign;
     }
   }
+  // Neighbours of different domains are not joined.
+  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(space, keeps);
 }
 
 /// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
