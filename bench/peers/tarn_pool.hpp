@@ -42,6 +42,16 @@ struct with_tracking {
   }
 };
 
+/// The default pool with statistics whose peaks may be off by 1 MiB for each thread.
+struct with_near_peaks {
+  static constexpr std::string_view name = "tarn_near_peaks";
+  static constexpr std::string_view about = "pages | pooled | tracked, peaks within 1 MiB a thread";
+  template <class Pages>
+  static auto over(Pages pages) {
+    return pages | pooled{} | tracked{.peak_error = 1_MiB};
+  }
+};
+
 /// The default pool with a `with_history` layer: each block with its line, tag and time, and a ring of the latest calls.
 struct with_watching {
   static constexpr std::string_view name = "tarn_watched";

@@ -6,6 +6,7 @@
 #include <barrier>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <random>
 #include <thread>
 #include <vector>
@@ -604,4 +605,153 @@ TEST_CASE("tracked_numbers::statistics includes everything that was counted befo
   CHECK(s.allocations[0].current == 0);
   CHECK(s.allocated_bytes[at(block_group::large)].current == 0);
   CHECK(s.allocated_bytes[at(block_group::large)].peak <= 8'000'000);
+}
+
+TEST_CASE("tracked::peak_error bounds how far peaks are off, in random programs",
+          "[policy][tracked][random]") {
+  constexpr std::int64_t threads = 7;
+  std::size_t in_shares = 0;
+  std::int64_t most_off = 0;
+  for (unsigned seed = 1; seed <= 60; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    std::int64_t const error = 1'000 << (seed % 6);
+    std::int64_t const blocks_error = std::max(std::int64_t{1}, error / 4096);
+    tracked_numbers numbers(static_cast<std::size_t>(error));
+    struct block {
+      std::int64_t bytes;
+      block_group group;
+    };
+    std::vector<block> live;
+    tracked_amounts current{}, peak{}, came{};
+    high_water_mark mark;
+    bool marked = false;
+    std::int64_t mark_peak = 0;
+    auto const change = [&](block const& b, std::int64_t sign) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(b.group)}) {
+          std::int64_t const amount = k == 0 ? 1 : b.bytes;
+          current[k][g] += sign * amount;
+          if (sign > 0) came[k][g] += amount;
+          peak[k][g] = std::max(peak[k][g], current[k][g]);
+        }
+      }
+      mark_peak = std::max(mark_peak, current[1][0]);
+    };
+    auto const is_near = [&](std::int64_t found, std::int64_t exact, std::int64_t bound) {
+      CHECK(std::abs(found - exact) <= threads * bound);
+      return std::abs(found - exact);
+    };
+    std::size_t const most = 4 + random() % 400;
+    for (int step = 0; step < 20'000; ++step) {
+      if (numbers.sharing() == 0 || random() % 500 == 0) {
+        for (std::uintptr_t n = 0; n < threads; ++n) numbers.ask(named(n));
+      }
+      // Some threads mostly allocate and others mostly free, for a time: what they did not publish adds up.
+      bool const grows = random() % 16 != 0 ? step / 700 % 2 == 0 : random() % 2 == 0;
+      void const* const thread = named(random() % threads);
+      if (live.size() < most && (live.empty() || grows)) {
+        auto const group = random() % 5 == 0 ? block_group::large : block_group::small;
+        live.push_back({1 + static_cast<std::int64_t>(random() % 500), group});
+        numbers.count(come(live.back().bytes, group, thread));
+        change(live.back(), 1);
+      } else if (!live.empty()) {
+        std::size_t const i = random() % live.size();
+        numbers.count(go(live[i].bytes, live[i].group, thread));
+        change(live[i], -1);
+        live[i] = live.back();
+        live.pop_back();
+      }
+      in_shares += numbers.sharing() >= 2;
+      if (random() % 5'000 == 0) {
+        if (marked) {
+          high_water_mark const m = numbers.read(mark);
+          CHECK(m.current == current[1][0]);
+          (void)is_near(m.peak, mark_peak, error);
+          numbers.remove(mark);
+        } else {
+          numbers.add(mark, peak_of::all_threads);
+          CHECK(mark.start == current[1][0]);
+          mark_peak = current[1][0];
+        }
+        marked = !marked;
+      }
+      if (random() % 8'000 != 0 && step != 19'999) continue;
+      tracked_statistics const s = numbers.statistics();
+      for (std::size_t g = 0; g < 3; ++g) {
+        auto const is = [&](tarn::stat const& n, std::size_t k, std::int64_t bound) {
+          CHECK(n.current == current[k][g]);
+          CHECK(n.allocated == came[k][g]);
+          CHECK(n.freed == came[k][g] - current[k][g]);
+          return is_near(n.peak, peak[k][g], bound);
+        };
+        (void)is(s.allocations[g], 0, blocks_error);
+        most_off = std::max(most_off, is(s.allocated_bytes[g], 1, error));
+        (void)is(s.requested_bytes[g], 2, error);
+        CHECK(s.active_bytes[g].peak == s.allocated_bytes[g].peak);
+      }
+    }
+    if (marked) numbers.remove(mark);
+  }
+  CHECK(in_shares > 60 * 10'000);
+  CHECK(most_off > 0);  // the bound is used
+}
+
+TEST_CASE("tracked::peak_error leaves peaks exact while threads do not meet", "[policy][tracked]") {
+  auto memory = host_memory{} | pooled{} | tracked{.peak_error = 1_MiB};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 1000; ++i) blocks.push_back(memory.allocate({}, 1024));
+  for (void* p : blocks) memory.deallocate({}, p, 1024);
+  CHECK(memory->statistics().allocated_bytes[0].peak == 1'024'000);
+  CHECK(memory->statistics().allocations[0].peak == 1000);
+}
+
+TEST_CASE("tracked::peak_error keeps a thread's counts in its share until they differ by more",
+          "[policy][tracked]") {
+  tracked_share share;
+  tracked_amounts const error{{{3, 3, 3}, {1000, 1000, 1000}, {1000, 1000, 1000}}};
+  share.open_bounded(error);
+  CHECK(share.count(come(600)));
+  CHECK_FALSE(share.count(come(401)));
+  CHECK(share.count(go(600)));
+  CHECK(share.count(go(1000)));
+  CHECK_FALSE(share.count(go(1)));
+  tracked_amounts change{};
+  auto const read = [&](std::size_t k, std::size_t g, std::int64_t by, std::int64_t) noexcept {
+    change[k][g] = by;
+  };
+  share.publish(read);
+  CHECK(change[0] == std::array<std::int64_t, 3>{-1, -1, 0});
+  CHECK(change[1] == std::array<std::int64_t, 3>{-1000, -1000, 0});
+  for (int i = 0; i < 3; ++i) CHECK(share.count(go(1)));
+  CHECK_FALSE(share.count(go(1)));  // blocks
+  CHECK(share.count(come(1000)));
+  CHECK(share.close(read) == 7);
+  CHECK(change[1] == std::array<std::int64_t, 3>{997, 997, 0});
+}
+
+TEST_CASE("tracked::peak_error is off by at most its bound with several threads",
+          "[policy][tracked][threads]") {
+  constexpr int count = 8;
+  constexpr std::int64_t error = 100'000;
+  tracked_numbers numbers(error);
+  std::vector<std::thread> threads;
+  std::barrier together(count);
+  for (int t = 0; t < count; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20'000; ++i) {
+        numbers.count(come(100));
+        numbers.count(go(100));
+      }
+      together.arrive_and_wait();
+      for (int i = 0; i < 10'000; ++i) numbers.count(come(100));
+      together.arrive_and_wait();
+      for (int i = 0; i < 10'000; ++i) numbers.count(go(100));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  tracked_statistics const s = numbers.statistics();
+  CHECK(s.allocated_bytes[0].current == 0);
+  CHECK(s.allocations[0].allocated == count * 30'000);
+  CHECK(std::abs(s.allocated_bytes[0].peak - std::int64_t{count} * 1'000'000) <= count * error);
 }

@@ -523,3 +523,25 @@ TEST_CASE("pool_state::host_bytes stays bounded per live block, however many cal
     for (auto& b : live) memory.deallocate(s.a, b.first, b.second);
   }
 }
+
+TEST_CASE("page_growth extends a free range after the handle behind it was given back",
+          "[pool][page_growth]") {
+  one_stream s;
+  auto memory = sim_pages{s.driver} | pooled{.largest_handle = 20_MiB};
+  void* const large = memory.allocate(s.a, 200_MiB);  // the pool is no longer small
+  void* const p = memory.allocate(s.a, 30_MiB);
+  void* const q = memory.allocate(s.a, 20_MiB);
+  memory.deallocate(s.a, p, 30_MiB);
+  memory.deallocate(s.a, q, 20_MiB);
+  void* const front = memory.allocate(s.a, 25_MiB);  // its second handle is free from 5 MiB on
+  void* const other = memory.allocate(s.a, 1_MiB + 512);
+  memory.empty_cache();
+  std::size_t const before = memory->state().reserved;
+  void* const extended = memory.allocate(s.a, 30_MiB);
+  INFO(before / 1_MiB << " " << memory->state().reserved / 1_MiB);
+  CHECK(memory->state().reserved - before < 30_MiB);
+  memory.deallocate(s.a, extended, 30_MiB);
+  memory.deallocate(s.a, other, 1_MiB + 512);
+  memory.deallocate(s.a, front, 25_MiB);
+  memory.deallocate(s.a, large, 200_MiB);
+}

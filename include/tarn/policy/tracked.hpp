@@ -21,11 +21,21 @@ class tracked_layer;
 
 /// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and large ones.
 struct tracked {
+  /// By how many bytes a peak may be off for each thread that counts on its own: 0, the default, for exact peaks. Otherwise each peak,
+  /// that of a high_water_mark included, lies at most n * peak_error bytes above or below the exact one, and peaks of blocks at most
+  /// n * max(1, peak_error / 4096) blocks, for the n threads that used the pool concurrently, counted up to 32. It is exact as long
+  /// as threads do not meet. Current values, totals, and the peaks of one thread stay exact.
+  ///
+  /// For programs with many threads: exact peaks cost them shared cache lines whenever live memory is near its peak. With 1 MiB,
+  /// blocks above 1 MiB are counted under a common lock, and others nearly always without.
+  std::size_t peak_error = 0;
+
   template <class Upstream>
   using layer = tracked_layer<Upstream>;
 };
 
-/// Exact with any number of threads: current and peak values are those of one order of events. A block is counted before its
+/// Exact with any number of threads: current and peak values are those of one order of events, peaks unless tracked::peak_error allows
+/// a difference. A block is counted before its
 /// address is returned and uncounted before it is freed, so an address that another thread gets at once is never counted twice.
 /// Of several layers over one pool, each counts as active all blocks that wait in the pool. A block that starts waiting first
 /// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
@@ -44,7 +54,8 @@ class tracked_layer {
   tracked_layer()
     requires std::default_initializable<Upstream>
       : tracked_layer(Upstream{}) {}
-  explicit tracked_layer(Upstream upstream, tracked const& = {}) : upstream_(std::move(upstream)) {
+  explicit tracked_layer(Upstream upstream, tracked const& options = {})
+      : upstream_(std::move(upstream)), numbers_(options.peak_error) {
     if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, attach_call{observer_});
   }
   tracked_layer(tracked_layer const&) = delete;

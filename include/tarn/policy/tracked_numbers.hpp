@@ -3,7 +3,8 @@
 // The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. Without
 // contention, a thread counts under a lock. Under contention, the lock's owner counts for the waiting threads (combining_lock);
 // then each thread gets a share of the room below the peaks, in which it counts on its own (tracked_share). A thread whose share is
-// too small takes room from the others'.
+// too small takes room from the others'. If peaks may be off by a bound, a share has that room whatever the peaks are, and is published
+// when it is used up: another thread's share is never touched.
 //
 // Over 400 lines: the three ways of counting pass the same counters to one another under the same lock, and are read together.
 
@@ -57,10 +58,20 @@ struct high_water_mark {
 namespace detail {
 
 /// Exact with any number of threads: a reader sees no call counted late or twice. Counting is O(1); reading is O(threads that
-/// count on their own, at most 32).
+/// count on their own, at most 32). Peaks are exact, too, unless `peak_error` allows that they are not; see tracked.
 class tracked_numbers {
  public:
   tracked_numbers() noexcept = default;
+  /// @param peak_error  bytes; 0: peaks are exact
+  explicit tracked_numbers(std::size_t peak_error) noexcept {
+    constexpr std::size_t most = std::size_t{1} << 60;  // twice as much can be counted
+    auto const bytes = static_cast<std::int64_t>(min_of(peak_error, most));
+    std::int64_t const blocks = min_of(bytes, max_of(bytes / bytes_per_block, std::int64_t{1}));
+    for (std::size_t g = 0; g < 3; ++g) {
+      error_[0][g] = blocks;
+      error_[1][g] = error_[2][g] = bytes;
+    }
+  }
   tracked_numbers(tracked_numbers const&) = delete;
   tracked_numbers& operator=(tracked_numbers const&) = delete;
   ~tracked_numbers() {
@@ -83,7 +94,8 @@ class tracked_numbers {
   void count(tracked_update const& u) noexcept {
     if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) {
       unsigned const mine = thread_place(u.thread);
-      if ((open >> mine & 1) != 0 && (shares_[mine].count(u) || count_with_others_room(open, mine, u)))
+      if ((open >> mine & 1) != 0 &&
+          (shares_[mine].count(u) || (!has_error() && count_with_others_room(open, mine, u))))
         return;
     }
     if (lock_.run(u, applier{*this})) ask(u.thread);
@@ -191,6 +203,8 @@ class tracked_numbers {
   /// With fewer calls than this per share, opening shares costs more than it saves.
   static constexpr std::uint64_t least_calls = 4;
   static constexpr std::uint32_t longest_pause = 4096;
+  /// The error of a peak in bytes, divided by this, is its error in blocks.
+  static constexpr std::int64_t bytes_per_block = 4096;
   /// Shares that are asked for room before the lock is taken, which may take room from all.
   static constexpr unsigned most_donors = 4;
 
@@ -326,6 +340,7 @@ class tracked_numbers {
   TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
     std::uint64_t const flags = flags_.load(std::memory_order_relaxed);
     bool const several = (flags & all_threads) != 0;
+    if (has_error() && out_ != 0) return publish_with(u, static_cast<std::uint32_t>(flags) & ~out_);
     if (several && out_ != 0) {
       if ((static_cast<std::uint32_t>(flags) & ~out_) != 0) [[unlikely]]
         open_late(static_cast<std::uint32_t>(flags) & ~out_);
@@ -431,6 +446,34 @@ class tracked_numbers {
     }
     call_in();
   }
+  /// Whether peaks may be off.
+  [[nodiscard]] bool has_error() const noexcept { return error_[0][0] != 0; }
+  /// Counts a call for which its thread's share has no room, and all that was counted there: peaks may be off.
+  TARN_NOINLINE void publish_with(tracked_update const& u, std::uint32_t asked) noexcept {
+    for (std::uint32_t left = asked; left != 0; left &= left - 1)
+      shares_[std::countr_zero(left)].open_bounded(error_);
+    if (asked != 0) {
+      out_ |= asked;
+      open_.store(out_, std::memory_order_release);
+    }
+    unsigned const mine = thread_place(u.thread);
+    if ((out_ >> mine & 1) != 0) shares_[mine].publish(adding());
+    add_within_room(u);
+    note_peaks();
+  }
+  /// Raises every peak to the current value.
+  void note_peaks() noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = max_of(of(k, g).peak, of(k, g).current);
+      peak_of_all_[k] = max_of(peak_of_all_[k], current(k, 0));
+    }
+    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      if (m->current > m->peak) m->peak = m->current;
+    }
+    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
+    note_active(block_group::small);
+    note_active(block_group::large);
+  }
   /// Opens shares without room for threads that asked after the others: what such a thread frees is its room.
   TARN_NOINLINE void open_late(std::uint32_t asked) noexcept {
     for (std::uint32_t left = asked; left != 0; left &= left - 1) shares_[std::countr_zero(left)].open({});
@@ -458,9 +501,12 @@ class tracked_numbers {
       share[1][0] = min_of(share[1][0], (m->peak - m->current) / (takers + 1));
     }
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = share[k][g] * takers;
+      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = has_error() ? 0 : share[k][g] * takers;
     }
-    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares_[std::countr_zero(left)].open(share);
+    for (std::uint32_t left = asked; left != 0; left &= left - 1) {
+      tracked_share& its = shares_[std::countr_zero(left)];
+      has_error() ? its.open_bounded(error_) : its.open(share);
+    }
     out_ = asked;
     open_.store(asked, std::memory_order_release);
   }
@@ -477,6 +523,7 @@ class tracked_numbers {
       calls += made;
       if (made == 0) idle |= std::uint32_t{1} << i;
     }
+    if (has_error()) note_peaks();
     if (idle != 0) flags_.fetch_and(~std::uint64_t{idle}, std::memory_order_relaxed);
     bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
     last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
@@ -507,6 +554,7 @@ class tracked_numbers {
   tracked_amounts waiting_{};  ///< of the waiting blocks
   tracked_amounts
       active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
+  tracked_amounts error_{};     ///< by how much a share may differ from what it published; 0: peaks are exact
   tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
   std::uint32_t out_ = 0;       ///< threads whose share is open
   tracked_amounts lent_{};      ///< the room of all open shares when their counts were last reported

@@ -5,6 +5,10 @@
 // published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
 // method", TODS 1986.)
 
+//
+// Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
+// published when the room is used up.
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +47,7 @@ class alignas(cache_line_bytes) tracked_share {
   /// globally.
   [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
     if (!lock_.try_lock()) return false;
-    bool const done = is_open_ && (u.rounded < 0 || has_room(u));
+    bool const done = is_open_ && (u.rounded < 0 ? may_shrink(u) : has_room(u));
     if (done) add(u);
     lock_.unlock();
     return done;
@@ -65,11 +69,16 @@ class alignas(cache_line_bytes) tracked_share {
     return done;
   }
 
-  /// Opens this share with `room`.
-  void open(tracked_amounts const& room) noexcept {
+  /// Opens this share with `room` for what is allocated; there is no bound for what is freed.
+  void open(tracked_amounts const& room) noexcept { open(room, is_bounded::no); }
+  /// Opens this share with `room` in both directions.
+  void open_bounded(tracked_amounts const& room) noexcept { open(room, is_bounded::yes); }
+  /// Reports the counts as close() does, and stays open with the room that it was given.
+  template <class F>
+  void publish(F const& f) noexcept {
     lock_.lock();
-    given_ = room_ = room;
-    is_open_ = true;
+    report(f);
+    room_ = given_;
     lock_.unlock();
   }
   /// Reports the counts as close() does and stays open, with less room: where `least` is above 0, by as much as that or half of
@@ -104,11 +113,33 @@ class alignas(cache_line_bytes) tracked_share {
   void unlock() noexcept { lock_.unlock(); }
 
  private:
+  enum class is_bounded : std::uint8_t { no, yes };
+
+  void open(tracked_amounts const& room, is_bounded bounded) noexcept {
+    lock_.lock();
+    given_ = room_ = room;
+    bounded_ = bounded;
+    is_open_ = true;
+    lock_.unlock();
+  }
   [[nodiscard]] TARN_ALWAYS_INLINE bool has_room(tracked_update const& u) const noexcept {
     auto const change = u.by_kind();
     auto const g = static_cast<std::size_t>(u.group);
     bool fits = true;
     for (std::size_t k = 0; k < 3; ++k) fits = fits && change[k] <= room_[k][0] && change[k] <= room_[k][g];
+    return fits;
+  }
+
+  /// Whether a free stays within the bound. A share without one has room for any.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_shrink(tracked_update const& u) const noexcept {
+    if (bounded_ == is_bounded::no) return true;
+    auto const change = u.by_kind();
+    auto const g = static_cast<std::size_t>(u.group);
+    bool fits = true;
+    for (std::size_t k = 0; k < 3; ++k) {
+      fits =
+          fits && room_[k][0] - change[k] <= 2 * given_[k][0] && room_[k][g] - change[k] <= 2 * given_[k][g];
+    }
     return fits;
   }
 
@@ -156,6 +187,7 @@ class alignas(cache_line_bytes) tracked_share {
 
   spin_lock lock_;
   bool is_open_ = false;
+  is_bounded bounded_ = is_bounded::no;
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_amounts room_{};   ///< by how much each number may still grow here
   tracked_amounts given_{};  ///< room_ when its counts were last reported, and what was moved here since

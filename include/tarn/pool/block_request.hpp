@@ -46,6 +46,7 @@ struct block_batch {
   void* blocks[most];
   std::uint32_t wanted = 1;
   std::uint32_t count = 0;
+  bool ends_step = false;  ///< a step of the pool's live_window is over
 };
 
 }  // namespace tarn::detail

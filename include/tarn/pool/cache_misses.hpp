@@ -172,6 +172,8 @@ class cache_misses : public pool_parts<Upstream> {
     front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
     if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
     room.use(batch.blocks[0], bytes);
+    if (batch.ends_step) [[unlikely]]
+      give_back_unused(id);
     return batch.blocks[0];
   }
 
@@ -261,6 +263,16 @@ class cache_misses : public pool_parts<Upstream> {
     hot_lock held(heap_.hot);
     ladder(heap_, front_, waiting_, may_release(held), request, batch).climb();
     heap_.count_if_uncached(held, request, position.cache == nullptr);
+  }
+
+  /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made from within a climb.
+  TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
+    if (heap_.cold.is_mine() || !heap_.cold.try_lock()) return;
+    std::lock_guard const cold(heap_.cold, std::adopt_lock);
+    try {
+      heap_.give_back_unused(id);
+    } catch (...) {  // no host memory for the lists: a later step gives back
+    }
   }
 
   // ---- deallocation: the cache, the heap

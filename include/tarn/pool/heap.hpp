@@ -139,6 +139,7 @@ class heap {
     } else if ((batch.blocks[0] = space_.take(taker, r.where, r.block, r.alignment)) != nullptr) {
       batch.count = 1;
     }
+    batch.ends_step = space_.window.is_step_over();
     return batch.count != 0;
   }
 
@@ -266,6 +267,35 @@ class heap {
     std::size_t const given = growth.shrink(space_, may_release(held), keep_bytes);
     space_.count_splits();
     return given;
+  }
+  /// Ends a step of the live_window. If the live peak has fallen, gives back the handles beyond the window's peak that are free and that
+  /// no work uses. Never waits: work of the stream `id` is marked, and what is not complete stays until a later step. Only
+  /// where memory is pages, since the driver waits for the device before it frees a plain block.
+  void give_back_unused(stream_id id) {
+    if (!uses_pages() || is_asleep()) return;
+    hot_lock held(hot);
+    may_release const releasing(held);
+    if (!space_.window.is_step_over() || space_.keeps_addresses) return;
+    std::size_t const peak = space_.window.peak();
+    bool const fell = space_.window.end_step(counters.reserved, space_.live_bytes, space_.live_peak);
+    std::size_t const keep =
+        max_of(peak + peak / 1000 * slack_of(0, options.slack_per_mille, 0), options.release_threshold);
+    if (!fell || counters.reserved <= keep || capture_gate::has_captures()) return;
+    if (domain_ref const d = space_.streams.find(id); d != neutral && !space_.streams[d].gone) {
+      stream_ref const stream = space_.streams[d].stream;
+      bool is_captured = true;
+      {
+        unlocked const open(releasing);
+        is_captured = order.is_capturing(stream);
+      }
+      if (is_captured) return;
+      // The mark of the step before: where the device is always behind, a new one would never be found complete.
+      if (!order.is_running(space_, releasing, d)) (void)order.settle(space_, releasing, d);
+    }
+    std::size_t const given = growth.shrink(space_, releasing, keep);
+    space_.window.note_given(given, counters.reserved);
+    if (counters.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
+    space_.count_splits();
   }
   /// Copies what sleep must keep to the host, after shrink(0); returns the bytes that this gave back. The pool is marked asleep.
   std::size_t prepare_sleep(contents where) {

@@ -210,7 +210,7 @@ class ladder {
       end_quarantine(heap_);
       waiting_.release(true);
     }
-    if (!is_captured()) finish_all(space(), heap_.order, hot_);
+    if (!is_captured()) finish_all(space(), heap_.order, hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
     space().make_room();
     space().search_limit = ~std::size_t{0};
@@ -295,7 +295,7 @@ class ladder {
       request_.may_create = max_request_bytes;
       return;
     }
-    std::size_t const remaps = heap_.counters.remaps / max_of(heap_.counters.creates, std::uint64_t{1});
+    std::size_t const remaps = heap_.counters.remaps / (1 + space().window.volume() / 1_GiB);
     std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }

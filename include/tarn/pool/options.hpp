@@ -39,6 +39,10 @@ struct pooled {
   /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from the memory that is
   /// left, see pool/growth/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
   std::size_t largest_handle = 0;
+  /// Reserved bytes that the pool never gives back by itself. Beyond them it gives free handles back once the live peak has stayed
+  /// lower for long: pool/arena/live_window.hpp says when. With ~std::size_t{0} it gives back only what trim() or empty_cache()
+  /// asks for, and what other pools lack.
+  std::size_t release_threshold = std::size_t{128} << 20;
   /// When the pool looks for captures. With `always`, a capture without a capture_scope is safe, too: allocation on its streams is
   /// refused, and what is freed on them is kept until the pool ends. This holds for default streams, bare handles and streams that
   /// tarn made: the driver must not be asked about another stream whose identity was noted earlier, since it may be destroyed.

@@ -16,6 +16,8 @@
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses waits for them first (waiting_blocks.hpp).
 // Calls on a stream that is captured into a graph go to graph/. inspection/ is for tools and snapshots, and empty otherwise.
 //
+// What a program no longer needs goes back to the driver once the live peak has fallen: arena/live_window.hpp.
+//
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/32 of the reserved memory, they
 // are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus the slack of the
 // requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.

@@ -13,6 +13,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/address_index.hpp"
+#include "tarn/pool/arena/live_window.hpp"
 #include "tarn/pool/arena/page_map.hpp"
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/arena/run.hpp"
@@ -72,7 +73,8 @@ class arena {
   page_map const* pages = nullptr;
   split_statistics splits;     ///< as of the last count_splits()
   std::size_t live_bytes = 0;  ///< in live ranges, runs included
-  std::size_t live_peak = 0;
+  std::size_t live_peak = 0;   ///< since the start, or since the pool last gave memory back by itself
+  live_window window;          ///< the live peak of late
 
   /// Makes room for the metadata of one allocation. @throws std::bad_alloc, nothing has changed
   void make_room() {
@@ -135,14 +137,15 @@ class arena {
   /// Joins live pieces into one block, mapped at `address` in a view. Requires make_room().
   void join_pieces(range_ref const* pieces, std::size_t count, domain_ref taker, std::uintptr_t address,
                    std::uint32_t view) noexcept {
+    std::size_t bytes = 0;
     for (std::size_t i = 0; i < count; ++i) {
       range& piece = ranges[pieces[i]];
       piece.chain = i + 1 < count ? pieces[i + 1] : 0;
       piece.domain = taker;
       piece.generation = streams[taker].generation;
-      live_bytes += piece.bytes;
+      bytes += piece.bytes;
     }
-    live_peak = max_of(live_peak, live_bytes);
+    count_live(bytes);
     ranges[pieces[0]].view_or_split = view;
     ++tenancies[view].blocks;
     blocks.insert(address, pieces[0]);
@@ -267,6 +270,13 @@ class arena {
     ranges.put_back(second);
   }
 
+  /// Notes that the memory after a range was given back: the range may be extended there, if it is free.
+  void note_hole_after(range_ref r) noexcept {
+    if (r == 0 || ranges[r].state != range_state::free) return;
+    take_out(r);
+    put_in(r);
+  }
+
   /// Takes a free node out of its domain's index.
   void claim(range_ref r) noexcept {
     take_out(r);
@@ -308,6 +318,11 @@ class arena {
   }
 
  private:
+  void count_live(std::size_t bytes) noexcept {
+    live_bytes += bytes;
+    live_peak = max_of(live_peak, live_bytes);
+    window.note(bytes, live_bytes);
+  }
   static void move(stat& s, std::int64_t to) noexcept {
     if (to > s.current) s.increase(to - s.current);
     if (to < s.current) s.decrease(s.current - to);
@@ -357,8 +372,7 @@ class arena {
     r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
     ranges[r].generation = streams[taker].generation;
-    live_bytes += bytes;
-    live_peak = max_of(live_peak, live_bytes);
+    count_live(bytes);
     return r;
   }
 

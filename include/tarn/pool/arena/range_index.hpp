@@ -21,6 +21,8 @@ class range_index {
   static constexpr unsigned levels = 36;  ///< up to 512 B << 40: beyond any address space
   /// How many ranges of a bin are searched for the best fit.
   static constexpr std::size_t search_limit = 24;
+  /// How many ranges of a list are searched for the largest one.
+  static constexpr std::size_t largest_limit = 256;
 
   void insert(range_table& table, range_ref r) noexcept {
     range& node = table[r];
@@ -85,17 +87,24 @@ class range_index {
     }
   }
 
+  /// Calls f(range_ref) for each range that was before a hole when it was inserted.
+  template <class F>
+  void for_each_at_end(range_table const& table, F&& f) const {
+    for (range_ref r = ends_; r != 0; r = table[r].bin_next) f(r);
+  }
+
   /// Any range, 0 if empty.
   [[nodiscard]] range_ref any() const noexcept {
     unsigned const bin = next_bin(0);
     return bin < bin_count ? heads_[bin] : ends_;
   }
 
-  /// Bytes of the largest range. O(ranges of the largest bin and before a hole).
+  /// Bytes of the largest range; of more than largest_limit ranges of similar size, one of the largest: at most 6.25 % less. O(1)
   [[nodiscard]] std::size_t largest(range_table const& table) const noexcept {
     std::size_t most = 0;
     auto const look = [&](range_ref r) {
-      for (; r != 0; r = table[r].bin_next) most = table[r].bytes > most ? table[r].bytes : most;
+      for (std::size_t left = largest_limit; r != 0 && left != 0; r = table[r].bin_next, --left)
+        most = table[r].bytes > most ? table[r].bytes : most;
     };
     look(ends_);
     if (top_ != 0) {

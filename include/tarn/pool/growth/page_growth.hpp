@@ -238,7 +238,9 @@ class page_growth {
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
+      range_ref const before = a.ranges[carved[i]].previous;
       addresses_.give_back(a, carved[i]);
+      a.note_hole_after(before);
     }
     return given;
   }
@@ -287,11 +289,11 @@ class page_growth {
     a.pages = &map_;
   }
 
-  /// The free range before a hole that lacks the fewest bytes of the request.
+  /// The free range before a hole that lacks the fewest bytes of the request. O(ranges before a hole)
   extension extendable(arena& a, growth_request const& request) const {
     extension best;
     auto const look = [&](domain_ref d) {
-      a.streams[d].ranges(request.where).for_each(a.ranges, range_grain, [&](range_ref r) {
+      a.streams[d].ranges(request.where).for_each_at_end(a.ranges, [&](range_ref r) {
         range const& node = a.ranges[r];
         if (node.next == 0 || a.ranges[node.next].state != range_state::hole) return;
         std::uintptr_t const from = align_up(node.address, request.alignment);

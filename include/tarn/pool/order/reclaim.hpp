@@ -39,11 +39,17 @@ enum class sweep_of : std::uint8_t {
   return false;
 }
 
-/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory that a stream never freed becomes neutral,
-/// too: its share of handles that were created for it (marked 0).
+/// Returns to their runs the blocks of other domains' runs that a stream freed, if the device has completed their uses.
+inline void return_foreign(arena& space, domain_ref d) {
+  stream_domain const& domain = space.streams[d];
+  if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
+}
+
+/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory
+/// that a stream never freed becomes neutral, too: its share of handles that were created for it (marked 0). O(its ranges)
 inline void neutralise(arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
-  if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
+  return_foreign(space, d);
   if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
   if (domain.is_over()) space.streams.forget(d);
 }
@@ -60,18 +66,21 @@ void collect_finished(arena& space, ordering<Driver>& order, may_release hot, do
 
 /// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
 /// stream that was finished earlier, hence the second pass.
+/// @param keeps  its ranges stay its own if no others are free: moving many of them takes milliseconds, and joins nothing
 template <stream_driver Driver>
-void finish_all(arena& space, ordering<Driver>& order, may_release hot) {
+void finish_all(arena& space, ordering<Driver>& order, may_release hot, domain_ref keeps = neutral) {
   bool has_returned = true;
   for (int pass = 0; pass < 2 && has_returned; ++pass) {
     has_returned = false;
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
       if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, hot, d);
       bool const had_foreign = space.streams[d].foreign_count != 0;
-      neutralise(space, d);
+      d == keeps ? return_foreign(space, d) : neutralise(space, d);
       has_returned = has_returned || had_foreign;
     }
   }
+  // Neighbours of different domains are not joined.
+  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(space, keeps);
 }
 
 /// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
