@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sleeping.hpp"
@@ -152,7 +153,10 @@ class cache_misses : public pool_parts<Upstream> {
     block_request const request(id, stream, bytes, bytes + guard, alignment);
     auto position = front_.open(id, stream);
     block_batch batch;
-    if (position.of_stream != nullptr && request.in_run) batch.wanted = magazine_batch(request.size_class);
+    if (position.of_stream != nullptr && request.in_run) {
+      batch.wanted = magazine_batch(request.size_class);
+      if (is_capture_stream(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
+    }
     if (!take_from_heap(position, request, batch)) {
       climb(position, request, batch);
       front_.find_again(position, id, stream);
@@ -317,6 +321,8 @@ class cache_misses : public pool_parts<Upstream> {
   }
 
  private:
+  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
+  static constexpr std::uint32_t batch_of_capture = 4;
   /// Host memory is no device's.
   static constexpr bool is_on_device =
       !std::same_as<typename Upstream::driver_type, no_driver> && !has_property<Upstream, host_accessible>;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
@@ -15,6 +16,7 @@
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 #include "tarn/pool/front/thread_cache.hpp"
+#include "tarn/pool/graph/capture_cache.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/options.hpp"
 
@@ -61,6 +63,12 @@ class graph_captures {
     return of_deallocation(id, stream);
   }
 
+  /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.
+  [[nodiscard]] Part* cached(stream_id id) const noexcept {
+    auto* const owner = static_cast<Part*>(front_.capture());
+    return owner != nullptr && owner->cache.stream == id && id != stream_ref::unknown_id ? owner : nullptr;
+  }
+
   // ---- scopes; the caller holds the growth lock
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
@@ -73,8 +81,25 @@ class graph_captures {
       throw;
     }
     made.watched = front_.watch_this_thread();
+    capture_cache& cache = owner.cache;
+    if (cache.kept_as == 0 && front_.capture() == nullptr && front_.set_capture(&owner)) {
+      cache.kept_as = known(stream).kept_as;
+      cache.stream = stream;
+      made.has_cache = true;
+    }
     capture_gate::begin_capture();
     return made.number;
+  }
+  /// Ends the use of the owner's cache. Returns false if this scope does not use it.
+  bool end_cached(Part& owner, capture_number number) noexcept {
+    for (scope& s : scopes_) {
+      if (s.number != number || !std::exchange(s.has_cache, false)) continue;
+      front_.end_capture(&owner);
+      owner.cache.kept_as = 0;
+      owner.cache.stream = stream_ref::unknown_id;
+      return true;
+    }
+    return false;
   }
   /// Adds a stream, unless it is part of a capture. @throws cuda_error  too many streams
   void add(Part& owner, capture_number number, stream_id stream) {
@@ -92,6 +117,7 @@ class graph_captures {
     Part* owner = nullptr;
     std::uint64_t thread = 0;   ///< number of the one that opened it
     std::uint64_t watched = 0;  ///< cache of that thread, 0 if none
+    bool has_cache = false;     ///< the owner's capture_cache serves it
   };
 
   [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
@@ -152,7 +178,7 @@ class graph_captures {
 
   scope& add_scope(Part& owner) {
     std::lock_guard const guard(mutex_);
-    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number(), 0});
+    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number()});
     ++last_capture_;
     ++owner.references;
     return scopes_.back();
