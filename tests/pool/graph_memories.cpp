@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/driver/captured_handles.hpp"
 #include "tarn/pool/graph/capture_cache.hpp"
 #include "tarn/pool/graph/graph_blocks.hpp"
 #include "tarn/pool/graph/graph_part.hpp"
@@ -122,6 +123,31 @@ TEST_CASE("graph_users holds each of four users once", "[graph_memories]") {
   users.clear();
   CHECK(users.empty());
   CHECK((parts[0].references == 0 && parts[3].references == 1));  // the caller of take() has its reference
+}
+
+TEST_CASE("captured_handles assigns an identity to a captured stream until no scope is open",
+          "[graph_memories]") {
+  using detail::captured_handles;
+  int handles[3] = {};
+  captured_handles::add(stream_ref::from(&handles[0], 17));
+  captured_handles::add(stream_ref::from(&handles[0], 17));  // by another pool
+  captured_handles::add(stream_ref::from(nullptr, 18));      // a default stream
+  CHECK(captured_handles::find(&handles[0]) == 17);
+  CHECK(captured_handles::find(nullptr) == stream_ref::unknown_id);
+  detail::capture_gate::begin_capture();
+  stream_id const first = captured_handles::add_unknown(&handles[1]);
+  stream_id const second = captured_handles::add_unknown(&handles[2]);
+  CHECK((first != second && first != 17 && !detail::is_capture_stream(first)));
+  CHECK((captured_handles::find(&handles[1]) == first && captured_handles::find(&handles[2]) == second));
+  captured_handles::end_capture();  // another scope is still open
+  CHECK(captured_handles::find(&handles[1]) == first);
+  captured_handles::remove(17);
+  CHECK(captured_handles::find(&handles[0]) == 17);
+  captured_handles::remove(17);
+  CHECK(captured_handles::find(&handles[0]) == stream_ref::unknown_id);
+  detail::capture_gate::end_capture();
+  captured_handles::end_capture();
+  CHECK(captured_handles::find(&handles[1]) == stream_ref::unknown_id);
 }
 
 TEST_CASE("captured_streams finds a stream until it is cleared, and is full at 64", "[graph_memories]") {

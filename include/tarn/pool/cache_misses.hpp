@@ -108,12 +108,20 @@ class cache_misses : public pool_parts<Upstream> {
   /// Waits until no other pool asks this one for memory. The destructor's first step.
   void leave_others() noexcept { others_.leave(); }
 
-  /// Whether a capture may have to take memory that the pool caches. One driver call, 5 us.
-  [[nodiscard]] bool is_memory_scarce() const noexcept {
-    constexpr std::size_t ample_part = 8;
+  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
+  /// scope: an answer that was far from scarce holds for some captures, unless the pool grows. Under the growth lock.
+  [[nodiscard]] bool is_memory_scarce() noexcept {
+    std::size_t const reserved = heap_.sums.reserved_now();
+    if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
+      --captures_with_ample_memory_;
+      return false;
+    }
     std::size_t free = 0;
     std::size_t total = 0;
-    return heap_.driver().memory_info(free, total).ok() && free < total / ample_part;
+    if (!heap_.driver().memory_info(free, total).ok()) return false;
+    captures_with_ample_memory_ = free >= total / 4 ? 63 : 0;
+    ample_up_to_ = reserved + total / 16;
+    return free < total / 8;
   }
 
   /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
@@ -337,6 +345,8 @@ class cache_misses : public pool_parts<Upstream> {
   }
 
   list_of_pools others_;
+  unsigned captures_with_ample_memory_ = 0;  ///< for which is_memory_scarce() does not ask
+  std::size_t ample_up_to_ = 0;              ///< bytes reserved
 };
 
 }  // namespace tarn::detail

@@ -189,9 +189,9 @@ class graph_memories {
       std::lock_guard const guard(mutex_);
       owner.kept.reserve(owner.kept.size() + kept_at_least);
     }
-    return captures_.begin(owner, stream.id());
+    return captures_.begin(owner, stream);
   }
-  void join_capture(part& owner, capture_number number, stream_id stream) {
+  void join_capture(part& owner, capture_number number, stream_ref stream) {
     captures_.add(owner, number, stream);
   }
   void end_capture(part& owner, capture_number number) noexcept {
