@@ -114,6 +114,7 @@ TEST_CASE("host_copy waits for what was enqueued before a position, and no longe
     CHECK(copy.wait_for(stream, part));
     CHECK((machine.pending() == 0) == (failure == 2));
     CHECK(copy.wait_for(stream, count * part));
+    CHECK(machine.pending() == 0);
     copy.end();
     copy.close();
     REQUIRE(driver.destroy_stream(stream).ok());

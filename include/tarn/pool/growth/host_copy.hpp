@@ -139,7 +139,7 @@ class host_copy {
     (void)driver_.destroy_event(m.event);
     --mark_count_;
   }
-  /// Waits until the copies of all bytes before `position` are done. Returns false if the driver cannot tell.
+  /// Waits until the copies of all bytes before `position` are done. Returns false if the driver does not report it.
   [[nodiscard]] bool wait_for(stream_ref stream, std::size_t position) noexcept {
     if (position <= done_) return true;
     std::size_t i = 0;

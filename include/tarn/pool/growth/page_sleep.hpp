@@ -69,7 +69,7 @@ class page_sleep {
     saved_.swap(found);
   }
   /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so. If the
-  /// driver cannot tell whether a copy is complete, its handle and the later ones stay, too, with their contents.
+  /// driver does not report that a copy is complete, its handle and the later ones stay, too, with their contents.
   std::size_t release() noexcept {
     if (keeps_handles_) {
       unmap();
@@ -197,7 +197,7 @@ class page_sleep {
   [[nodiscard]] bool copy_is_done(stretch const& s) noexcept {
     return stream_.get() == nullptr || copy_.wait_for(stream_->get(), s.position + s.bytes);
   }
-  /// Frees what the copies of save() needed. They are complete, or the driver cannot tell.
+  /// Frees what the copies of save() needed. They are complete, or the driver does not report it.
   void end_copies() noexcept {
     copy_.end();
     stream_ = {};
