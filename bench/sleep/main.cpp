@@ -71,6 +71,13 @@ std::size_t free_of(Driver const& driver) {
 void check(status const& s) {
   if (!s.ok()) throw cuda_error(s, 0);
 }
+/// What the driver's management library reports as used on the device, as nvidia-smi shows it; negative if it cannot be read.
+template <class Driver>
+double used_by_nvml(Driver const& driver) {
+  device_account account;
+  if (!driver.memory_account(account).ok() || account.free == device_account::unknown) return -1;
+  return static_cast<double>(account.total - account.free);
+}
 
 /// Blocks that fill a pool.
 template <class Memory>
@@ -96,9 +103,10 @@ void measure(Source const& source, extent const& e, auto const& on_figure) {
   {  // contents discarded
     std::size_t const bytes = std::min(e.discarded, free_of(driver) / 10 * 9);
     auto memory = source | pooled{};
-    std::size_t const before = free_of(driver);
+    double const empty_nvml = used_by_nvml(driver);
     filling const held(memory, bytes, e.block);
     std::size_t const awake = free_of(driver);
+    double const awake_nvml = used_by_nvml(driver);
     std::vector<double> down;
     std::vector<double> up;
     for (int i = 0; i < e.repetitions; ++i) {
@@ -106,11 +114,17 @@ void measure(Source const& source, extent const& e, auto const& on_figure) {
       if (i == 0)
         on_figure({"seen by the driver", gib(bytes) + ": gone while asleep", "bytes",
                    static_cast<double>(free_of(driver) - awake), 0});
+      double const asleep_nvml = used_by_nvml(driver);
       up.push_back(seconds_of([&] { (void)wake(memory); }));
+      if (i != 0 || asleep_nvml < 0) continue;
+      on_figure(
+          {"used, as NVML reports it", gib(bytes) + ": before they were allocated", "bytes", empty_nvml, 0});
+      on_figure({"used, as NVML reports it", gib(bytes) + ": allocated, awake", "bytes", awake_nvml, 0});
+      on_figure({"used, as NVML reports it", gib(bytes) + ": asleep", "bytes", asleep_nvml, 0});
+      on_figure({"used, as NVML reports it", gib(bytes) + ": awake again", "bytes", used_by_nvml(driver), 0});
     }
     on_figure({"sleep", gib(bytes) + " discarded", "ms", ms(median(down)), 0});
     on_figure({"wake", gib(bytes) + " discarded", "ms", ms(median(up)), 0});
-    (void)before;
   }
   {  // contents kept
     auto memory = source | pooled{};

@@ -14,6 +14,7 @@
 #include "subject.hpp"
 #include "tarn/core/routed_calls.hpp"
 #include "tarn/pool/inspection/inspection.hpp"
+#include "tarn/raii/compact.hpp"
 #include "tarn/raii/exported_block.hpp"
 #include "tarn/raii/imported_block.hpp"
 #include "tarn/raii/page_pin.hpp"
@@ -99,6 +100,7 @@ constexpr offers offers_of() {
           tarn::reachable<M, decltype(ask::contents)>,
           tarn::reachable<M, tarn::detail::routed_calls::new_graph_memory>,
           tarn::detail::can_sleep<M>,
+          tarn::detail::keeps_addresses<M, tarn::detail::routed_calls::compact>(),
           tarn::reachable<M, tarn::detail::routed_calls::allocator_backend>,
           tarn::detail::has_segments<M>,
           Exports && tarn::detail::has_segments<M>};
@@ -216,6 +218,10 @@ class adapter final : public test_memory {
   std::size_t wake() override {
     if constexpr (can.sleep) return tarn::wake(*memory_);
     return 0;
+  }
+  tarn::compaction compact() override {
+    if constexpr (can.compact) return tarn::compact(*memory_);
+    return {};
   }
   bool is_asleep() override {
     if constexpr (can.sleep) return tarn::is_asleep(*memory_);

@@ -495,6 +495,51 @@ void sleep(stack_under_test const& stack, test_device& device, test_memory& memo
   device.end_stream(s);
 }
 
+/// A pool is compacted below every policy: it gives back what lies between live blocks, which keep addresses and contents.
+void compact(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  out.check(stack.can.compact == stack.sleeps,
+            "compact() must compile exactly where the only pool is over pages");
+  if (!stack.can.compact) return;
+  bool const has_pages = device.has_pages() && !device.has_memory_tool();
+  stream_ref const s = device.new_stream();
+  constexpr std::size_t hole = 10_MiB;
+  constexpr std::size_t large = 3_MiB;
+  constexpr std::size_t small = 700;
+  // What is freed is reused in part, so that its handle is partly live.
+  void* const freed = memory.allocate(s, hole, 256, tarn::source_location::current());
+  memory.deallocate(s, freed, hole, 256);
+  void* const kept = memory.allocate(s, large, 256, tarn::source_location::current());
+  void* const kept_too = memory.allocate(s, small, 256, tarn::source_location::current());
+  device.write(s, kept, large, 0x6C, 5);
+  device.write(s, kept_too, small, 0x6D, 5);
+  device.wait();
+  counts const before = counts_of(stack, memory);
+  tarn::compaction const result = memory.compact();
+  out.check(counts_of(stack, memory) == before, "compact() changed the statistics");
+  if (has_pages) {
+    out.check(result.stretches != 0, "compact() reports no stretch of live bytes");
+    out.check(result.reserved <= result.live + 2 * result.stretches * 2_MiB,
+              "compact() left more than a granule at each end of a stretch");
+    // A fallback may have served the blocks, and a quarantine holds back what was freed.
+    if (!stack.has_fallback && !stack.keeps_freed)
+      out.check(result.released >= 2_MiB, "compact() did not give the hole back");
+  } else {
+    out.check(result.stretches == 0, "compact() reports stretches of a pool over blocks");
+  }
+  out.check(device.holds(kept, large, 0x6C) && device.holds(kept_too, small, 0x6D),
+            "compact() lost the contents");
+  if (stack.can.check_all) out.check(memory.check_all() == 0, "check_all() reports after compact()");
+  void* const next = memory.allocate(s, hole, 256, tarn::source_location::current());
+  device.write(s, next, hole, 0x6E, 5);
+  device.wait();
+  out.check(device.holds(kept, large, 0x6C), "memory that compact() gave back is shared with a live block");
+  memory.deallocate(s, next, hole, 256);
+  memory.deallocate(s, kept, large, 256);
+  memory.deallocate(s, kept_too, small, 256);
+  device.wait();
+  device.end_stream(s);
+}
+
 [[nodiscard]] bool is_unsupported(std::function<void()> const& call) {
   try {
     call();
@@ -746,6 +791,7 @@ std::vector<promise> const& promises() {
       {"capture", capture},
       {"graph memory", graph_memory},
       {"sleep", sleep},
+      {"compact", compact},
       {"backend", backend},
       {"sharing", sharing},
       {"statistics", statistics},

@@ -93,6 +93,7 @@ struct offers {
   bool inspect = false;
   bool graph_memory = false;
   bool sleep = false;
+  bool compact = false;
   bool backend = false;
   bool segments = false;
   bool exports = false;  ///< `segments`, and the adapter has the calls that export and register
@@ -145,6 +146,7 @@ struct test_memory {
   virtual std::size_t sleep(tarn::contents where) = 0;
   virtual std::size_t wake() = 0;
   [[nodiscard]] virtual bool is_asleep() = 0;
+  virtual tarn::compaction compact() = 0;
   [[nodiscard]] virtual std::string backend() = 0;
   /// The physical handles behind a block.
   [[nodiscard]] virtual std::vector<tarn::memory_segment> segments(void const* p, std::size_t bytes) = 0;
@@ -166,7 +168,7 @@ struct stack_under_test {
   bool has_pool = false;
   bool keeps_graphs =
       false;            ///< has a pool, or a fallback with one: graph_memory must compile, else it must not
-  bool sleeps = false;  ///< its only pool is over pages: sleep() must compile, else it must not
+  bool sleeps = false;  ///< its only pool is over pages: sleep() and compact() must compile, else not
   bool over_pages = false;         ///< its source has pages, or plain blocks in their place
   bool needs_pages = false;        ///< a layer passes no plain blocks on: refused on a device without pages
   bool has_fallback = false;       ///< with a pool of its own, which may serve while the first one sleeps

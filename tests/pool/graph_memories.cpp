@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of pool/graph/ alone: graph_blocks, graph_captures, graph_part; tests/raii/graph_memory.cpp has graph_memories as a whole.
+// The parts of pool/graph/ alone: capture_cache, graph_blocks, graph_captures, graph_part; tests/raii/graph_memory.cpp has graph_memories as a whole.
 #include "tarn/pool/graph/graph_memories.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/driver/captured_handles.hpp"
+#include "tarn/pool/graph/capture_cache.hpp"
 #include "tarn/pool/graph/graph_blocks.hpp"
 #include "tarn/pool/graph/graph_part.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
@@ -17,7 +20,9 @@ using namespace tarn;
 namespace {
 struct counted_part {
   std::atomic<std::size_t> references{0};
+  detail::capture_cache cache;
 };
+using detail::note_of;
 }  // namespace
 
 TEST_CASE("graph_blocks finds each noted block and counts references to its part", "[graph_memories]") {
@@ -25,7 +30,8 @@ TEST_CASE("graph_blocks finds each noted block and counts references to its part
   detail::graph_blocks<counted_part> blocks;
   std::vector<char> memory(1000);
   CHECK_FALSE(blocks.may_hold(&memory[0]));
-  for (std::size_t i = 0; i < memory.size(); ++i) blocks.note(&memory[i], i % 2 == 0 ? a : b);
+  for (std::size_t i = 0; i < memory.size(); ++i)
+    CHECK(blocks.note(&memory[i], i % 2 == 0 ? a : b, note_of::live_block));
   CHECK((a.references == 500 && b.references == 500));
   for (std::size_t i = 0; i < memory.size(); ++i) {
     CHECK(blocks.may_hold(&memory[i]));
@@ -44,7 +50,7 @@ TEST_CASE("graph_blocks notes once whose graphs use a block", "[graph_memories]"
   counted_part a, b;
   detail::graph_blocks<counted_part> blocks;
   char own = 0, used = 0;
-  blocks.note(&own, a);
+  CHECK(blocks.note(&own, a, note_of::live_block));
   CHECK_FALSE(blocks.note_use(&own, a));  // its own graphs
   CHECK_FALSE(blocks.note_use(&own, b));
   CHECK(blocks.note_use(&used, b));
@@ -54,6 +60,52 @@ TEST_CASE("graph_blocks notes once whose graphs use a block", "[graph_memories]"
   auto of = blocks.take(&own);
   CHECK((of.owner == &a && !of.users.empty() && &of.users.take() == &b && of.users.empty()));
   CHECK((&blocks.take(&used).users.take() == &b && !blocks.may_hold(&used)));
+}
+
+TEST_CASE("capture_cache knows which blocks are live, up to half of its places", "[graph_memories]") {
+  detail::capture_cache cache;
+  std::vector<char> memory(256 * 600);
+  auto const block = [&](std::size_t i) { return &memory[i * 256]; };
+  CHECK_FALSE(cache.take(block(0)));
+  CHECK_FALSE(cache.give(block(0)));
+  std::size_t count = 0;
+  for (; cache.has_room(); ++count) cache.add(block(count));
+  CHECK(count == 512);
+  for (std::size_t i = 0; i < count; i += 2) {
+    CHECK(cache.give(block(i)));
+    CHECK_FALSE(cache.give(block(i)));  // it is free
+  }
+  CHECK(cache.take(block(4)));
+  std::vector<void*> freed;
+  cache.clear([&](void* const* free, std::size_t n) { freed.assign(free, free + n); });
+  CHECK(freed.size() == count / 2 - 1);
+  CHECK(std::find(freed.begin(), freed.end(), block(4)) == freed.end());
+  CHECK(std::find(freed.begin(), freed.end(), block(6)) != freed.end());
+  CHECK((cache.has_room() && !cache.take(block(4)) && !cache.take(block(6))));
+}
+
+TEST_CASE("graph_blocks keeps blocks of a capture_cache noted until they are forgotten, or taken by another",
+          "[graph_memories]") {
+  counted_part a, b;
+  detail::graph_blocks<counted_part> blocks;
+  char memory[4] = {};
+  void* all[4] = {&memory[0], &memory[1], &memory[2], &memory[3]};
+  for (void* p : all) CHECK(blocks.note(p, a, note_of::capture_cache));
+  CHECK_FALSE(a.cache.is_old());
+  CHECK(blocks.take(all[0]).owner == &a);  // another thread frees it
+  CHECK(a.cache.is_old());
+  a.cache.clear([](void* const*, std::size_t) {});
+  CHECK_FALSE(blocks.note(all[1], a, note_of::live_block));  // handed out by another call
+  CHECK(a.cache.is_old());
+  a.cache.clear([](void* const*, std::size_t) {});
+  CHECK_FALSE(blocks.note_use(all[2], b));  // it must not be reused in the capture
+  CHECK(a.cache.is_old());
+  a.references = 3;
+  CHECK(blocks.forget(all, 4, a) == 1);  // all but the one that the cache still has are left alone
+  CHECK(a.references == 2);
+  CHECK(blocks.take(all[1]).owner == &a);
+  CHECK(blocks.take(all[2]).is_there());
+  CHECK_FALSE(blocks.take(all[3]).is_there());
 }
 
 TEST_CASE("graph_users holds each of four users once", "[graph_memories]") {
@@ -71,6 +123,31 @@ TEST_CASE("graph_users holds each of four users once", "[graph_memories]") {
   users.clear();
   CHECK(users.empty());
   CHECK((parts[0].references == 0 && parts[3].references == 1));  // the caller of take() has its reference
+}
+
+TEST_CASE("captured_handles assigns an identity to a captured stream until no scope is open",
+          "[graph_memories]") {
+  using detail::captured_handles;
+  int handles[3] = {};
+  captured_handles::add(stream_ref::from(&handles[0], 17));
+  captured_handles::add(stream_ref::from(&handles[0], 17));  // by another pool
+  captured_handles::add(stream_ref::from(nullptr, 18));      // a default stream
+  CHECK(captured_handles::find(&handles[0]) == 17);
+  CHECK(captured_handles::find(nullptr) == stream_ref::unknown_id);
+  detail::capture_gate::begin_capture();
+  stream_id const first = captured_handles::add_unknown(&handles[1]);
+  stream_id const second = captured_handles::add_unknown(&handles[2]);
+  CHECK((first != second && first != 17 && !detail::is_capture_stream(first)));
+  CHECK((captured_handles::find(&handles[1]) == first && captured_handles::find(&handles[2]) == second));
+  captured_handles::end_capture();  // another scope is still open
+  CHECK(captured_handles::find(&handles[1]) == first);
+  captured_handles::remove(17);
+  CHECK(captured_handles::find(&handles[0]) == 17);
+  captured_handles::remove(17);
+  CHECK(captured_handles::find(&handles[0]) == stream_ref::unknown_id);
+  detail::capture_gate::end_capture();
+  captured_handles::end_capture();
+  CHECK(captured_handles::find(&handles[1]) == stream_ref::unknown_id);
 }
 
 TEST_CASE("captured_streams finds a stream until it is cleared, and is full at 64", "[graph_memories]") {

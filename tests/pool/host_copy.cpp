@@ -85,3 +85,40 @@ TEST_CASE("host_copy without staging buffers copies ordinary memory by the drive
   REQUIRE(driver.free_device(p).ok());
   CHECK(machine.leaks().total() == 0);
 }
+
+TEST_CASE("host_copy waits for what was enqueued before a position, and no longer", "[pool][sleep]") {
+  constexpr std::size_t part = 1_MiB;
+  constexpr std::size_t count = 64;
+  for (int failure = 0; failure < 3; ++failure) {
+    sim_options o;
+    o.slow_streams = 1000;
+    o.slowness = 1'000'000;
+    sim_machine const machine{o};
+    fault_plan const plan;
+    faulty<sim_driver> const driver{machine.driver(0), plan};
+    void* p = nullptr;
+    REQUIRE(driver.malloc_device(count * part, p).ok());
+    stream_ref stream;
+    REQUIRE(driver.create_stream(stream).ok());
+    detail::host_copy<faulty<sim_driver>> copy(driver);
+    copy.open(count * part, contents::in_pinned_memory);
+    if (failure == 1) {  // a mark that the driver refuses: the next one covers its copies
+      plan.fail(driver_call::create_event, 1);
+      plan.fail(driver_call::record_event, 1);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      copy.save(stream, i * part, static_cast<char*>(p) + i * part, part);
+      copy.mark(stream, (i + 1) * part);
+    }
+    if (failure == 2) plan.fail(driver_call::synchronize_event, 1);  // waits for the stream instead
+    CHECK(copy.wait_for(stream, part));
+    CHECK((machine.pending() == 0) == (failure == 2));
+    CHECK(copy.wait_for(stream, count * part));
+    CHECK(machine.pending() == 0);
+    copy.end();
+    copy.close();
+    REQUIRE(driver.destroy_stream(stream).ok());
+    REQUIRE(driver.free_device(p).ok());
+    CHECK(machine.leaks().total() == 0);
+  }
+}

@@ -43,6 +43,15 @@ struct device_of {
 };
 using device = device_of<sim_marking_driver>;
 
+/// As CUDA on streams that a program creates itself: the driver does not know whether they exist.
+class foreign_streams : public sim_driver {
+ public:
+  using sim_driver::sim_driver;
+  foreign_streams(sim_driver const& driver) noexcept : sim_driver(driver) {}  // NOLINT: the same device
+  status record_all(event_handle event) const noexcept { return record_all_work(event); }
+  [[nodiscard]] bool has_made(stream_ref) const noexcept { return false; }
+};
+
 /// A capture on a stream, inside a scope.
 template <class Memory>
 struct capture {
@@ -595,6 +604,118 @@ TEST_CASE("without a scope, a pool that always looks for captures refuses and ke
   d.clean();
 }
 
+TEST_CASE("a capture on a bare handle allocates and frees without being invalidated",
+          "[graph_memory][threads]") {
+  device d;
+  auto pool = d.pages() | pooled{} | tracked{};
+  device::stream_type a{d.driver}, joined{d.driver}, other{d.driver};
+  stream_ref const bare = stream_ref::from(a.get());
+  std::size_t const bytes = GENERATE(as<std::size_t>{}, 4096, 3 << 20);
+  void* const eager = pool.allocate(bare, bytes);
+  graph_memory memory{pool};
+  void* kept = nullptr;
+  {
+    capture c(d.machine, memory, bare);
+    void* const p = pool.allocate(bare, bytes);
+    pool.deallocate(a, p, bytes);  // the same stream
+    CHECK(pool.allocate(bare, bytes) == p);
+    kept = p;
+    pool.deallocate(bare, eager, bytes);  // a block of the pool: the graph may use it
+    CHECK(identified(pool, bare).id() == a.ref().id());
+    void* const q = pool.allocate(stream_ref::from(other.get()), bytes);  // not captured
+    CHECK(identified(pool, stream_ref::from(other.get())).id() == other.ref().id());
+    pool.deallocate(stream_ref::from(other.get()), q, bytes);
+    // A stream that joins the capture, known by its handle alone.
+    event_handle e = nullptr;
+    REQUIRE(d.driver.create_event(e).ok());
+    REQUIRE(d.driver.record_event(e, a).ok());
+    REQUIRE(d.driver.wait_event(joined, e).ok());
+    stream_ref const bare_joined = stream_ref::from(joined.get());
+    void* const r = pool.allocate(bare_joined, bytes);
+    pool.deallocate(bare_joined, r, bytes);
+    CHECK(pool.allocate(bare_joined, bytes) == r);
+    pool.deallocate(bare_joined, r, bytes);
+    std::thread([&] { CHECK(identified(pool, bare_joined).id() == joined.ref().id()); }).join();
+    REQUIRE(d.driver.record_event(e, joined).ok());
+    REQUIRE(d.driver.wait_event(a, e).ok());
+    REQUIRE(d.driver.destroy_event(e).ok());
+  }
+  CHECK(d.machine.invalidated_captures() == 0);
+  CHECK(identified(pool, bare).id() == a.ref().id());
+  CHECK(identified(pool, stream_ref::from(joined.get())).id() == joined.ref().id());
+  CHECK(memory.state().allocated >= bytes);
+  CHECK(memory.state().kept >= bytes);
+  pool.deallocate(bare, kept, bytes);
+  for (auto const& text : d.machine.findings()) FAIL_CHECK(text);
+}
+
+TEST_CASE("without a scope, a pool refuses a bare handle of a captured stream, and the capture is invalid",
+          "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver};
+  stream_ref const bare = stream_ref::from(a.get());
+  void* const p = pool.allocate(bare, 4096);
+  void* const warm = pool.allocate(bare, 4096);
+  pool.deallocate(bare, warm, 4096);
+  bool const allocates = GENERATE(true, false);
+  REQUIRE(d.machine.begin_capture(a).ok());
+  if (allocates) {
+    try {
+      (void)pool.allocate(bare, 4096);
+      FAIL("not refused");
+    } catch (cuda_error const& e) {
+      CHECK(std::string(e.what()).find("capture_scope") != std::string::npos);
+      CHECK(e.code() == 900);
+    }
+  }
+  pool.deallocate(bare, p, 4096);  // the graph that might use it is never replayed
+  sim_graph graph;
+  CHECK_FALSE(d.machine.end_capture(a, graph).ok());
+  d.clean();
+}
+
+TEST_CASE("while a scope is open, a thread takes what another stream of tarn's freed meanwhile",
+          "[graph_memory]") {
+  sim_options o;
+  o.capacity = o.taken + (256 << 20);
+  device d(o);
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver}, c{d.driver};
+  void* const p = pool.allocate(b, 200 << 20);
+  graph_memory memory{pool};
+  {
+    capture now(d.machine, memory, a);
+    REQUIRE(d.machine.launch(b, 1'000'000, {sim_writes(p, 200 << 20)}).ok());
+    pool.deallocate(b, p, 200 << 20);  // no event covers it yet
+    void* const q = pool.allocate(c, 200 << 20);
+    REQUIRE(d.machine.launch(c, 1000, {sim_writes(q, 200 << 20)}).ok());
+    pool.deallocate(c, q, 200 << 20);
+  }
+  CHECK(d.machine.invalidated_captures() == 0);
+  d.clean();
+}
+
+TEST_CASE("opening a scope asks for the device's memory once in a while, and again when the pool has grown",
+          "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver};
+  graph_memory memory{pool};
+  auto const asked_by = [&](int scopes) {
+    auto const before = d.machine.calls()[driver_call::memory_info];
+    for (int i = 0; i < scopes; ++i) capture_scope const scope(memory, a);
+    return d.machine.calls()[driver_call::memory_info] - before;
+  };
+  CHECK(asked_by(1) == 1);
+  CHECK(asked_by(63) == 0);
+  CHECK(asked_by(1) == 1);
+  void* const p = pool.allocate(a, std::size_t{16} << 30);
+  CHECK(asked_by(2) == 1);
+  pool.deallocate(a, p, std::size_t{16} << 30);
+  d.clean();
+}
+
 TEST_CASE("the statistics of a pool include its graph memories and stay exact", "[graph_memory]") {
   device d;
   auto pool = d.pages() | pooled{} | with_history{} | tracked{};
@@ -760,6 +881,7 @@ TEST_CASE("a pool that ends waits for graphs that use blocks it kept", "[graph_m
 
 TEST_CASE("a pool that ends during another thread's capture waits for it before it unmaps",
           "[graph_memory][threads]") {
+  using device = device_of<foreign_streams>;
   device d;
   auto captured = d.pages() | pooled{};
   device::stream_type a{d.driver}, b{d.driver};
@@ -808,6 +930,7 @@ TEST_CASE("a pool that ends during another thread's capture waits for it before 
 }
 
 TEST_CASE("a pool that ends inside the scope of its own thread leaves its memory mapped", "[graph_memory]") {
+  using device = device_of<foreign_streams>;
   device d;
   auto captured = d.pages() | pooled{};
   device::stream_type a{d.driver}, b{d.driver};
@@ -822,6 +945,26 @@ TEST_CASE("a pool that ends inside the scope of its own thread leaves its memory
     ending.deallocate(b, p, bytes);
   }
   CHECK(d.machine.is_accessible(p, bytes));
+  d.clean();
+}
+
+TEST_CASE("a pool that ends during a capture waits for the work on tarn's streams, and gives its memory back",
+          "[graph_memory]") {
+  device d;
+  auto captured = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver};
+  graph_memory memory{captured};
+  constexpr std::size_t bytes = 4 << 20;
+  void* p = nullptr;
+  {
+    capture const open(d.machine, memory, a);
+    auto ending = d.pages() | pooled{};
+    p = ending.allocate(b, bytes);
+    REQUIRE(d.machine.launch(b, 5'000'000, {sim_writes(p, bytes)}).ok());
+    ending.deallocate(b, p, bytes);
+  }
+  CHECK(d.machine.invalidated_captures() == 0);
+  CHECK_FALSE(d.machine.is_accessible(p, bytes));
   d.clean();
 }
 

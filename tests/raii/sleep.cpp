@@ -419,6 +419,65 @@ TEST_CASE("sleep and wake lose and leak nothing when a driver call fails, and ca
   CHECK(failures > 100);
 }
 
+TEST_CASE("sleep keeps what the driver does not report as saved, also over a wake that fails",
+          "[raii][sleep]") {
+  sim_machine const machine(small_machine());
+  {
+    fault_plan const plan;
+    auto memory = faulty_pages{faulty<sim_driver>{machine.driver(0), plan}} | pooled{};
+    kept_blocks held(memory);
+    std::size_t const reserved = memory->state().reserved;
+    for (driver_call const call :
+         {driver_call::synchronize_event, driver_call::synchronize_stream, driver_call::synchronize_device}) {
+      for (unsigned nth = 1; nth <= 8; ++nth) plan.fail(call, nth);
+    }
+    std::size_t given = 0;
+    try {
+      given = sleep(memory, contents::in_pinned_memory);
+    } catch (cuda_error const&) {  // refused before anything was given back
+      FAIL("not reached");
+    }
+    plan.disarm();
+    CHECK(is_asleep(memory));
+    CHECK(given < reserved);
+    CHECK(machine.usage().page_bytes == reserved - given);
+    plan.fail(driver_call::map_pages, 1);
+    CHECK_THROWS_AS(wake(memory), cuda_error);
+    plan.disarm();
+    CHECK(is_asleep(memory));
+    (void)wake(memory);
+    CHECK(held.intact());
+    CHECK(sleep(memory) >= reserved - 2_MiB);
+    (void)wake(memory);
+    CHECK(held.intact());
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("sleep gives handles back while later ones are copied, and wake copies while it makes them",
+          "[raii][sleep]") {
+  sim_options o = small_machine();
+  o.slow_streams = 1000;  // copies are done only when they are waited for
+  o.slowness = 1'000'000'000;
+  sim_machine const machine{o};
+  fault_plan const plan;
+  auto memory = faulty_pages{faulty<sim_driver>{machine.driver(0), plan}} | pooled{.largest_handle = 2_MiB};
+  std::vector<unsigned char*> blocks;
+  for (int i = 0; i < 16; ++i) {
+    blocks.push_back(static_cast<unsigned char*>(memory.allocate(stream_ref{}, 2_MiB)));
+    std::memset(blocks.back(), i + 1, 2_MiB);
+  }
+  std::uint64_t const waits = plan.calls(driver_call::synchronize_event);
+  (void)sleep(memory, contents::in_pinned_memory);
+  CHECK(plan.calls(driver_call::synchronize_event) - waits >= 8);  // one by one
+  CHECK(machine.usage().page_bytes == 0);
+  (void)wake(memory);
+  for (int i = 0; i < 16; ++i) {
+    CHECK(blocks[static_cast<std::size_t>(i)][2_MiB - 1] == i + 1);
+    memory.deallocate(stream_ref{}, blocks[static_cast<std::size_t>(i)], 2_MiB);
+  }
+}
+
 TEST_CASE("fallback_to puts the pools to sleep that can", "[raii][sleep]") {
   sim_machine const machine(small_machine());
   auto other = sim_pinned_host{machine.driver(0)} | pooled{};

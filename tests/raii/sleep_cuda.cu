@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sleep() and wake() on CUDA: contents, addresses, and what cudaMemGetInfo reports.
+// sleep() and wake() on CUDA: contents, addresses, and what cudaMemGetInfo and NVML report.
 
 #include <cstdint>
 #include <vector>
@@ -27,6 +27,13 @@ inline std::size_t free_bytes() {
   std::size_t total = 0;
   REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
   return free;
+}
+
+/// The free memory that NVML reports, as nvidia-smi shows it; 0 where it cannot be read.
+inline std::size_t free_bytes_of_nvml() {
+  device_account account;
+  if (!cuda_driver{}.memory_account(account).ok() || account.free == device_account::unknown) return 0;
+  return account.free;
 }
 
 /// Blocks of many sizes, some of them in a view, with contents that kernels write and compare.
@@ -78,8 +85,9 @@ struct blocks {
 
 }  // namespace sleep_cuda_test
 
-TEST_CASE("sleep on CUDA gives memory back that cudaMemGetInfo sees, wake restores addresses and contents",
-          "[raii][sleep][cuda]") {
+TEST_CASE(
+    "sleep on CUDA gives memory back that cudaMemGetInfo and NVML see, wake restores addresses and contents",
+    "[raii][sleep][cuda]") {
   if (!has_cuda_devices()) return;
   if (cuda_driver{}.memory_tool()) return;  // the pool then keeps its memory, in cudaMalloc blocks
   for (contents const where : {contents::in_pinned_memory, contents::in_host_memory, contents::discarded}) {
@@ -88,12 +96,16 @@ TEST_CASE("sleep on CUDA gives memory back that cudaMemGetInfo sees, wake restor
     held.fill();
     std::size_t const reserved = memory->state().reserved;
     std::size_t const awake = sleep_cuda_test::free_bytes();
+    std::size_t const awake_in_nvml = sleep_cuda_test::free_bytes_of_nvml();
     CHECK(sleep(memory, where) == reserved);
     std::size_t const asleep = sleep_cuda_test::free_bytes();
+    std::size_t const asleep_in_nvml = sleep_cuda_test::free_bytes_of_nvml();
     CHECK(asleep >= awake + reserved);
+    if (awake_in_nvml != 0) CHECK(asleep_in_nvml >= awake_in_nvml + reserved);
     CHECK_THROWS_AS(memory.allocate(stream_ref{}, 1000), pool_asleep);
     std::size_t const taken = wake(memory);
     CHECK(sleep_cuda_test::free_bytes() + taken <= asleep);
+    if (awake_in_nvml != 0) CHECK(sleep_cuda_test::free_bytes_of_nvml() + taken <= asleep_in_nvml);
     if (where == contents::discarded) held.fill();
     CHECK(held.intact());
     CHECK(cudaGetLastError() == cudaSuccess);

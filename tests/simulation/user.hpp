@@ -188,6 +188,7 @@ class user {
     captured_graph* in = nullptr;        ///< the open capture that allocated it
     graph_memory_of_user* of = nullptr;  ///< whose memory it is
     bool of_graph = false;               ///< of a graph_memory, which may have ended
+    int stamped_in = -1;                 ///< the capture that allocated it and writes its stamps; -1: none
   };
   /// A stream that joined a capture.
   struct joined {
@@ -206,6 +207,9 @@ class user {
     bool is_open = false;
     unsigned calls = 0;  ///< of threads that are inside one for this capture
     std::vector<block*> used;
+    std::vector<block*> writes, reads;  ///< of those, if contents are watched
+    bool reads_freed = false;           ///< it reads blocks that it frees, and that were there before
+    bool has_lost_contents = false;     ///< of those: it cannot be launched any more
     std::vector<graph_memory_of_user*> memories;  ///< besides its own, those whose blocks it frees
     std::vector<stream_number> after;             ///< of uses of the blocks that it frees
   };
@@ -975,6 +979,8 @@ class user {
   static void add_uses(std::vector<stream_number>& to, block const& b);
   [[nodiscard]] bool can_follow(std::vector<stream_number> const& all, stream_number s) const;
   void replay(operation const& o);
+  [[nodiscard]] bool keeps_contents(block const& b, captured_graph const& g) const;
+  void note_launch(captured_graph const& g, block& b);
   void drop_captured(unsigned which);
   void check_memories();
   void close_graphs(bool with_memories);

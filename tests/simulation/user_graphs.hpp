@@ -191,6 +191,9 @@ inline void user::close_capture(captured_graph& g) {
     b->in = nullptr;
     b->unordered = true;
     b->readers = g.memory->users;
+    if (!reads_contents()) continue;
+    b->stamped_in = b->written ? g.number : -1;  // at each launch, and only there
+    b->written = false;
   }
 }
 
@@ -228,8 +231,18 @@ inline void user::use_in_capture(operation const& o, block& b, stream_number s) 
     ++b.graphs;
   }
   bool const before = b.written;
-  launch(b, s, o.duration, o.how % 4 == 1 ? tarn::sim_use::reads : tarn::sim_use::writes);
+  bool reads = o.how % 4 == 1;
+  if (reads_contents()) {
+    reads = reads && keeps_contents(b, *g);
+    if (b.in != g) (reads ? g->reads : g->writes).push_back(&b);
+  }
+  launch(b, s, o.duration, reads ? tarn::sim_use::reads : tarn::sim_use::writes);
   b.written = b.in == g || before;
+}
+
+/// Whether a block holds its stamps at every launch of a graph. What is in another graph's memory is lost when its graphs run.
+inline bool user::keeps_contents(block const& b, captured_graph const& g) const {
+  return b.written && (b.in == &g || b.of == nullptr);
 }
 
 inline void user::add_uses(std::vector<stream_number>& to, block const& b) {
@@ -249,10 +262,16 @@ inline bool user::free_in_capture(block_slot& slot, stream_number s, unsigned ho
     bool const used_here = std::find(g->used.begin(), g->used.end(), &b) != g->used.end();
     if (b.graphs != (used_here ? 1 : 0)) return false;
     std::erase(g->used, &b);
+    g->reads_freed = std::erase(g->reads, &b) != 0 || g->reads_freed;
+    std::erase(g->writes, &b);
     add_uses(g->after, b);
     // Other graphs of the block's memory use the same bytes.
     if (b.of != nullptr) add_uses(b.of->users, b);
     if (b.of != nullptr && b.of != g->memory) g->memories.push_back(b.of);
+  }
+  if (reads_contents() && how % 4 != 3 && keeps_contents(b, *g)) {
+    launch(b, s, 1000, tarn::sim_use::reads);
+    g->reads_freed = g->reads_freed || b.in == nullptr;
   }
   ++counted_.deallocations;
   ++g->calls;
@@ -293,6 +312,9 @@ inline void user::replay(operation const& o) {
     if (is_quiet(*b) || !can_come_after(*b, s)) return;
   }
   if (!can_follow(g.after, s)) return;
+  if (g.has_lost_contents ||
+      std::any_of(g.reads.begin(), g.reads.end(), [](block const* b) { return !b->written; }))
+    return;
   auto const follow = [&](std::vector<stream_number>& all) {
     for (stream_number const each : all) streams_.order(each, s);
     all.assign(1, s);
@@ -303,7 +325,18 @@ inline void user::replay(operation const& o) {
   ++counted_.replays;
   ++counted_.kernels;
   world_.expect(world_.machine().launch(streams_[s].named, g.recorded), "launch of a graph");
-  for (block* b : touched) b->written = true;
+  for (block* b : touched) note_launch(g, *b);
+}
+
+/// What a launch makes of the contents of a block that it may touch.
+inline void user::note_launch(captured_graph const& g, block& b) {
+  if (!reads_contents()) {
+    b.written = true;
+  } else if (std::find(g.used.begin(), g.used.end(), &b) != g.used.end()) {
+    b.written = b.written || std::find(g.writes.begin(), g.writes.end(), &b) != g.writes.end();
+  } else if (b.of == g.memory) {
+    b.written = b.stamped_in == g.number;  // another graph's block may lie where this one has had its own
+  }
 }
 
 inline void user::drop_captured(unsigned which) {

@@ -54,6 +54,11 @@ inline void user::put_to_sleep(operation const& o, unsigned pool) {
     bool const is_lost = how % 3 == discarded && b != nullptr && b->pool == pool;
     if (is_lost && !is_wholly_pinned(*b)) b->written = false;
   }
+  if (reads_contents() && how % 3 == discarded) {
+    for (auto const& g : captured_) {
+      if (g->memory->pool == pool && g->reads_freed) g->has_lost_contents = true;
+    }
+  }
   check_pins();
 }
 

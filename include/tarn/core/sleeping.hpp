@@ -21,14 +21,13 @@ enum class after_waking : std::uint8_t {
   keep_host_memory  ///< for the next sleep with the same `contents`, which then allocates nothing
 };
 
-/// What compact() reached; bytes.
+/// What compact() reached; bytes. Without the memory of graph_memories.
 struct compaction {
   std::size_t released = 0;  ///< physical memory given back
-  std::size_t live = 0;      ///< in live blocks; includes blocks in the caches of threads that are in a call
-  std::size_t stretches =
-      0;  ///< number of contiguous stretches of live bytes, at most one per handle and gap; 0 of a pool over blocks
+  std::size_t live = 0;  ///< in live blocks, and in runs of small blocks; thread caches in use are included
+  std::size_t stretches = 0;  ///< of contiguous live bytes, counted in each handle; 0 of a pool over blocks
   std::size_t reserved =
-      0;  ///< physical memory held afterwards: `live`, and less than a granule at each end of a stretch; or segments
+      0;  ///< held afterwards: `live`, and less than a granule at each end of a stretch; or segments
 };
 
 }  // namespace tarn

@@ -32,6 +32,7 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;   ///< since 11.4: UUID of the MIG instance
   CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;  ///< since CUDA 12.0
   CUresult(CUDAAPI* stream_get_device)(CUstream, CUdevice*) = nullptr;  ///< since CUDA 12.8
+  CUresult(CUDAAPI* stream_is_capturing)(CUstream, CUstreamCaptureStatus*) = nullptr;
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
 
@@ -84,6 +85,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.primary_context_retain, "cuDevicePrimaryCtxRetain", 7000, e.found);
   find_entry_point(e.context_push, "cuCtxPushCurrent", 4000, e.found);
   find_entry_point(e.context_pop, "cuCtxPopCurrent", 4000, e.found);
+  find_entry_point(e.stream_is_capturing, "cuStreamIsCapturing", 10000, e.found);
   find_entry_point(e.get_granularity, "cuMemGetAllocationGranularity", 10020, e.found);
   find_entry_point(e.reserve, "cuMemAddressReserve", 10020, e.found);
   find_entry_point(e.unreserve, "cuMemAddressFree", 10020, e.found);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sleeping.hpp"
@@ -119,12 +120,20 @@ class cache_misses : public pool_parts<Upstream> {
   /// Waits until no other pool asks this one for memory. The destructor's first step.
   void leave_others() noexcept { others_.leave(); }
 
-  /// Whether a capture may have to take memory that the pool caches. One driver call, 5 us.
-  [[nodiscard]] bool is_memory_scarce() const noexcept {
-    constexpr std::size_t ample_part = 8;
+  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
+  /// scope: an answer that was far from scarce holds for some captures, unless the pool grows. Under the growth lock.
+  [[nodiscard]] bool is_memory_scarce() noexcept {
+    std::size_t const reserved = heap_.sums.reserved_now();
+    if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
+      --captures_with_ample_memory_;
+      return false;
+    }
     std::size_t free = 0;
     std::size_t total = 0;
-    return heap_.driver().memory_info(free, total).ok() && free < total / ample_part;
+    if (!heap_.driver().memory_info(free, total).ok()) return false;
+    captures_with_ample_memory_ = free >= total / 4 ? 63 : 0;
+    ample_up_to_ = reserved + total / 16;
+    return free < total / 8;
   }
 
   /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
@@ -164,7 +173,10 @@ class cache_misses : public pool_parts<Upstream> {
     block_request const request(id, stream, bytes, bytes + guard, alignment);
     auto position = front_.open(id, stream);
     block_batch batch;
-    if (position.of_stream != nullptr && request.in_run) batch.wanted = magazine_batch(request.size_class);
+    if (position.of_stream != nullptr && request.in_run) {
+      batch.wanted = magazine_batch(request.size_class);
+      if (is_capture_stream(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
+    }
     if (!take_from_heap(position, request, batch)) {
       climb(position, request, batch);
       front_.find_again(position, id, stream);
@@ -355,6 +367,8 @@ class cache_misses : public pool_parts<Upstream> {
   }
 
  private:
+  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
+  static constexpr std::uint32_t batch_of_capture = 4;
   /// Host memory is no device's.
   static constexpr bool is_on_device =
       !std::same_as<typename Upstream::driver_type, no_driver> && !has_property<Upstream, host_accessible>;
@@ -369,6 +383,8 @@ class cache_misses : public pool_parts<Upstream> {
   }
 
   list_of_pools others_;
+  unsigned captures_with_ample_memory_ = 0;  ///< for which is_memory_scarce() does not ask
+  std::size_t ample_up_to_ = 0;              ///< bytes reserved
 };
 
 }  // namespace tarn::detail

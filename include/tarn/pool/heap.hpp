@@ -45,6 +45,10 @@
 
 namespace tarn::detail {
 
+/// What an allocation is refused with.
+inline constexpr char const* captured_without_scope =
+    "allocation on a captured stream (open a tarn::capture_scope for it, or join() it to the open one)";
+
 /// How a pool grows over a source. Over cuda_pages it is page_or_block_growth, which is page_growth unless the device has no pages
 /// or compute-sanitizer is attached.
 template <class Source>
@@ -233,7 +237,8 @@ class heap {
     status const s = driver().identify(stream, id);
     if (!s.ok()) {
       if (is_lost()) refuse_forked();
-      throw cuda_error(s, driver().device().value);
+      throw cuda_error(is_of_capture(s) ? refused_for_capture(captured_without_scope) : s,
+                       driver().device().value);
     }
     return id;
   }

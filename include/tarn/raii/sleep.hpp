@@ -46,7 +46,8 @@ inline constexpr bool require_can_sleep() noexcept {
 /// sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the addresses that the pool keeps. In a forked child whose
 /// driver survives the fork the pool is asleep if its parent's was; in any other child sleep() and wake() do nothing, and return 0.
 /// @param where  whether contents are kept, and in which memory
-/// @returns the bytes given back, cached memory included
+/// @returns the bytes given back, cached memory included; less if the driver does not report that a copy is complete: handles whose
+///          contents are not known to be saved keep their memory
 /// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; the pool is awake
 /// @throws cuda_error                     likewise; also while a capture_scope is open, in any pool of the process
 /// @throws cuda_error                     of kind `unsupported`: the device has no virtual memory management, so the addresses could

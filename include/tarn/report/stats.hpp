@@ -142,6 +142,8 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 ///   num_alloc_retries              times that the driver refused and the cache was searched again
 ///   num_sync_all_streams           times that the host waited for a stream
 ///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
+/// The memory of captured graphs is part of every number, as PyTorch's private pools are; PyTorch has no key for it alone, and
+/// neither has this. graph_memory::state() returns it for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
 /// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a waiting block counts
 /// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
 /// the pool's locks briefly. @throws std::bad_alloc

@@ -277,6 +277,11 @@ class sim_streams : public sim_stream_table {
 
   void count_captured() noexcept { ++captured_; }
   [[nodiscard]] std::size_t captured() const noexcept { return captured_; }
+  /// A call that a captured stream does not allow.
+  sim_code refuse_captured(sim_stream& stream) noexcept {
+    invalidate(*stream.capture);
+    return sim_code::capture_unsupported;
+  }
   /// Number of captures that were invalidated so far.
   [[nodiscard]] std::size_t invalidated() const noexcept { return invalidated_; }
   [[nodiscard]] std::size_t pending() const noexcept { return timeline_.pending(); }

@@ -303,14 +303,49 @@ class front {
     return own->lock.is_watched() ? watched::yes : watched::no;
   }
 
-  /// Empties the caches of a stream, on all threads. While heap::captured has it, none is made.
+  /// Empties the caches of a stream, on all threads that used it. While heap::captured has it, none is made.
   void drop_stream(stream_id id) noexcept {
-    announce();
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // see thread_cache::announce_stream()
+    thread_cache* const own = local();
+    bool any = false;
+    for (auto const& cache : caches_) {
+      if (!cache->may_have(id)) continue;
+      if (cache.get() == own) {  // the cache's owner thread needs no barrier
+        own->lock.enter();
+        drop_stream(*own, id);
+        own->lock.leave();
+        continue;
+      }
+      cache->lock.announce();
+      any = true;
+    }
+    if (!any) return;
     remote_barrier();
     for (auto const& cache : caches_) {
+      if (!cache->lock.is_announced()) continue;
       cache->lock.visit();
-      if (stream_cache* const closed = cache->close(id); closed != nullptr) give_back(*closed, id);
+      drop_stream(*cache, id);
       cache->lock.end_visit();
+    }
+  }
+
+  /// What the calling thread's capture uses, as set_capture() said; null if it has none.
+  [[nodiscard]] void* capture() const noexcept {
+    thread_cache const* const own = local();
+    return own != nullptr ? own->capture.load(std::memory_order_relaxed) : nullptr;
+  }
+  /// Returns false on a thread without a cache.
+  bool set_capture(void* part) noexcept {
+    thread_cache* const own = local();
+    if (own == nullptr) return false;
+    own->capture.store(part, std::memory_order_relaxed);
+    return true;
+  }
+  /// Ends that on whichever thread it was set. The caller holds the growth lock.
+  void end_capture(void const* part) noexcept {
+    for (auto const& cache : caches_) {
+      if (cache->capture.load(std::memory_order_relaxed) == part)
+        cache->capture.store(nullptr, std::memory_order_relaxed);
     }
   }
 
@@ -357,6 +392,7 @@ class front {
     owned<stream_cache> oldest;
     cache.lock.enter();
     stream_cache* of_stream = cache.find(id);
+    if (of_stream == nullptr) cache.announce_stream(id);
     if (of_stream == nullptr && !heap_.captured.has(id)) {
       try {
         of_stream = cache.make(id, stream, oldest);
@@ -407,6 +443,11 @@ class front {
     m.blocks[m.count++] = p;
     cache.count_held(class_bytes(k), 0);
     return true;
+  }
+
+  /// Empties one thread's cache of a stream. Called inside the owner lock.
+  void drop_stream(thread_cache& cache, stream_id id) noexcept {
+    if (stream_cache* const closed = cache.close(id); closed != nullptr) give_back(*closed, id);
   }
 
   /// See pool_link::retire. The caller holds the link's mutex.

@@ -35,6 +35,10 @@ struct alignas(cache_line_bytes) thread_cache {
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
   unsigned watches = 0;                    ///< open captures of this thread; under the growth lock
   std::uint64_t serial = 0;                ///< never reused, unlike the address
+  /// The part whose cache serves the capture that this thread opened last; null if none. Set by the owner thread.
+  std::atomic<void*> capture{nullptr};
+  /// One bit for each stream that ever had a cache here; other threads skip this one if the bit is not set.
+  std::atomic<std::uint64_t> stream_bits{0};
   sequence<owned<stream_cache>> streams;
 
   /// The cache of a stream, or null. Called inside the owner lock.
@@ -42,6 +46,16 @@ struct alignas(cache_line_bytes) thread_cache {
     if (last != nullptr && last->id == id) [[likely]]
       return last;
     return find_other(id);
+  }
+  /// Whether a stream may have a cache here. Called by another thread, after a fence.
+  [[nodiscard]] bool may_have(stream_id id) const noexcept {
+    return (stream_bits.load(std::memory_order_seq_cst) & bit_of(id)) != 0;
+  }
+  /// Announces that the owner thread will make the cache of a stream, before it looks whether the stream is captured. A thread that
+  /// opens a capture does the opposite, with a fence in between: one of the two sees the other.
+  void announce_stream(stream_id id) noexcept {
+    stream_bits.fetch_or(bit_of(id), std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   TARN_ALWAYS_INLINE void count_live(std::int64_t bytes, std::int64_t blocks) noexcept {
     live_bytes.store(live_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
@@ -103,6 +117,10 @@ struct alignas(cache_line_bytes) thread_cache {
 
  private:
   static constexpr stream_id closed_id = stream_ref::unknown_id;  ///< no call has it
+
+  [[nodiscard]] static std::uint64_t bit_of(stream_id id) noexcept {
+    return std::uint64_t{1} << (id * 0x9E3779B97F4A7C15U >> 58);
+  }
 
   TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
     for (auto& s : streams) {

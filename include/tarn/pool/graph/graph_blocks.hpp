@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The live blocks of graph memories by address, so that a deallocation in the pool finds the part that a block belongs to. Blocks
-// of the pool that record_stream() named for a captured stream are here, too.
+// of the pool that record_stream() named for a captured stream are here, too, and blocks that a capture_cache keeps noted while
+// they are free (capture_cache.hpp).
 
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
+#include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
@@ -14,6 +17,9 @@
 
 namespace tarn::detail {
 
+/// Who keeps a block noted: while it is live, or also while the cache of a capture has it.
+enum class note_of : std::uint8_t { live_block, capture_cache };
+
 /// A noted block holds a reference to its part. Thread-safe; all calls are O(1) amortised.
 template <class Part>
 class graph_blocks {
@@ -21,16 +27,40 @@ class graph_blocks {
   /// Returns false if `p` is no noted block. Takes no lock.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
 
+  /// Notes a block that was handed out. Returns false if it was noted before: a capture_cache had kept it so, and gives it up.
+  /// @param keeps  of a capture that keeps the block noted when it is freed
   /// @throws std::bad_alloc, nothing has changed
-  void note(void* p, Part& owner) {
+  bool note(void* p, Part& owner, note_of keeps) {
     std::lock_guard const guard(mutex_);
     blocks_.make_room();
     noted_.make_room();
-    slot_number const b = blocks_.take();
-    blocks_[b].p = p;
-    blocks_[b].of.owner = &owner;
-    noted_.insert(b);
-    ++owner.references;
+    slot_number b = noted_.find(p);
+    bool const is_new = b == 0;
+    if (is_new) {
+      b = blocks_.take();
+      blocks_[b].p = p;
+      blocks_[b].of.owner = &owner;
+      noted_.insert(b);
+      ++owner.references;
+    } else {
+      ++owner.cache.changes;
+    }
+    blocks_[b].is_cached = keeps == note_of::capture_cache;
+    return is_new;
+  }
+  /// Forgets the blocks that a capture_cache kept noted, except those that it has given up meanwhile. Returns how many.
+  std::size_t forget(void* const* free, std::size_t count, Part& owner) noexcept {
+    std::lock_guard const guard(mutex_);
+    std::size_t forgotten = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      slot_number const b = noted_.find(free[i]);
+      if (b == 0 || !blocks_[b].is_cached) continue;
+      (void)noted_.take(free[i]);
+      blocks_.give(b);
+      ++forgotten;
+    }
+    owner.references -= forgotten;
+    return forgotten;
   }
   /// Records that graphs of `user` use a block, of a part or of the pool. Returns true if the block was not noted before.
   /// @throws std::bad_alloc, nothing has changed
@@ -45,7 +75,10 @@ class graph_blocks {
       blocks_[b].p = p;
       noted_.insert(b);
     }
-    if (blocks_[b].of.owner != &user) blocks_[b].of.users.add(user);
+    if (blocks_[b].of.owner != &user) {
+      blocks_[b].of.users.add(user);
+      give_up(b);
+    }
     return is_new;
   }
   /// The parts of a block: whose it is, and whose graphs use it.
@@ -60,6 +93,7 @@ class graph_blocks {
     slot_number const b = noted_.take(p);
     if (b == 0) return {};
     noted const of = blocks_[b].of;
+    give_up(b);
     blocks_.give(b);
     return of;
   }
@@ -81,7 +115,13 @@ class graph_blocks {
     void* p = nullptr;
     slot_number next = 0;
     noted of;
+    bool is_cached = false;  ///< a capture_cache counts on finding it noted
   };
+
+  /// Makes the capture_cache that counts on a block start anew.
+  void give_up(slot_number b) noexcept {
+    if (std::exchange(blocks_[b].is_cached, false)) ++blocks_[b].of.owner->cache.changes;
+  }
   mutable fork_mutex mutex_;
   slots<block> blocks_;
   noted_blocks<block> noted_{blocks_};

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
@@ -12,9 +13,11 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/captured_handles.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 #include "tarn/pool/front/thread_cache.hpp"
+#include "tarn/pool/graph/capture_cache.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/options.hpp"
 
@@ -39,7 +42,7 @@ class graph_captures {
   /// @throws cuda_error  it is captured, and it is not known by which capture
   [[nodiscard]] capture of_allocation(stream_id id, stream_ref stream) {
     capture const at = known(id);
-    return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(id);
+    return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(stream_ref::from(stream.handle(), id));
   }
   /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
   [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream) noexcept {
@@ -61,10 +64,16 @@ class graph_captures {
     return of_deallocation(id, stream);
   }
 
+  /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.
+  [[nodiscard]] Part* cached(stream_id id) const noexcept {
+    auto* const owner = static_cast<Part*>(front_.capture());
+    return owner != nullptr && owner->cache.stream == id && id != stream_ref::unknown_id ? owner : nullptr;
+  }
+
   // ---- scopes; the caller holds the growth lock
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin(Part& owner, stream_id stream) {
+  [[nodiscard]] capture_number begin(Part& owner, stream_ref stream) {
     scope& made = add_scope(owner);
     try {
       add_stream(stream, {0, made.number, &owner});
@@ -73,16 +82,34 @@ class graph_captures {
       throw;
     }
     made.watched = front_.watch_this_thread();
+    capture_cache& cache = owner.cache;
+    if (cache.kept_as == 0 && front_.capture() == nullptr && front_.set_capture(&owner)) {
+      cache.kept_as = known(stream.id()).kept_as;
+      cache.stream = stream.id();
+      made.has_cache = true;
+    }
     capture_gate::begin_capture();
     return made.number;
   }
+  /// Ends the use of the owner's cache. Returns false if this scope does not use it.
+  bool end_cached(Part& owner, capture_number number) noexcept {
+    for (scope& s : scopes_) {
+      if (s.number != number || !std::exchange(s.has_cache, false)) continue;
+      front_.end_capture(&owner);
+      owner.cache.kept_as = 0;
+      owner.cache.stream = stream_ref::unknown_id;
+      return true;
+    }
+    return false;
+  }
   /// Adds a stream, unless it is part of a capture. @throws cuda_error  too many streams
-  void add(Part& owner, capture_number number, stream_id stream) {
-    if (!heap_.captured.has(stream)) add_stream(stream, {0, number, &owner});
+  void add(Part& owner, capture_number number, stream_ref stream) {
+    if (!heap_.captured.has(stream.id())) add_stream(stream, {0, number, &owner});
   }
   void end(Part& owner, capture_number number) noexcept {
     for (stream_id kept_as = 0; (kept_as = take_stream(number)) != 0;) owner.memory.end_capture(kept_as);
     capture_gate::end_capture();
+    captured_handles::end_capture();
     remove_scope(number);
   }
 
@@ -92,6 +119,7 @@ class graph_captures {
     Part* owner = nullptr;
     std::uint64_t thread = 0;   ///< number of the one that opened it
     std::uint64_t watched = 0;  ///< cache of that thread, 0 if none
+    bool has_cache = false;     ///< the owner's capture_cache serves it
   };
 
   [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
@@ -127,7 +155,7 @@ class graph_captures {
     return false;
   }
   /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
-  [[nodiscard]] capture join(stream_id id) {
+  [[nodiscard]] capture join(stream_ref stream) {
     std::lock_guard const cold(heap_.cold);
     capture of;
     {
@@ -136,8 +164,8 @@ class graph_captures {
       if (guessed == nullptr) refuse_unknown();
       of = {0, guessed->number, guessed->owner};
     }
-    if (!heap_.captured.has(id)) add_stream(id, of);
-    return known(id);
+    if (!heap_.captured.has(stream.id())) add_stream(stream, of);
+    return known(stream.id());
   }
   /// The scope of the calling thread; null if it has none or several. Under the mutex.
   [[nodiscard]] scope const* guess() const noexcept {
@@ -152,7 +180,7 @@ class graph_captures {
 
   scope& add_scope(Part& owner) {
     std::lock_guard const guard(mutex_);
-    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number(), 0});
+    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number()});
     ++last_capture_;
     ++owner.references;
     return scopes_.back();
@@ -167,12 +195,15 @@ class graph_captures {
     }
   }
   /// Closes the caches of a stream. Under the growth lock.
-  void add_stream(stream_id id, capture of) {
+  void add_stream(stream_ref stream, capture of) {
+    stream_id const id = stream.id();
     std::size_t const place = heap_.captured.free_place();
     if (heap_.captured.has(id)) refuse("capture_scope (this stream is already part of an open one)");
     if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
     of.kept_as = capture_stream_id(++last_identity_);
+    of.stream = id;
     of.owner->memory.open_capture(of.kept_as);
+    captured_handles::add(stream);
     {
       std::lock_guard const guard(mutex_);
       streams_[place] = of;
@@ -186,6 +217,7 @@ class graph_captures {
       if (streams_[i].capture != number) continue;
       std::lock_guard const guard(mutex_);
       heap_.captured.clear(i);
+      captured_handles::remove(streams_[i].stream);
       stream_id const kept_as = streams_[i].kept_as;
       streams_[i] = {};
       return kept_as;
@@ -193,10 +225,7 @@ class graph_captures {
     return 0;
   }
 
-  [[noreturn]] void refuse_unknown() const {
-    refuse(
-        "allocation on a captured stream (open a tarn::capture_scope for it, or join() it to the open one)");
-  }
+  [[noreturn]] void refuse_unknown() const { refuse(captured_without_scope); }
   [[noreturn]] void refuse(char const* call) const {
     throw cuda_error(refused_for_capture(call), heap_.driver().device().value);
   }

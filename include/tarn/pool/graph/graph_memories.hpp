@@ -31,6 +31,7 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/pool/arena/size_class.hpp"
+#include "tarn/pool/graph/capture_cache.hpp"
 #include "tarn/pool/graph/graph_blocks.hpp"
 #include "tarn/pool/graph/graph_captures.hpp"
 #include "tarn/pool/graph/graph_part.hpp"
@@ -71,22 +72,28 @@ class graph_memories {
   template <class Pool>
   [[nodiscard]] void* allocate(Pool& whole, stream_id id, stream_ref stream, std::size_t bytes,
                                std::size_t alignment) {
+    if (part* const owner = captures_.cached(id); owner != nullptr) {
+      capture_cache& cache = owner->cache;
+      void* const p = take(whole, *owner, cache.kept_as, id, bytes, alignment);
+      if (cache.is_old()) clear(*owner);
+      if (!cache.take(p)) note(p, *owner, cache.kept_as, bytes, alignment, &cache);
+      return p;
+    }
     capture const at = captures_.of_allocation(id, stream);
     if (at.kept_as == 0) return nullptr;
-    void* const p = take(whole, *at.owner, at, id, bytes, alignment);
-    try {
-      blocks_.note(p, *at.owner);
-    } catch (...) {
-      at.owner->memory.deallocate(stream_ref::from(nullptr, at.kept_as), p, bytes, alignment);
-      throw;
-    }
-    waiting_.count_noted_elsewhere(true);
+    void* const p = take(whole, *at.owner, at.kept_as, id, bytes, alignment);
+    note(p, *at.owner, at.kept_as, bytes, alignment, nullptr);
     return p;
   }
 
   /// Takes back a live block of a part. Returns false if `p` is none. `id` may be neutral_id, or unknown for a destroyed stream.
   bool deallocate(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment) noexcept {
+    if (part* const owner = captures_.cached(id);
+        owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
+      owner->memory.deallocate(stream_ref::from(nullptr, owner->cache.kept_as), p, bytes, alignment);
+      return true;
+    }
     auto const of = blocks_.take(p);
     if (!of.is_there()) return false;
     waiting_.count_noted_elsewhere(false);
@@ -182,12 +189,15 @@ class graph_memories {
       std::lock_guard const guard(mutex_);
       owner.kept.reserve(owner.kept.size() + kept_at_least);
     }
-    return captures_.begin(owner, stream.id());
+    return captures_.begin(owner, stream);
   }
-  void join_capture(part& owner, capture_number number, stream_id stream) {
+  void join_capture(part& owner, capture_number number, stream_ref stream) {
     captures_.add(owner, number, stream);
   }
-  void end_capture(part& owner, capture_number number) noexcept { captures_.end(owner, number); }
+  void end_capture(part& owner, capture_number number) noexcept {
+    if (captures_.end_cached(owner, number)) clear(owner);
+    captures_.end(owner, number);
+  }
 
   /// Gives back what ended owners had, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
   /// true if anything was given back. The caller holds the growth lock.
@@ -287,10 +297,33 @@ class graph_memories {
     part& of_;
   };
 
+  /// Notes a block that was handed out under the identity `kept_as`, and adds it to the cache of its capture.
+  /// @throws std::bad_alloc, the block is free again
+  void note(void* p, part& owner, stream_id kept_as, std::size_t bytes, std::size_t alignment,
+            capture_cache* cache) {
+    bool const is_cached = cache != nullptr && cache->has_room();
+    bool is_new = false;
+    try {
+      is_new = blocks_.note(p, owner, is_cached ? note_of::capture_cache : note_of::live_block);
+    } catch (...) {
+      owner.memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
+      throw;
+    }
+    if (is_new) waiting_.count_noted_elsewhere(true);
+    if (is_cached) cache->add(p);
+  }
+  /// Empties the cache of a capture.
+  void clear(part& owner) noexcept {
+    owner.cache.clear([&](void* const* free, std::size_t count) {
+      for (std::size_t left = blocks_.forget(free, count, owner); left != 0; --left)
+        waiting_.count_noted_elsewhere(false);
+    });
+  }
+
   template <class Pool>
-  void* take(Pool& whole, part& from, capture const& at, stream_id id, std::size_t bytes,
+  void* take(Pool& whole, part& from, stream_id capture_id, stream_id id, std::size_t bytes,
              std::size_t alignment) {
-    stream_ref const kept_as = stream_ref::from(nullptr, at.kept_as);
+    stream_ref const kept_as = stream_ref::from(nullptr, capture_id);
     try {
       return from.memory.allocate(kept_as, bytes, alignment);
     } catch (out_of_memory const& refused) {

@@ -36,7 +36,7 @@ class graph_owner_of final : public graph_owner {
       if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
     }
     std::lock_guard const cold(whole_.heap_.cold);
-    whole_.graphs_.join_capture(part_, capture, id);
+    whole_.graphs_.join_capture(part_, capture, stream_ref::from(stream.handle(), id));
   }
   void end_capture(capture_number capture) noexcept override {
     std::lock_guard const cold(whole_.heap_.cold);

@@ -13,6 +13,7 @@
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_life.hpp"
+#include "tarn/pool/graph/capture_cache.hpp"
 #include "tarn/pool/options.hpp"
 
 namespace tarn {
@@ -158,6 +159,7 @@ struct graph_part {
   forward_waiting<Waiting> observer;
   pool<Upstream> memory;
   std::uint64_t const number;  ///< counted from 1, as PyTorch's segment_pool_id
+  capture_cache cache;         ///< of the open scope that got it first
   sequence<kept_block<graph_part>> kept;
   std::size_t kept_bytes = 0;
   /// Open captures, live blocks, calls in progress, and blocks that other parts keep: while there is one, the part stays.

@@ -56,6 +56,7 @@ struct captured_stream {
   capture_number capture = 0;
   Part* owner = nullptr;  ///< null: of an unknown capture
   bool is_guess = false;  ///< the stream was not announced: `kept_as` orders nothing
+  stream_id stream = 0;   ///< its own identity
 };
 
 }  // namespace tarn::detail

@@ -27,7 +27,8 @@ concept pinning_driver = stream_driver<D> && requires(D const& d, std::size_t by
 
 /// One contiguous sequence of bytes, addressed by position, in chunks of host memory. Used by one thread at a time.
 ///
-/// save() and load() enqueue copies; finish() waits for them. Their positions must not decrease between two calls of finish().
+/// save() and load() enqueue copies; finish() waits for all of them, wait_for() for the first. Their positions must not decrease
+/// between two calls of finish().
 /// An error leaves copies enqueued: call finish() or abandon() before the device memory changes.
 template <class Driver>
 class host_copy {
@@ -47,6 +48,7 @@ class host_copy {
            (!chunks_.empty() && chunks_.back().bytes < bytes_of_chunk(chunks_.size() - 1, bytes)))
       drop_chunk();
     bytes_ = bytes;
+    done_ = 0;
     where_ = where;
   }
 
@@ -109,6 +111,9 @@ class host_copy {
     }
   }
 
+  /// Whether copies go through the two buffers: the host must take part, so that finish() alone completes them.
+  [[nodiscard]] bool is_staged() const noexcept { return buffers_[0].capacity != 0; }
+
   /// Makes the two buffers for copies of ordinary memory; without them its copies are the driver's own. Does nothing for pinned
   /// memory.
   void begin() noexcept {
@@ -122,6 +127,32 @@ class host_copy {
       }
     }
   }
+  /// Marks the end of the copies that were enqueued so far, which cover all before `position`, for wait_for(). Marks are set where
+  /// at least a part of all bytes was enqueued since the last one. Does nothing while copies are staged, or if the driver refuses.
+  void mark(stream_ref stream, std::size_t position) noexcept {
+    std::size_t const last = mark_count_ != 0 ? marks_[mark_count_ - 1].position : 0;
+    if (is_staged() || mark_count_ == most_marks || position - last < bytes_ / most_marks) return;
+    mark_of_copies& m = marks_[mark_count_];
+    if (!driver_.create_event(m.event).ok()) return;
+    m.position = position;
+    ++mark_count_;
+    if (driver_.record_event(m.event, stream).ok()) return;
+    (void)driver_.destroy_event(m.event);
+    --mark_count_;
+  }
+  /// Waits until the copies of all bytes before `position` are done. Returns false if the driver does not report it.
+  [[nodiscard]] bool wait_for(stream_ref stream, std::size_t position) noexcept {
+    if (position <= done_) return true;
+    std::size_t i = 0;
+    while (i < mark_count_ && marks_[i].position < position) ++i;
+    if (i < mark_count_ && driver_.synchronize_event(marks_[i].event).ok()) {
+      done_ = marks_[i].position;
+      return true;
+    }
+    if (!driver_.synchronize_stream(stream).ok() && !driver_.synchronize_device().ok()) return false;
+    done_ = bytes_;
+    return true;
+  }
   /// Waits until all copies are done. @throws cuda_error, std::bad_alloc
   void finish(stream_ref stream) {
     if (is_staged()) {
@@ -130,6 +161,7 @@ class host_copy {
       store(buffers_[current_]);
     }
     check(driver_.synchronize_stream(stream));
+    done_ = bytes_;
   }
   /// Waits for what was enqueued, after an error.
   void abandon(stream_ref stream) noexcept {
@@ -145,6 +177,7 @@ class host_copy {
       b = buffer{};
     }
     current_ = 0;
+    while (mark_count_ != 0) (void)driver_.destroy_event(marks_[--mark_count_].event);
   }
 
   /// Frees all memory; no copy is enqueued.
@@ -164,6 +197,8 @@ class host_copy {
   /// Small enough that no large contiguous allocation is needed; while one is allocated, the copies to the one before it run.
   static constexpr std::size_t chunk_bytes = 256_MiB;
   static constexpr std::size_t staging_bytes = 32_MiB;
+  /// Handles are given back while later ones are copied: what is left after the last copy is a part in most_marks.
+  static constexpr std::size_t most_marks = 32;
 
   struct chunk {
     void* p = nullptr;
@@ -182,7 +217,10 @@ class host_copy {
     bool saves = false;         ///< its bytes must be stored in ordinary memory
   };
 
-  [[nodiscard]] bool is_staged() const noexcept { return buffers_[0].capacity != 0; }
+  struct mark_of_copies {
+    event_handle event = nullptr;
+    std::size_t position = 0;
+  };
   void check(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value);
   }
@@ -272,6 +310,9 @@ class host_copy {
   contents where_ = contents::discarded;
   buffer buffers_[2];
   unsigned current_ = 0;
+  mark_of_copies marks_[most_marks];
+  std::size_t mark_count_ = 0;
+  std::size_t done_ = 0;  ///< the copies of all bytes before it are complete
 };
 
 }  // namespace tarn::detail

@@ -4,18 +4,21 @@
 // step that can fail and changes nothing if it does, and a step that cannot fail, so that a pool and its graph memories fall
 // asleep and wake together or not at all.
 //
-//   sleep   save()      copies kept contents to the host
-//           release()   unmaps the views and the homes, destroys the handles
-//   wake    restore()   creates the handles, maps the homes and the views, copies the contents back
+//   sleep   save()      enqueues the copies of kept contents to the host
+//           release()   unmaps the views; for each handle, waits for its copy, unmaps its home and destroys it
+//   wake    restore()   for each handle, creates it, maps its home and enqueues the copy back; maps the views; waits for the copies
 //           keep()      frees the copy on the host; or release() again, which leaves the copy as it was
 //
 // If compact() can map a handle neither new nor old, unmap() leaves all handles created and maps none: restore() maps them.
 //
-// Per handle on an H200: sleep about 35 us, wake 45 us, and 20 us for each view that shows it.
+// Per handle on an H200: sleep about 35 us, wake 45 us, and 20 us for each view that shows it. The driver makes and destroys
+// handles while it copies others, so that with kept contents these times are hidden behind the copies.
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
+#include "tarn/core/owned.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sleeping.hpp"
@@ -46,7 +49,8 @@ class page_sleep {
         views_(views),
         copy_(source.driver()) {}
 
-  /// Copies kept contents to the host. No work on the device uses the memory until wake() returns.
+  /// Enqueues copies of kept contents to the host, for release() or forget(). No work on the device uses the memory until wake()
+  /// returns.
   /// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; nothing has changed
   /// @throws cuda_error                     nothing has changed
   void save(arena const& a, may_release hot, contents const where) {
@@ -64,7 +68,8 @@ class page_sleep {
     if (kept != 0) copy_all(found, kept, where);
     saved_.swap(found);
   }
-  /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so.
+  /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so. If the
+  /// driver does not report that a copy is complete, its handle and the later ones stay, too, with their contents.
   std::size_t release() noexcept {
     if (keeps_handles_) {
       unmap();
@@ -72,9 +77,26 @@ class page_sleep {
     }
     views_.unmap_all();
     std::size_t given = 0;
+    std::size_t next = 0;  // in saved_, which is in the order of handles
+    bool are_saved = true;
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes != 0 && !map_[h].stays) given += destroy(h);
+      std::size_t const first = next;
+      while (next < saved_.size() && saved_[next].handle == h) ++next;
+      if (map_[h].bytes == 0 || map_[h].stays) continue;
+      if (next != first && are_saved && !copy_is_done(saved_[next - 1])) {
+        are_saved = false;
+        keeps_handles_ = true;  // what a failing restore() must not destroy
+        while (saved_.size() > first) saved_.pop_back();
+        next = first;
+      }
+      if (are_saved) {
+        given += destroy(h);
+      } else if (map_[h].state == backing::mapped) {
+        unmap_home(map_[h]);
+        map_.set(h, map_[h].id, backing::unmapped);
+      }
     }
+    end_copies();
     return given;
   }
   /// Unmaps everything, and keeps the handles and what is in them for restore().
@@ -91,21 +113,11 @@ class page_sleep {
   std::size_t restore(may_release hot) {
     unlocked const open(hot);
     std::size_t const bytes = missing();
-    try {
-      create();
-      map_homes();
-      views_.map_all();
-    } catch (...) {
-      // No view is mapped: release() must not unmap any.
-      unmap_homes();
-      (void)release();
-      throw;
-    }
-    try {
-      load();
-    } catch (...) {
-      (void)release();
-      throw;
+    if (saved_.empty()) {
+      restore_on(stream_ref{});
+    } else {
+      own_stream const stream(source_.driver());
+      restore_on(stream.get());
     }
     return bytes;
   }
@@ -126,9 +138,11 @@ class page_sleep {
     return sum;
   }
 
-  /// Frees the contents on the host.
+  /// Frees the contents on the host. The handles are as save() found them.
   void forget() noexcept {
     map_.treat_all_alike();
+    if (stream_.get() != nullptr) copy_.abandon(stream_->get());
+    end_copies();
     copy_.close();
     sequence<stretch>().swap(saved_);
   }
@@ -164,35 +178,29 @@ class page_sleep {
   }
 
   void copy_all(sequence<stretch> const& found, std::size_t bytes, contents where) {
-    own_stream const stream(source_.driver());
+    owned<own_stream<driver_type>> stream(new own_stream<driver_type>(source_.driver()));
     try {
       copy_.open(bytes, where);
       copy_.begin();
-      for (stretch const& s : found) copy_.save(stream.get(), s.position, address_of(s), s.bytes);
-      copy_.finish(stream.get());
-      copy_.end();
+      for (stretch const& s : found) {
+        copy_.save(stream->get(), s.position, address_of(s), s.bytes);
+        copy_.mark(stream->get(), s.position + s.bytes);
+      }
+      if (copy_.is_staged()) copy_.finish(stream->get());
     } catch (...) {
-      copy_.abandon(stream.get());
+      copy_.abandon(stream->get());
       copy_.close();
       throw;
     }
+    stream_ = std::move(stream);
   }
-  void load() {
-    if (saved_.empty()) return;
-    own_stream const stream(source_.driver());
-    try {
-      copy_.begin();
-      for (stretch const& s : saved_) {
-        // A handle whose blocks were all freed meanwhile is gone.
-        if (map_[s.handle].bytes != 0) copy_.load(stream.get(), s.position, address_of(s), s.bytes);
-      }
-      copy_.finish(stream.get());
-      copy_.end();
-    } catch (...) {
-      copy_.abandon(stream.get());
-      copy_.end();
-      throw;
-    }
+  [[nodiscard]] bool copy_is_done(stretch const& s) noexcept {
+    return stream_.get() == nullptr || copy_.wait_for(stream_->get(), s.position + s.bytes);
+  }
+  /// Frees what the copies of save() needed. They are complete, or the driver does not report it.
+  void end_copies() noexcept {
+    copy_.end();
+    stream_ = {};
   }
 
   void unmap_home(physical const& p) noexcept {
@@ -207,23 +215,48 @@ class page_sleep {
       map_.set(h, p.id, backing::unmapped);
     }
   }
-  void create() {
-    for (handle_ref h = 1; h < map_.size(); ++h) {
-      physical const p = map_[h];
-      if (p.bytes == 0 || p.state != backing::released) continue;
-      map_.set(h, source_.create(p.bytes), backing::unmapped);
-      ++counters_.creates;
-      counters_.hold(p.home, p.bytes, addresses_.zone_at(p.home));
+  /// Restores all, or leaves the pool asleep. @param stream  of the copies
+  void restore_on(stream_ref stream) {
+    bool has_views = false;
+    try {
+      copy_.begin();
+      make_handles(stream);
+      views_.map_all();
+      has_views = true;
+      if (!saved_.empty()) copy_.finish(stream);
+      copy_.end();
+    } catch (...) {
+      if (!saved_.empty()) copy_.abandon(stream);
+      copy_.end();
+      if (!has_views) unmap_homes();  // release() must not unmap a view then
+      (void)release();
+      throw;
     }
   }
-  void map_homes() {
+  /// Creates and maps the handles, and enqueues the copies of what they held.
+  void make_handles(stream_ref stream) {
+    std::size_t next = 0;
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      physical const p = map_[h];
-      if (p.bytes == 0 || p.state != backing::unmapped) continue;
-      source_.map(reinterpret_cast<void*>(p.home), p.bytes, p.id);
-      ++counters_.maps;
-      map_.set(h, p.id, backing::mapped);
+      if (map_[h].bytes != 0 && map_[h].state == backing::released) create(h);
+      if (map_[h].bytes != 0 && map_[h].state == backing::unmapped) map_home(h);
+      for (; next < saved_.size() && saved_[next].handle == h; ++next) {
+        stretch const& s = saved_[next];
+        // A handle whose blocks were all freed meanwhile is gone.
+        if (map_[h].bytes != 0) copy_.load(stream, s.position, address_of(s), s.bytes);
+      }
     }
+  }
+  void create(handle_ref h) {
+    physical const p = map_[h];
+    map_.set(h, source_.create(p.bytes), backing::unmapped);
+    ++counters_.creates;
+    counters_.hold(p.home, p.bytes, addresses_.zone_at(p.home));
+  }
+  void map_home(handle_ref h) {
+    physical const p = map_[h];
+    source_.map(reinterpret_cast<void*>(p.home), p.bytes, p.id);
+    ++counters_.maps;
+    map_.set(h, p.id, backing::mapped);
   }
 
   Source& source_;
@@ -232,7 +265,8 @@ class page_sleep {
   address_space const& addresses_;
   page_views<Source>& views_;
   host_copy<driver_type> copy_;
-  sequence<stretch> saved_;     ///< empty unless contents are kept on the host
+  sequence<stretch> saved_;                ///< by handle; empty unless contents are kept on the host
+  owned<own_stream<driver_type>> stream_;  ///< of the copies between save() and release()
   bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
 };
 
