@@ -4,7 +4,7 @@
 
   compare_cupy.py [--repeats N] [--passes N] [--json FILE]
 
-Each allocator runs in processes of its own, in turn. Times are medians: `first_ms` of the first pass on an empty pool over the
+Each allocator runs in processes of its own, in turn, after one that does not count. Times are medians: `first_ms` of the first pass on an empty pool over the
 processes, `warm_ms` of the later passes of all of them, `pair_ns` of one allocation and free of 4 KiB. `held_bytes` is the most
 that an allocator held from the driver, `live_bytes` the most in arrays at once, rounded as tarn rounds."""
 import argparse
@@ -21,10 +21,12 @@ SEED = 20261124
 
 
 def use(name):
-    """Installs an allocator; returns functions: empty it and start a peak; the bytes held at most; the live bytes at most."""
+    """Installs an allocator; returns functions: empty it and start a peak; the bytes held at most; the live bytes at most; the
+    driver calls so far. The last two are None where the allocator does not know."""
     import cupy
 
     if name == "tarn":
+        import tarn_c
         import tarn_cupy
 
         pool = tarn_cupy.install()
@@ -33,10 +35,10 @@ def use(name):
             pool.free_all_blocks()
             pool.reset_peaks()
 
-        return start, pool.peak_total_bytes, pool.peak_used_bytes
+        return start, pool.peak_total_bytes, pool.peak_used_bytes, lambda: tarn_c.Pool(0).numbers().driver_calls
     if name == "cupy_pool":  # never gives memory back by itself, so what it holds at the end is the most
         pool = cupy.get_default_memory_pool()
-        return pool.free_all_blocks, pool.total_bytes, lambda: None
+        return pool.free_all_blocks, pool.total_bytes, lambda: None, lambda: None
 
     runtime = cupy.cuda.runtime
     pool = cupy.cuda.MemoryAsyncPool()
@@ -52,7 +54,7 @@ def use(name):
         runtime.memPoolSetAttribute(handle, held_high, 0)
         runtime.memPoolSetAttribute(handle, used_high, 0)
 
-    return start, lambda: runtime.memPoolGetAttribute(handle, held_high), lambda: None
+    return start, lambda: runtime.memPoolGetAttribute(handle, held_high), lambda: None, lambda: None
 
 
 def child(name, passes):
@@ -66,7 +68,7 @@ def child(name, passes):
     device.synchronize()
     cupy.get_default_memory_pool().free_all_blocks()
     cupy.fft.config.get_plan_cache().clear()
-    start, held, live = use(name)
+    start, held, live, driver_calls = use(name)
     cupy.cuda.alloc(4096)
     for _ in range(2000):
         cupy.cuda.alloc(4096)
@@ -78,13 +80,15 @@ def child(name, passes):
         cupy.fft.config.get_plan_cache().clear()
         device.synchronize()
         start()
-        times, sums = [], set()
+        times, calls, sums = [], [driver_calls()], set()
         for _ in range(passes):
             began = time.perf_counter()
             sums.add(work(SEED))
             device.synchronize()
             times.append((time.perf_counter() - began) * 1e3)
+            calls.append(driver_calls())
         out["works"][work_name] = {"first": times[0], "later": times[1:], "held": held(), "live": live(),
+                                   "calls": [b - a for a, b in zip(calls, calls[1:])] if calls[0] is not None else None,
                                    "sums": sorted(sums)}
     print(json.dumps(out))
 
@@ -100,8 +104,9 @@ def main():
         return child(options.child, options.passes)
 
     found = {name: [] for name in POOLS}
+    subprocess.run([sys.executable, __file__, "--child", "cupy_pool", "--passes", "1"], stdout=subprocess.DEVNULL, timeout=120)
     for repeat in range(options.repeats):
-        for name in POOLS:
+        for name in POOLS[repeat % len(POOLS):] + POOLS[:repeat % len(POOLS)]:
             done = subprocess.run([sys.executable, __file__, "--child", name, "--passes", str(options.passes)],
                                   capture_output=True, text=True, timeout=120)
             if done.returncode != 0:
@@ -126,6 +131,7 @@ def main():
                          "warm_ms": round(statistics.median(t for m in mine for t in m["later"]), 2),
                          "held_bytes": max(m["held"] for m in mine),
                          "live_bytes": max((m["live"] for m in mine if m["live"] is not None), default=None),
+                         "driver_calls_of_pass": mine[0]["calls"],
                          "same_checksums": len(sums) == 1,
                          "pair_ns": round(statistics.median(run["pair_ns"] for run in runs)), **facts})
     print(f"{'work':<20}{'pool':<18}{'first ms':>10}{'warm ms':>10}{'held MiB':>10}{'pair ns':>9}")

@@ -175,7 +175,7 @@ tarn::stream_ref stream_of(void* handle) noexcept {
 
 extern "C" {
 
-/// All in bytes but the last three.
+/// All in bytes but the last six.
 struct tarn_c_numbers {
   std::size_t allocated;       ///< in live blocks, as the pool rounds them
   std::size_t requested;       ///< in live blocks, as requested
@@ -185,9 +185,12 @@ struct tarn_c_numbers {
   std::size_t limit;        ///< on reserved; the greatest number: none
   std::size_t device_free;  ///< of the whole device, as the driver reports
   std::size_t device_total;
-  std::size_t blocks;       ///< live
-  std::size_t free_blocks;  ///< free ranges of the pool
-  std::size_t refusals;     ///< requests that ended with out_of_memory
+  std::size_t blocks;        ///< live
+  std::size_t free_blocks;   ///< free ranges of the pool
+  std::size_t refusals;      ///< requests that ended with out_of_memory
+  std::size_t driver_calls;  ///< handles created and destroyed, mappings made and removed
+  std::size_t host_waits;    ///< times the host waited for a stream
+  std::size_t device_waits;  ///< times a stream was made to wait for another
 };
 
 /// Returns the pool of a device.
@@ -252,6 +255,9 @@ void tarn_c_read(tarn_c_pool* pool, tarn_c_numbers* out) {
     n.blocks = static_cast<std::size_t>(counted.allocations[0].current);
     n.free_blocks = now.free_blocks;
     n.refusals = static_cast<std::size_t>(now.ooms);
+    n.driver_calls = static_cast<std::size_t>(now.creates + now.destroys + now.maps + now.unmaps);
+    n.host_waits = static_cast<std::size_t>(now.host_waits);
+    n.device_waits = static_cast<std::size_t>(now.device_waits);
     *out = n;
     return 0;
   });

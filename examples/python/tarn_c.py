@@ -11,12 +11,12 @@ OUT_OF_MEMORY = 1
 
 
 class Numbers(ctypes.Structure):
-    """Bytes, and three counts; tarn_c.cpp says what each is."""
+    """Bytes, and six counts; tarn_c.cpp says what each is."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
         for name in ("allocated", "requested", "reserved", "peak_allocated", "peak_reserved", "limit", "device_free",
-                     "device_total", "blocks", "free_blocks", "refusals")
+                     "device_total", "blocks", "free_blocks", "refusals", "driver_calls", "host_waits", "device_waits")
     ]
 
 

@@ -12,7 +12,7 @@ import functools
 import weakref
 
 from numba import cuda
-from numba.cuda.cudadrv.driver import AutoFreePointer, CudaAPIError
+from numba.cuda.cudadrv.driver import CudaAPIError, MemoryPointer
 
 import tarn_c
 
@@ -42,7 +42,7 @@ class MemoryManager(cuda.HostOnlyCUDAMemoryManager):
                 raise OutOfMemoryError(_CUDA_ERROR_OUT_OF_MEMORY, text)
             raise tarn_c.Error(text)
         free = functools.partial(tarn_c.lib.tarn_c_free, pool.pointer, address)
-        return AutoFreePointer(weakref.proxy(self.context), ctypes.c_void_p(address), size, finalizer=free)
+        return MemoryPointer(weakref.proxy(self.context), ctypes.c_void_p(address or 0), size, finalizer=free)
 
     def get_memory_info(self):
         """What the device has free, and what the pool caches."""

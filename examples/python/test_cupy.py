@@ -150,7 +150,7 @@ class Results(OnTarn):
         numpy.testing.assert_allclose(cupy.fft.ifft(cupy.fft.fft(x)).real.get(), x.get(), atol=1e-9)
         n = 4096
         matrix = sparse.diags([-1.0, 2.1, -1.0], [-1, 0, 1], shape=(n, n), format="csr")
-        solved, _ = linalg.cg(matrix, matrix @ cupy.ones(n), tol=1e-10)
+        solved, _ = linalg.cg(matrix, matrix @ cupy.ones(n), rtol=1e-10)
         numpy.testing.assert_allclose(solved.get(), 1.0, atol=1e-6)
 
     def test_threads_with_streams_of_their_own(self):

@@ -8,6 +8,9 @@ import sys
 import unittest
 
 import numpy
+
+if not hasattr(numpy, "row_stack"):
+    numpy.row_stack = numpy.vstack  # numba-cuda 0.30 names it, NumPy 2.5 has it no more
 from numba import cuda
 
 import tarn_c

@@ -9,7 +9,7 @@ device_pool, on a pool over cudaMalloc and on a fenced stack. Needs g++, nvcc, G
 --tests   cpp/tests of RMM's sources, unchanged
 --prefix  usr/ of a folder that has GoogleTest, if the system has none
 
-The exit status is 1 after a failure that EXPLAINED does not list, and after one that it lists and that did not occur."""
+The exit status is 1 after a failure that neither EXPLAINED nor SOMETIMES lists, and after one of EXPLAINED that did not occur."""
 import argparse
 import concurrent.futures
 import datetime
@@ -39,11 +39,18 @@ PER_THREAD = {"mr/mr_ref_cuda_tests.cpp", "device_uvector_tests.cpp"}
 ALONE = ("arena", "pool_mr", "mr_ref_pool")
 
 # Failures that are not bugs: the end of a test's name, and why.
-EXPLAINED: dict[str, str] = {}
+EXPLAINED = {
+    "AlignmentTest.LargeAlignment": "expects that an alignment above 256 is refused; tarn serves up to 2 MiB",
+}
+# Those that come and go with the timing of threads.
+SOMETIMES = {
+    f"LimitingMR/CcclMrRefTestMT/0.{name}": "four threads may together ask for more than the 1 GiB of RMM's own adaptor"
+    for name in ("RandomAllocations", "RandomAllocationsDefaultStream", "RandomAllocationsStream")
+}
 
 
 def explained(test):
-    return next((why for end, why in EXPLAINED.items() if test.endswith(end)), None)
+    return next((why for end, why in (EXPLAINED | SOMETIMES).items() if test.endswith(end)), None)
 
 
 def compile_suite(options, source, per_thread):
