@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of tarn_numba on a GPU: python3 test_numba.py [-v] [TEST...]"""
 import gc
+import os
 import pathlib
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import unittest
 
 import numpy
 
+os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
 if not hasattr(numpy, "row_stack"):
     numpy.row_stack = numpy.vstack  # numba-cuda 0.30 names it, NumPy 2.5 has it no more
 from numba import cuda
@@ -144,8 +146,6 @@ kept = [cuda.to_device(numpy.arange(1000)) for _ in range(10)]
 assert isinstance(cuda.current_context().memory_manager, tarn_numba.MemoryManager)
 print("done")
 """
-        import os
-
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100,
                               cwd=pathlib.Path(__file__).resolve().parent,
                               env=dict(os.environ, NUMBA_CUDA_MEMORY_MANAGER="tarn_numba"))
