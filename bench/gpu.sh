@@ -14,9 +14,11 @@
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
 #   moving  sleep  compact  reservations  convert  graphs  tests  endings  sanitize  planted  examples  snapshots  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
+#   clients_rmm  clients_cupy: other people's programs on tarn, only where they are named; clients means both
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
+#              RMM_TESTS      cpp/tests of RMM's sources, for clients_rmm; prepare takes a copy along, and GoogleTest if installed
 #              OUT            folder that gets the results once more, packed
 #              JOBS           compile jobs (all cores)
 #              TOTAL_SECONDS  after which the stages that are left get no time (570)
@@ -75,6 +77,14 @@ prepare() {
   if [ -n "${TRACES:-}" ]; then
     mkdir "$deps/traces"
     cp "$TRACES"/*.trace.gz "$deps/traces"
+  fi
+  if [ -z "${RMM_TESTS:-}" ] || ! dpkg -L libgtest-dev libgmock-dev >/dev/null 2>&1; then
+    say "skipped RMM's test suites: they need RMM_TESTS=FOLDER, libgtest-dev and libgmock-dev"
+  else
+    mkdir "$deps/rmm_tests"
+    cp -r "$RMM_TESTS" "$deps/rmm_tests/tests"
+    dpkg -L libgtest-dev libgmock-dev | grep -E '^/usr/(include/g|lib/.*\.a$)' |
+      while read -r file; do [ -d "$file" ] || printf '%s\n' "${file#/}"; done | tar -C / -c -T - | tar -C "$deps" -x
   fi
   du -sh "$deps"
 }
@@ -471,6 +481,29 @@ run_survival_rmm() {
     "--device cuda --json --cap $caps --pool rmm_arena @ALL" "--device cuda --json --cap $caps --pool rmm_binning @ALL"
 }
 
+# Other people's programs on tarn. RMM's own suites of resources, compiled here: 20 s of compiling each.
+run_clients_rmm() {
+  [ -n "$rmm_dir" ] || { say "RMM is not in .gpu-deps"; return 77; }
+  [ -d "$deps/rmm_tests/tests" ] || { say "RMM's tests are not in .gpu-deps (RMM_TESTS=FOLDER bench/gpu.sh prepare)"; return 77; }
+  python3 -B "$root/examples/rmm/run_suites.py" --rmm "$rmm_dir" --tests "$deps/rmm_tests/tests" --prefix "$deps/usr" \
+    --build "$build/clients_rmm" --jobs "$jobs" --json "$results/clients_rmm.jsonl.new"
+}
+# CuPy and Numba: their tests, and the comparison with CuPy's allocators.
+run_clients_cupy() {
+  local folder=$root/examples/python failed=0
+  export TARN_C_LIBRARY=$build/examples/libtarn_c.so PYTHONDONTWRITEBYTECODE=1
+  python3 -c 'import cupy' 2>/dev/null || { say "python3 has no CuPy"; return 77; }
+  [ -f "$TARN_C_LIBRARY" ] || { say "libtarn_c.so was not built"; return 77; }
+  timeout 90 python3 "$folder/test_cupy.py" || { say "FAILED: test_cupy.py"; failed=1; }
+  if python3 -c 'import numba.cuda' 2>/dev/null; then
+    timeout 60 python3 "$folder/test_numba.py" || { say "FAILED: test_numba.py"; failed=1; }
+  else
+    say "skipped Numba: python3 has none"
+  fi
+  timeout 150 python3 "$folder/compare_cupy.py" --json "$results/clients_cupy.jsonl.new" || failed=1
+  return $failed
+}
+
 run_summary() {
   python3 "$root/bench/summary.py" "$results" || return 1
   if python3 -c 'import matplotlib'; then python3 "$root/bench/plots.py" "$results"; else say "skipped the picture: no matplotlib"; fi
@@ -538,6 +571,8 @@ if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
   stage survival_torch 60 run_survival_torch
   stage survival_cuda 150 run_survival_cuda
   stage survival_rmm 90 run_survival_rmm
+  stage clients_rmm 240 run_clients_rmm
+  stage clients_cupy 280 run_clients_cupy
 fi
 total=$((total + 25))
 stage summary 25 run_summary

@@ -48,6 +48,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/errors_as.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/cuda_driver.hpp"
@@ -139,28 +140,29 @@ template <class Error>
 /// A tarn resource with all of CCCL's interface: the members of its generation, the list of properties (which cuda::buffer
 /// needs), and get_memory_resource, so that it can be used as an environment. tarn's own resources need it for cuda::buffer
 /// only; a user-defined resource outside namespace tarn needs it to expose its properties.
-template <resource Resource>
-class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>,
+///
+/// @tparam Errors  what is thrown in place of tarn's exceptions, where the code above catches its own: see core/errors_as.hpp.
+///                 `cuda_resource<device_pool, errors_as<rmm::out_of_memory, rmm::bad_alloc>>` can be RMM's device resource
+template <resource Resource, error_translation Errors = own_errors>
+class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource, Errors>>,
                       public detail::cuda_queries<typename Resource::properties> {
  public:
   using properties = typename Resource::properties;
+  using errors = Errors;
 
   explicit cuda_resource(Resource memory) noexcept(std::is_nothrow_move_constructible_v<Resource>)
       : memory_(std::move(memory)) {}
 
 #if CCCL_VERSION >= 3001000
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
-    return detail::called_from<Resource>(detail::unknown_place(),
-                                         [&] { return memory_.allocate_sync(bytes, alignment); });
+    return called([&] { return memory_.allocate_sync(bytes, alignment); });
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     memory_.deallocate_sync(p, bytes, alignment);
   }
   [[nodiscard]] void* allocate(::cuda::stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment) {
-    return detail::called_from<Resource>(detail::unknown_place(), [&] {
-      return memory_.allocate(stream_ref(stream.get()), bytes, alignment);
-    });
+    return called([&] { return memory_.allocate(stream_ref(stream.get()), bytes, alignment); });
   }
   void deallocate(::cuda::stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
@@ -168,16 +170,13 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>
   }
 #else
   [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = default_alignment) {
-    return detail::called_from<Resource>(detail::unknown_place(),
-                                         [&] { return memory_.allocate_sync(bytes, alignment); });
+    return called([&] { return memory_.allocate_sync(bytes, alignment); });
   }
   void deallocate(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     memory_.deallocate_sync(p, bytes, alignment);
   }
   [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream) {
-    return detail::called_from<Resource>(detail::unknown_place(), [&] {
-      return memory_.allocate(stream_ref(stream.get()), bytes, alignment);
-    });
+    return called([&] { return memory_.allocate(stream_ref(stream.get()), bytes, alignment); });
   }
   void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
                         ::cuda::stream_ref stream) noexcept {
@@ -193,13 +192,21 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>
   }
 
  private:
+  /// No caller's line is known here: CCCL has no parameter for it.
+  template <class Call>
+  static void* called(Call const& call) {
+    return detail::translated<Errors>(
+        [&] { return detail::called_from<Resource>(detail::unknown_place(), call); });
+  }
+
   Resource memory_;
 };
 
-/// Wraps a tarn resource for CCCL; see cuda_resource. Costs one copy of the handle.
-template <resource Resource>
-[[nodiscard]] cuda_resource<Resource> as_cuda_resource(Resource memory) {
-  return cuda_resource<Resource>(std::move(memory));
+/// Wraps a tarn resource for CCCL; see cuda_resource. Costs one copy of the handle. `as_cuda_resource<Errors>(memory)` also
+/// translates its exceptions.
+template <error_translation Errors = own_errors, resource Resource>
+[[nodiscard]] cuda_resource<Resource, Errors> as_cuda_resource(Resource memory) {
+  return cuda_resource<Resource, Errors>(std::move(memory));
 }
 
 /// The enclosing class of cuda_resource_source. The source is a nested class so that any_resource, as a template argument, is

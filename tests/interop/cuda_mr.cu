@@ -69,6 +69,14 @@ struct transparent {
   using layer = transparent_layer<Upstream>;
 };
 
+/// The exceptions of a library that has its own.
+struct their_bad_alloc : std::bad_alloc {
+  explicit their_bad_alloc(char const*) noexcept {}
+};
+struct their_out_of_memory : their_bad_alloc {
+  using their_bad_alloc::their_bad_alloc;
+};
+
 // Sources.
 static_assert(is_cuda_resource<tarn::cuda_malloc, device_tag>);
 static_assert(is_cuda_resource<tarn::cuda_async, device_tag>);
@@ -168,6 +176,32 @@ TEST_CASE("as_cuda_resource gives a tarn resource CCCL's member functions", "[in
   REQUIRE(p != nullptr);
   memory.deallocate(p, 100, 256);
 #endif
+}
+
+TEST_CASE("as_cuda_resource with errors_as throws the exceptions of the code above it",
+          "[interop][cuda_mr]") {
+  using errors = tarn::errors_as<their_out_of_memory, their_bad_alloc>;
+  auto memory = tarn::as_cuda_resource<errors>(tarn::host_memory{});
+  STATIC_REQUIRE(is_cuda_resource<decltype(memory), host_tag>);
+  STATIC_REQUIRE(std::is_same_v<decltype(memory)::errors, errors>);
+  auto const same = memory;
+  CHECK(memory == same);
+  constexpr std::size_t too_much = tarn::max_request_bytes;
+  cuda::stream_ref const stream{cudaStream_t{}};
+#if CCCL_VERSION >= 3001000
+  CHECK_THROWS_AS(memory.allocate_sync(too_much, 256), their_out_of_memory);
+  CHECK_THROWS_AS(memory.allocate(stream, too_much, 256), their_out_of_memory);
+  CHECK_THROWS_AS(memory.allocate_sync(8, 3), their_bad_alloc);
+  void* const p = memory.allocate_sync(100, 256);
+  memory.deallocate_sync(p, 100, 256);
+#else
+  CHECK_THROWS_AS(memory.allocate(too_much, 256), their_out_of_memory);
+  CHECK_THROWS_AS(memory.allocate_async(too_much, 256, stream), their_out_of_memory);
+  CHECK_THROWS_AS(memory.allocate(8, 3), their_bad_alloc);
+  void* const p = memory.allocate(100, 256);
+  memory.deallocate(p, 100, 256);
+#endif
+  CHECK(p != nullptr);
 }
 
 TEST_CASE("resource_ref of CCCL holds a tarn resource", "[interop][cuda_mr]") {

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of tarn_c without a GPU, on a libtarn_c.so of the simulated device: TARN_C_LIBRARY=... python3 test_tarn_c.py"""
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+import tarn_c
+
+lib, MIB = tarn_c.lib, 1 << 20
+
+
+class Functions(unittest.TestCase):
+    def setUp(self):
+        self.pool = tarn_c.Pool(0)
+        self.p = self.pool.pointer
+        self.pool.set_limit(0)
+        self.pool.trim()
+        self.assertEqual(self.pool.numbers().allocated, 0)
+
+    def tearDown(self):
+        self.assertEqual(self.pool.numbers().blocks, 0)
+
+    def test_a_device_has_one_pool(self):
+        self.assertEqual(tarn_c.Pool(0).pointer, self.p)
+        self.assertRaises(tarn_c.Error, tarn_c.Pool, 64)
+        self.assertRaises(tarn_c.Error, tarn_c.Pool, -1)
+
+    def test_numbers_are_exact(self):
+        a, b = lib.tarn_c_allocate(self.p, 1000, None), lib.tarn_c_allocate_for_every_stream(self.p, 3 * MIB)
+        now = self.pool.numbers()
+        self.assertEqual((now.allocated, now.requested, now.blocks), (3 * MIB + 1024, 3 * MIB + 1000, 2))
+        self.assertGreaterEqual(now.reserved, now.allocated)
+        self.assertEqual(a % 256, 0)
+        lib.tarn_c_free(self.p, a)
+        lib.tarn_c_free_after(self.p, b, None)
+        now = self.pool.numbers()
+        self.assertEqual((now.allocated, now.requested), (0, 0))
+        self.assertGreaterEqual(now.peak_allocated, 3 * MIB + 1024)
+        self.pool.reset_peaks()
+        self.assertEqual(self.pool.numbers().peak_allocated, 0)
+        self.pool.trim()
+        self.assertEqual(self.pool.numbers().reserved, 0)
+
+    def test_zero_bytes_and_foreign_pointers(self):
+        self.assertIsNone(lib.tarn_c_allocate(self.p, 0, None))
+        self.assertEqual((lib.tarn_c_error_kind(), tarn_c.error_text()), (0, ""))
+        lib.tarn_c_free(self.p, None)
+        lib.tarn_c_free(self.p, 4096)
+        a = lib.tarn_c_allocate(self.p, 100, None)
+        lib.tarn_c_free(self.p, a)
+        lib.tarn_c_free(self.p, a)
+        self.assertEqual(self.pool.numbers().allocated, 0)
+
+    def test_the_limit_bounds_what_is_reserved(self):
+        self.assertEqual(self.pool.numbers().limit, tarn_c.NO_LIMIT)
+        refused_before = self.pool.numbers().refusals
+        self.pool.set_limit(40 * MIB)
+        kept = [lib.tarn_c_allocate(self.p, 16 * MIB, None) for _ in range(3)]
+        self.assertEqual([bool(k) for k in kept], [True, True, False])
+        self.assertEqual(lib.tarn_c_error_kind(), tarn_c.OUT_OF_MEMORY)
+        self.assertIn("refused by limited(40 MiB)", tarn_c.error_text())
+        self.assertNotIn("tarn_c.cpp", tarn_c.error_text())
+        self.assertLessEqual(self.pool.numbers().reserved, 40 * MIB)
+        self.assertEqual(self.pool.numbers().refusals, refused_before + 1)
+        for k in kept:
+            lib.tarn_c_free(self.p, k)
+
+    def test_errors_belong_to_their_thread(self):
+        self.assertIsNone(lib.tarn_c_allocate(self.p, 1 << 60, None))
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(tarn_c.error_text()))
+        thread.start()
+        thread.join()
+        self.assertEqual(seen, [""])
+        self.assertNotEqual(tarn_c.error_text(), "")
+
+    def test_many_threads(self):
+        def work(seed):
+            kept = []
+            for i in range(2000):
+                kept.append(lib.tarn_c_allocate(self.p, 1 + (seed * 7919 + i * 104729) % 100_000, None))
+                if i % 3 == 0:
+                    lib.tarn_c_free(self.p, kept.pop(len(kept) // 2))
+            for k in kept:
+                lib.tarn_c_free(self.p, k)
+
+        threads = [threading.Thread(target=work, args=(s,)) for s in range(6)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(self.pool.numbers().allocated, 0)
+
+
+class CupyFunctions(unittest.TestCase):
+    """tarn_c_cupy_malloc and _free, with functions of this file in place of CuPy's and Python's."""
+
+    class Given(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_void_p) for name in
+                    ("current_stream", "set_exception", "clear_exception", "build_value", "release", "out_of_memory_type",
+                     "other_error_type")] + [("is_ending", ctypes.c_int)]
+
+    class Refused(Exception):
+        pass
+
+    class Other(Exception):
+        pass
+
+    def setUp(self):
+        self.pool = tarn_c.Pool(0)
+        self.pool.set_limit(0)
+        self.asked = []
+        self.stream = 0
+
+        def current_stream(device):
+            self.asked.append(device)
+            return self.stream
+
+        self.function = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int)(current_stream)
+        api = ctypes.pythonapi
+
+        def address(f):
+            return ctypes.cast(f, ctypes.c_void_p).value
+
+        self.given = self.Given(address(self.function), address(api.PyErr_SetObject), address(api.PyErr_Clear),
+                                address(api.Py_BuildValue), address(api.Py_DecRef), id(self.Refused), id(self.Other), 0)
+        # With the interpreter's lock held, as CuPy calls them; ctypes raises the exception that is set.
+        library = ctypes.PyDLL(lib._name)
+        self.malloc, self.free = library.tarn_c_cupy_malloc, library.tarn_c_cupy_free
+        self.malloc.restype, self.free.restype = ctypes.c_void_p, None
+        self.malloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self.free.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+        self.me = ctypes.addressof(self.given)
+
+    def test_allocates_on_the_current_stream_of_the_device(self):
+        a = self.malloc(self.me, 5000, 0)
+        self.assertTrue(a)
+        self.assertEqual((self.asked, self.pool.numbers().allocated), ([0], 5120))
+        self.free(self.me, a, 0)
+        self.assertEqual((self.asked, self.pool.numbers().allocated), ([0, 0], 0))
+
+    def test_out_of_memory_has_size_total_limit_and_report(self):
+        self.pool.set_limit(4 * MIB)
+        with self.assertRaises(self.Refused) as caught:
+            self.malloc(self.me, 100 * MIB, 0)
+        size, total, limit, report = caught.exception.args
+        self.assertEqual((size, limit), (100 * MIB, 4 * MIB))
+        self.assertLessEqual(total, 4 * MIB)
+        self.assertIn("refused by limited(4 MiB)", report)
+
+    def test_other_errors(self):
+        with self.assertRaises(self.Other) as caught:
+            self.malloc(self.me, 100, -1)
+        self.assertIn("no device of that number", str(caught.exception))
+
+    def test_no_stream_is_asked_for_at_the_end(self):
+        a = self.malloc(self.me, 5000, 0)
+        self.given.is_ending = 1
+        self.free(self.me, a, 0)
+        self.assertEqual((len(self.asked), self.pool.numbers().allocated), (1, 0))
+
+    def test_a_free_without_a_stream_frees(self):
+        a = self.malloc(self.me, 5000, 0)
+        self.stream = -1
+        self.free(self.me, a, 0)
+        self.assertEqual(self.pool.numbers().allocated, 0)
+
+
+class Traces(unittest.TestCase):
+    def test_a_trace_has_all_calls(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "x.trace")
+            code = """
+import sys, tarn_c
+pool = tarn_c.Pool(0, trace=sys.argv[1])
+a = tarn_c.lib.tarn_c_allocate(pool.pointer, 1003, None)
+b = tarn_c.lib.tarn_c_allocate_for_every_stream(pool.pointer, 77)
+tarn_c.lib.tarn_c_free(pool.pointer, a)
+assert pool.flush()
+"""
+            subprocess.run([sys.executable, "-c", code, path], check=True, cwd=os.path.dirname(os.path.abspath(__file__)))
+            with open(path) as file:
+                lines = [line.strip() for line in file if not line.startswith("#")]
+        self.assertEqual(lines, ["a 1 1003 0", "a 2 77 0", "f 1"])
+
+    def test_a_trace_begins_before_the_pool_and_needs_a_file(self):
+        tarn_c.Pool(0)
+        with self.assertRaisesRegex(tarn_c.Error, "in use already"):
+            tarn_c.Pool(0, trace="never.trace")
+        self.assertFalse(tarn_c.Pool(0).flush())
+
+
+if __name__ == "__main__":
+    unittest.main()
