@@ -9,6 +9,7 @@
 //   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
 //     of a block of the pool    kept by the part: the graph uses it
 //   deallocate elsewhere        to the part, in the order of that stream
+//   allocate for an owner       from its part, outside a capture in the order of the stream: see graph_memory::allocate()
 //   the scope ends              what captured streams freed is free for the owner's next capture
 //   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
 //                               goes back to the source and the kept blocks to the pool
@@ -73,15 +74,19 @@ class graph_memories {
                                std::size_t alignment) {
     capture const at = captures_.of_allocation(id, stream);
     if (at.kept_as == 0) return nullptr;
-    void* const p = take(whole, *at.owner, at, id, bytes, alignment);
-    try {
-      blocks_.note(p, *at.owner);
-    } catch (...) {
-      at.owner->memory.deallocate(stream_ref::from(nullptr, at.kept_as), p, bytes, alignment);
-      throw;
-    }
-    waiting_.count_noted_elsewhere(true);
-    return p;
+    return take_and_note(whole, *at.owner, stream_ref::from(nullptr, at.kept_as), id, bytes, alignment);
+  }
+
+  /// Serves a request from a part, whether its stream is captured or not; see graph_memory::allocate().
+  /// @throws as allocate()
+  template <class Pool>
+  [[nodiscard]] void* allocate_from(Pool& whole, part& from, stream_id id, stream_ref stream,
+                                    std::size_t bytes, std::size_t alignment) {
+    capture const at = is_watching() ? captures_.of_allocation(id, stream) : capture{};
+    stream_ref as = stream_ref::from(stream.handle(), id);
+    // The part keeps no order of the streams of another owner's capture.
+    if (at.kept_as != 0) as = stream_ref::from(nullptr, at.owner == &from ? at.kept_as : neutral_id);
+    return take_and_note(whole, from, as, id, bytes, alignment);
   }
 
   /// Takes back a live block of a part. Returns false if `p` is none. `id` may be neutral_id, or unknown for a destroyed stream.
@@ -244,7 +249,7 @@ class graph_memories {
   [[nodiscard]] graph_state state_of(part& of) const {
     pool_state const s = of.memory.state();
     std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes};
+    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes, of.number};
   }
   /// Calls f(pool) for each part under the growth lock, since reap() leaves alone what a call refers to.
   template <class F>
@@ -287,17 +292,29 @@ class graph_memories {
     part& of_;
   };
 
+  /// Takes a block of a part under an identity of the part, for the stream `id`.
   template <class Pool>
-  void* take(Pool& whole, part& from, capture const& at, stream_id id, std::size_t bytes,
-             std::size_t alignment) {
-    stream_ref const kept_as = stream_ref::from(nullptr, at.kept_as);
+  void* take_and_note(Pool& whole, part& from, stream_ref as, stream_id id, std::size_t bytes,
+                      std::size_t alignment) {
+    void* const p = take(whole, from, as, id, bytes, alignment);
     try {
-      return from.memory.allocate(kept_as, bytes, alignment);
+      blocks_.note(p, from);
+    } catch (...) {
+      from.memory.deallocate(as, p, bytes, alignment);
+      throw;
+    }
+    waiting_.count_noted_elsewhere(true);
+    return p;
+  }
+  template <class Pool>
+  void* take(Pool& whole, part& from, stream_ref as, stream_id id, std::size_t bytes, std::size_t alignment) {
+    try {
+      return from.memory.allocate(as, bytes, alignment);
     } catch (out_of_memory const& refused) {
       memory_report report = refused.report();
       if (whole.trim(0) != 0) {
         try {
-          return from.memory.allocate(kept_as, bytes, alignment);
+          return from.memory.allocate(as, bytes, alignment);
         } catch (out_of_memory const& again) {
           report = again.report();
         }
