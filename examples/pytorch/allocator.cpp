@@ -73,6 +73,9 @@ struct device_memory {
   std::atomic<std::int64_t> ooms{0};
   std::mutex parked_mutex;
   parked_amount parked;
+  std::mutex streams_mutex;
+  std::unordered_map<c10::StreamId, tarn::stream_ref> streams;  ///< PyTorch's own
+  std::once_flag streams_identified;
 };
 
 class allocator;
@@ -377,8 +380,9 @@ class allocator final : public native::CUDAAllocator {
   static tarn::stream_ref identified(device_memory& its, cudaStream_t stream) {
     return tarn::identified(its.memory, tarn::stream_ref(stream));
   }
-  /// The same, from the thread's notes for a stream of PyTorch's own: those are never destroyed. An external stream (the last bit
-  /// of its id is 0) may be destroyed, and its handle may then be another stream's.
+  /// The same for a stream of PyTorch's own, of which the driver is asked once: those are never destroyed, and the driver must not
+  /// be asked about a stream that is captured. An external stream (the last bit of its id is 0) may be destroyed, and its handle
+  /// may then be another stream's.
   static tarn::stream_ref reference(device_memory& its, c10::cuda::CUDAStream stream) {
     if (stream.id() != 0 && (stream.id() & 1) == 0) return identified(its, stream.stream());
     struct known {
@@ -390,9 +394,28 @@ class allocator final : public native::CUDAAllocator {
     known& note =
         notes[(static_cast<std::size_t>(stream.id()) / 2 + static_cast<std::size_t>(its.index) * 37) %
               notes.size()];
-    if (note.id != stream.id() || note.device != its.index)
-      note = {stream.id(), its.index, identified(its, stream.stream())};
+    if (note.id != stream.id() || note.device != its.index) {
+      std::lock_guard const guard(its.streams_mutex);
+      auto it = its.streams.find(stream.id());
+      if (it == its.streams.end())
+        it = its.streams.emplace(stream.id(), identified(its, stream.stream())).first;
+      note = {stream.id(), its.index, it->second};
+    }
     return note.stream;
+  }
+  /// Identifies the streams that torch.cuda.Stream() hands out in turn, before the first capture on the device.
+  static void identify_streams(device_memory& its) {
+    std::call_once(its.streams_identified, [&] {
+      (void)reference(its, c10::cuda::getDefaultCUDAStream(its.index));
+      for (int const priority : {0, -1}) {
+        auto const first = c10::cuda::getStreamFromPool(priority, its.index);
+        for (auto next = first;;) {
+          (void)reference(its, next);
+          next = c10::cuda::getStreamFromPool(priority, its.index);
+          if (next == first) break;
+        }
+      }
+    });
   }
 
   static void* take_uncached(std::size_t bytes) {
@@ -522,6 +545,7 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
   void* p = nullptr;
   {
     std::lock_guard const of_route(r.mutex);
+    r.has_begun = true;
     if (r.scope.has_value() && r.joined.insert(handle).second) {
       try {
         r.scope->join(stream);
@@ -649,8 +673,11 @@ void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id,
       // PyTorch calls this just before a capture begins, whose filter accepts no stream yet; the filter of use_mem_pool() accepts
       // this thread's. A capture needs tarn's scope.
       if (!r->filter(current.stream())) {
+        identify_streams(its);
+        its.pools.end_failed_captures();
         r->scope.emplace(*r->pool->graph, reference(its, current));
         r->joined.insert(current.stream());
+        r->stream = current.stream();
       }
       its.pools.open(r);
     } catch (...) {

@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains and runs small networks under PyTorch's allocator, its expandable segments and tarn, and compares them.
 
-    python3 compare_workloads.py results.jsonl [--workloads a,b] [--repeats 3] [--steps 40]
+    python3 compare_workloads.py results.jsonl [--workloads a,b] [--repeats 3] [--steps 12]
 
 Each run is a process of its own: torch is imported once, and each run is forked before CUDA is used. The runs of the three
-allocators alternate. Sizes vary from step to step, from one seed, so that all allocators get the same requests. Appends one JSON
-line for each workload and allocator: medians of the repeats, and whether the losses are bit-identical to PyTorch's allocator.
+allocators alternate. Sizes vary from step to step, from one seed, so that all allocators get the same requests; a run
+makes three passes over its sizes. Appends one JSON line for each workload and allocator: medians of the repeats, and whether the
+losses are bit-identical to those under PyTorch's allocator.
+
+step_ms is the mean of a pass's steps, of each step the median of the passes after the first, with a synchronisation after it.
 """
 
 import argparse
@@ -32,6 +35,8 @@ sys.path.insert(0, str(HERE))
 import tarn_torch  # noqa: E402
 
 ALLOCATORS = ("native", "expandable", "tarn")
+PASSES = 3
+SEED = 7
 
 
 class Block(nn.Module):
@@ -73,9 +78,16 @@ class Language(nn.Module):
         return self.head(x)
 
 
-def train(model, steps, loss_of):
+def seeded_steps(steps, rng):
+    """The numbers of the steps of all passes. The sizes of a pass are those of the first."""
+    for _ in range(PASSES):
+        rng.seed(SEED)
+        yield from range(steps)
+
+
+def train(model, steps, rng, loss_of):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for step in range(steps):
+    for step in seeded_steps(steps, rng):
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = loss_of(step)
@@ -96,7 +108,7 @@ def transformer_train(steps, rng):
                 model(tokens[:, :512])
         return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
 
-    yield from train(model, steps, loss_of)
+    yield from train(model, steps, rng, loss_of)
 
 
 class Residual(nn.Module):
@@ -125,7 +137,7 @@ def cnn_train(steps, rng):
         images = torch.randn(batch, 3, side, rng.randrange(160, 384, 8), device="cuda")
         return F.cross_entropy(model(images).float(), torch.randint(1000, (batch,), device="cuda"))
 
-    yield from train(model, steps, loss_of)
+    yield from train(model, steps, rng, loss_of)
 
 
 class UNet(nn.Module):
@@ -156,25 +168,21 @@ def unet_train(steps, rng):
         audio = torch.randn(rng.choice([4, 8, 12]), 2, rng.randrange(60_000, 400_000) // 1024 * 1024, device="cuda")
         return (model(audio)[..., : audio.shape[-1]].float() - audio).abs().mean()
 
-    yield from train(model, steps, loss_of)
+    yield from train(model, steps, rng, loss_of)
 
 
 def llm_decode(steps, rng):
     """Generation with a growing cache of keys and values, for varying batches and prompts."""
     model = Language(width=1024, heads=16, layers=12).cuda().to(torch.bfloat16).eval()
-    made = 0
     with torch.no_grad():
-        while made < steps:
+        for _ in seeded_steps(steps, rng):
             batch, prompt = rng.choice([8, 16, 24, 48]), rng.randrange(64, 700)
             cache = {}
             tokens = torch.randint(16384, (batch, prompt), device="cuda")
             for _ in range(rng.randrange(8, 30)):
                 logits = model(tokens, cache)[:, -1]
                 tokens = logits.argmax(-1, keepdim=True)
-                yield logits.float().mean()
-                made += 1
-                if made == steps:
-                    break
+            yield logits.float().mean()
 
 
 class Experts(nn.Module):
@@ -203,7 +211,7 @@ def moe_train(steps, rng):
         x = torch.randn(rng.randrange(4_000, 24_000), 256, device="cuda")
         return (model(x).float() - x).square().mean()
 
-    yield from train(model, steps, loss_of)
+    yield from train(model, steps, rng, loss_of)
 
 
 def prefetch(steps, rng):
@@ -229,7 +237,7 @@ def prefetch(steps, rng):
         state["next"] = upload()
         return F.cross_entropy(model(images).float(), torch.randint(100, (len(images),), device="cuda"))
 
-    yield from train(model, steps, loss_of)
+    yield from train(model, steps, rng, loss_of)
 
 
 WORKLOADS = {f.__name__: f for f in (transformer_train, cnn_train, unet_train, llm_decode, moe_train, prefetch)}
@@ -240,25 +248,25 @@ def run(workload, allocator, steps):
     if allocator == "tarn":
         tarn_torch.install()
     elif allocator == "expandable":
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
-    torch.manual_seed(7)
-    torch.cuda.manual_seed(7)
-    times, losses = [], []
+    torch.manual_seed(SEED)
+    torch.cuda.manual_seed(SEED)
+    passes, losses = [[] for _ in range(PASSES)], []
     torch.cuda.synchronize()
     start = time.perf_counter()
-    for loss in WORKLOADS[workload](steps, random.Random(7)):
+    for step, loss in enumerate(WORKLOADS[workload](steps, random.Random(SEED))):
         torch.cuda.synchronize()
         now = time.perf_counter()
-        times.append((now - start) * 1e3)
+        passes[step // steps].append((now - start) * 1e3)
         losses.append(float(loss).hex())
         start = time.perf_counter()
-    later = times[len(times) // 4 :]
+    # Of each step the median of the later passes: the sizes differ from step to step, and are the same in each pass.
+    later = [statistics.median(times) for times in zip(*passes[1:])]
     return {
-        "step_ms": statistics.median(later),
-        "later_steps_ms": sum(later),
-        "first_steps_ms": sum(times[: len(times) // 4]),
+        "step_ms": sum(later) / len(later),
+        "first_pass_ms": sum(passes[0]),
         "peak_reserved": torch.cuda.max_memory_reserved(),
         "peak_allocated": torch.cuda.max_memory_allocated(),
         "losses": hashlib.sha256("".join(losses).encode()).hexdigest()[:16],
@@ -306,7 +314,7 @@ def main():
     parser.add_argument("results", help="file that the JSON lines are appended to")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=12, help="of each pass")
     parser.add_argument("--seconds", type=float, default=1e9, help="no further repeat begins after this time")
     arguments = parser.parse_args()
     if not tarn_torch.library().exists():
@@ -330,31 +338,29 @@ def main():
         "commit": os.environ.get("TARN_COMMIT") or first_line("git", "rev-parse", "--short", "HEAD"),
     }
     failed = False
-    print(f"{'workload':18} {'allocator':11} {'runs':>4} {'step ms':>8} {'all ms':>8} {'reserved':>9} {'allocated':>9}  losses")
+    keys = ("step_ms", "first_pass_ms", "peak_reserved", "peak_allocated")
+    print(f"{'workload':18} {'allocator':11} {'runs':>4} {'step ms':>8} {'pass 1':>8} {'reserved':>9} {'allocated':>9}  losses")
     with open(arguments.results, "a") as out:
         for (workload, allocator), runs in found.items():
             reference = found[workload, "native"]
             if not runs or not reference:
-                print(f"{workload:18} {allocator:11} failed")
+                print(f"{workload:18} {allocator:11} {'not run' if not runs else 'nothing to compare with'}")
                 failed = True
                 continue
-            median = {
-                key: statistics.median(r[key] for r in runs)
-                for key in ("step_ms", "later_steps_ms", "first_steps_ms", "peak_reserved", "peak_allocated")
-            }
+            median = {key: statistics.median(r[key] for r in runs) for key in keys}
             native = {r["losses"] for r in reference}
             own = {r["losses"] for r in runs}
             same = "not deterministic" if len(native) != 1 else "identical" if own == native else "different"
             line = {
-                "workload": workload, "allocator": allocator, "runs": len(runs), "steps": arguments.steps,
+                "workload": workload, "allocator": allocator, "runs": len(runs), "steps": arguments.steps, "passes": PASSES,
                 **{key: round(value, 3) for key, value in median.items()},
+                "step_ms_of_runs": [round(r["step_ms"], 3) for r in runs],
                 "losses": same, "last_loss": runs[0]["last_loss"], "gpu": runs[0]["gpu"], **context,
             }  # fmt: skip
             out.write(json.dumps(line) + "\n")
             print(
-                f"{workload:18} {allocator:11} {len(runs):4} {median['step_ms']:8.2f} "
-                f"{median['first_steps_ms'] + median['later_steps_ms']:8.0f} {median['peak_reserved'] / 2**20:9.0f} "
-                f"{median['peak_allocated'] / 2**20:9.0f}  {same}",
+                f"{workload:18} {allocator:11} {len(runs):4} {median['step_ms']:8.2f} {median['first_pass_ms']:8.0f} "
+                f"{median['peak_reserved'] / 2**20:9.0f} {median['peak_allocated'] / 2**20:9.0f}  {same}",
                 flush=True,
             )
     return failed

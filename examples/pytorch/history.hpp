@@ -36,7 +36,7 @@ inline std::vector<std::string>& compile_contexts() {
   return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
 }
 
-/// Thread-safe. While nothing is recorded and nobody watches, an event costs one relaxed read.
+/// Thread-safe. While nothing is recorded and no tracker is attached, an event costs one relaxed read.
 class history {
  public:
   void start(bool enabled, native::CreateContextFn recorder, std::size_t most, RecordContext when, bool clear,

@@ -55,6 +55,8 @@ struct route {
   std::mutex mutex;                          ///< of what follows
   std::optional<tarn::capture_scope> scope;  ///< of a capture; none for a use_mem_pool()
   std::set<cudaStream_t> joined;
+  cudaStream_t stream = nullptr;  ///< that the capture begins on
+  bool has_begun = false;         ///< a request of the capture was seen
 };
 
 /// All private pools of one device. Thread-safe.
@@ -132,6 +134,22 @@ class private_pools {
     has_routes_.store(!less->empty());
     routes_ = std::move(less);
     return closed;
+  }
+  /// PyTorch does not report the end of a capture that failed: closes the scopes whose stream is captured no more. Not
+  /// for a capture that has not allocated yet: it may be about to begin.
+  void end_failed_captures() {
+    std::shared_ptr<routes_type const> routes;
+    {
+      std::lock_guard const guard(mutex_);
+      routes = routes_;
+    }
+    for (auto const& r : *routes) {
+      std::lock_guard const its(r->mutex);
+      if (!r->scope.has_value() || !r->has_begun) continue;
+      cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+      if (cudaStreamIsCapturing(r->stream, &status) != cudaSuccess) (void)cudaGetLastError();
+      if (status == cudaStreamCaptureStatusNone) r->scope.reset();
+    }
   }
   [[nodiscard]] bool has_routes() const noexcept { return has_routes_.load(std::memory_order_acquire); }
   [[nodiscard]] bool is_open(MempoolId_t id) {

@@ -114,8 +114,9 @@ def limit():
     torch.cuda.set_per_process_memory_fraction(0.05)
     fraction = torch.cuda.get_per_process_memory_fraction()
     text = kind = ""
+    large = total // 10 // (2 * MIB) * (2 * MIB)
     try:
-        torch.empty(total // 10, dtype=torch.uint8, device="cuda")
+        torch.empty(large, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError as e:
         text, kind = str(e), type(e).__name__
     fits = torch.empty(total // 100, dtype=torch.uint8, device="cuda")
@@ -143,7 +144,7 @@ def limit():
         "more_than_all": more_than_all,
         "exabyte": "more than 1EB" in too_much,
         "ooms": ooms,
-        "observer": [seen[0][0], seen[0][1] == total // 10, len(seen[0])] if seen else None,
+        "observer": [seen[0][0], seen[0][1] == large, len(seen[0])] if seen else None,
     }
 
 
@@ -170,6 +171,7 @@ def record_stream():
         torch.cuda.synchronize()
         wrong += int((y != float(i)).sum())
         del y, z
+    fresh()  # tarn notices at the latest now that the streams have finished with the blocks above
     x = torch.ones(MIB, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
@@ -263,7 +265,11 @@ def history():
         pass
     snapshot = torch.cuda.memory._snapshot()
     actions = [e["action"] for e in snapshot["device_traces"][0]]
-    of_block = [e["action"] for e in snapshot["device_traces"][0] if e.get("addr") == address]
+    of_block = [
+        e["action"]
+        for e in snapshot["device_traces"][0]
+        if e.get("addr") == address and not e["action"].startswith("segment")
+    ]
     frames = [
         f["name"]
         for segment in snapshot["segments"]
@@ -355,8 +361,14 @@ def graphs():
         wrong += sum(int((o != -1).sum()) for o in others)
     handle = torch.cuda.graph_pool_handle()
     third = torch.cuda.CUDAGraph()
+    fork = torch.cuda.Stream()  # allocates for the first time inside the capture
     with torch.cuda.graph(third, pool=handle):
-        w = x + 1
+        w = x * 1
+        fork.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(fork):
+            forked = torch.ones_like(x) * 1
+        torch.cuda.current_stream().wait_stream(fork)
+        w = w + forked
     third.replay()
     wrong += not torch.equal(w, x + 1)
     called = torch.cuda.make_graphed_callables(network(), (torch.randn(64, 256, device="cuda", requires_grad=True),))
@@ -365,7 +377,7 @@ def graphs():
     with torch.no_grad():
         wrong += not torch.allclose(w2, network()(x), rtol=1e-4, atol=1e-5)
     del w2, called
-    y = z = w = result = gradient = None
+    y = z = w = result = gradient = forked = None
     model = others = None
     graph.reset()
     second.reset()
@@ -377,6 +389,31 @@ def graphs():
         "graph_has_segments": graph_bytes > 0,
         "returned": torch.cuda.memory_reserved() <= before + 2 * MIB,
     }
+
+
+@feature
+def failed_capture():
+    """A capture that fails leaves the allocator usable, and the next one on the same stream works."""
+    import torch
+
+    fresh()
+    stream = torch.cuda.Stream()
+    failed = ""
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            x = torch.ones(1000, device="cuda")
+            x.cpu()  # not allowed
+    except RuntimeError:
+        failed = True
+    x = None
+    y = torch.ones(1000, device="cuda") + 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        z = y + 1
+    graph.replay()
+    total = float(z.sum())
+    del y, z, graph
+    return {"failed": failed, "total": total}
 
 
 @feature
@@ -659,7 +696,7 @@ def run_features(which, path):
         tarn_torch.install()
     only = os.environ.get("TARN_TORCH_FEATURES", "").split(",")
     results = {"backend": torch.cuda.get_allocator_backend()}
-    for name, function in FEATURES.items():
+    for name, function in sorted(FEATURES.items(), key=lambda f: f[0] == "failed_capture"):
         if only != [""] and name not in only:
             continue
         print(f"{which}: {name}", flush=True)
@@ -872,6 +909,10 @@ class OneDevice(unittest.TestCase):
         native, tarn = self.assert_same("graphs")
         self.assertEqual(tarn["wrong"], 0)
         self.assertTrue(tarn["graph_has_segments"] and tarn["returned"], tarn)
+
+    def test_failed_capture(self):
+        self.assert_same("failed_capture")
+        self.assertEqual(self.of("tarn", "failed_capture")["total"], 3000)
 
     def test_mem_pool(self):
         native, tarn = self.assert_same("mem_pool")
