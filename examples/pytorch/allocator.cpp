@@ -71,6 +71,8 @@ struct device_memory {
   private_pools pools;
   block_server<memory_type> server;
   std::atomic<std::int64_t> ooms{0};
+  std::atomic<std::int64_t> foreign_bytes{0};  ///< held by MemPools with allocators of their own
+  std::atomic<std::size_t> limit{no_limit};    ///< of all that is held
   std::mutex parked_mutex;
   parked_amount parked;
   std::mutex streams_mutex;
@@ -94,6 +96,12 @@ struct checkpoint final : native::AllocatorState {
   std::shared_ptr<private_pool> pool;
   std::vector<saved> blocks;
 };
+
+/// Calls f with the memory that a block is of.
+template <class F>
+decltype(auto) with_memory_of(device_memory& its, block const& b, F const& f) {
+  return b.pool != nullptr && b.pool->foreign.has_value() ? f(*b.pool->foreign) : f(its.memory);
+}
 
 class allocator final : public native::CUDAAllocator {
  public:
@@ -162,7 +170,8 @@ class allocator final : public native::CUDAAllocator {
     TORCH_CHECK(fraction >= 0 && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
     fractions_[valid(device)].store(fraction);
     device_memory& its = memory_of(device);  // sets it if it is new
-    set_limit(its.memory, limit_of(device));
+    its.limit.store(limit_of(device));
+    apply_limit(its);
   }
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override { return {}; }
   void emptyCache(MempoolId_t id) override {
@@ -171,7 +180,10 @@ class allocator final : public native::CUDAAllocator {
       device_memory* const its = made_[d].load(std::memory_order_acquire);
       if (its == nullptr) continue;
       // The cache of a pool in use belongs to its graphs; that of a released one goes back as soon as it has no live block.
-      with_torch_errors([&] { its->memory.trim(id == MempoolId_t{0, 0} ? 0 : no_limit); });
+      with_torch_errors([&] {
+        its->memory.trim(id == MempoolId_t{0, 0} ? 0 : no_limit);
+        for (auto const& pool : its->pools.with_foreign_memory()) pool->foreign->trim(0);
+      });
     }
   }
   void cacheInfo(DeviceIndex device, std::size_t* largest) override {
@@ -185,7 +197,7 @@ class allocator final : public native::CUDAAllocator {
   }
   void* getBaseAllocation(void* p, std::size_t* size) override {
     bool const is_there = blocks_.with(p, [&](block& b) {
-      if (size != nullptr) *size = rounded(memory_of(b.device).memory, b.bytes);
+      if (size != nullptr) *size = rounded_of(memory_of(b.device), b);
     });
     TORCH_CHECK(is_there, "invalid device pointer: ", p);
     return p;
@@ -205,7 +217,10 @@ class allocator final : public native::CUDAAllocator {
     TORCH_CHECK(is_there, "invalid device pointer: ", p);
     if (copy.bytes == 0) return;
     device_memory& its = memory_of(copy.device);
-    with_torch_errors([&] { its.memory.record_stream(p, copy.bytes, reference(its, stream)); });
+    with_torch_errors([&] {
+      with_memory_of(its, copy,
+                     [&](auto& memory) { memory.record_stream(p, copy.bytes, reference(its, stream)); });
+    });
   }
 
   // ---- statistics
@@ -218,6 +233,7 @@ class allocator final : public native::CUDAAllocator {
       return none;
     }
     DeviceStats all = statistics_of(its->memory, parked_of(*its));
+    for (auto const& pool : its->pools.with_foreign_memory()) add(all, statistics_of(*pool->foreign, {}));
     all.num_ooms = its->ooms.load();
     return all;
   }
@@ -226,10 +242,14 @@ class allocator final : public native::CUDAAllocator {
     if (its == nullptr) return;
     its->ooms.store(0);
     tarn::reset_accumulated_memory_stats(its->memory);
+    for (auto const& pool : its->pools.with_foreign_memory())
+      tarn::reset_accumulated_memory_stats(*pool->foreign);
   }
   void resetPeakStats(DeviceIndex device) override {
-    if (device_memory* const its = made_[valid(device)].load(std::memory_order_acquire); its != nullptr)
-      tarn::reset_peak_memory_stats(its->memory);
+    device_memory* const its = made_[valid(device)].load(std::memory_order_acquire);
+    if (its == nullptr) return;
+    tarn::reset_peak_memory_stats(its->memory);
+    for (auto const& pool : its->pools.with_foreign_memory()) tarn::reset_peak_memory_stats(*pool->foreign);
   }
 
   // ---- history
@@ -275,12 +295,14 @@ class allocator final : public native::CUDAAllocator {
   }
   void createOrIncrefPool(DeviceIndex device, MempoolId_t id,
                           std::shared_ptr<native::CUDAAllocator> other) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(other == nullptr || other.get() == this,
-                                "tarn_torch: a MemPool takes its memory from tarn and cannot have an "
-                                "allocator of its own. Call the other "
-                                "allocator directly, or do not install tarn_torch in this process.");
     device_memory& its = memory_of(device);
-    with_torch_errors([&] { (void)its.pools.use(its.memory, id); });
+    with_torch_errors([&] {
+      if (other == nullptr || other.get() == this) {
+        (void)its.pools.use(its.memory, id);
+      } else {
+        (void)its.pools.use(foreign_memory_of(its, std::move(other)), id);
+      }
+    });
   }
   void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool value) override {
     std::shared_ptr<private_pool> const pool = memory_of(device).pools.find(id);
@@ -311,12 +333,14 @@ class allocator final : public native::CUDAAllocator {
   native::ShareableHandle shareIpcHandle(void* p) override {
     DeviceIndex device = 0;
     std::size_t bytes = 0;
-    bool const is_there = blocks_.with(p, [&](block& b) {
-      b.is_shared = true;
+    bool is_own = false;
+    (void)blocks_.with(p, [&](block& b) {
+      is_own = b.pool == nullptr || !b.pool->foreign.has_value();
+      b.is_shared = is_own;
       device = b.device;
       bytes = b.bytes;
     });
-    TORCH_CHECK(is_there, "tarn_torch: only memory that PyTorch allocated in this process can be shared");
+    TORCH_CHECK(is_own, "tarn_torch: only memory that tarn allocated in this process can be shared");
     device_memory& its = memory_of(device);
     return with_torch_errors([&] {
       return native::ShareableHandle{0, its.server.share(its.memory, p, bytes)};
@@ -361,7 +385,8 @@ class allocator final : public native::CUDAAllocator {
     std::lock_guard const guard(mutex_);
     if (device_memory* const known = made_[valid(device)].load(); known != nullptr) return *known;
     auto* const made = with_torch_errors([&] { return new device_memory(device); });
-    set_limit(made->memory, limit_of(device));
+    made->limit.store(limit_of(device));
+    apply_limit(*made);
     if (history_.is_enabled()) tarn::remember_growth(made->memory, growth_notes);
     made_[valid(device)].store(made, std::memory_order_release);
     return *made;
@@ -374,6 +399,37 @@ class allocator final : public native::CUDAAllocator {
     c10::cuda::CUDAGuard const on(device);
     C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
     return static_cast<std::size_t>(std::llround(fraction * static_cast<double>(total)));
+  }
+
+  /// Leaves to the device's pool what other allocators do not hold.
+  static void apply_limit(device_memory& its) {
+    std::size_t const limit = its.limit.load();
+    auto const foreign = static_cast<std::size_t>(std::max<std::int64_t>(its.foreign_bytes.load(), 0));
+    set_limit(its.memory, limit == no_limit ? no_limit : limit > foreign ? limit - foreign : 0);
+  }
+  /// Counts bytes that another allocator takes, or gives back if negative. Returns false if the limit has no room for them.
+  static bool count_foreign(device_memory& its, std::int64_t bytes) {
+    if (std::size_t const limit = its.limit.load(); bytes > 0 && limit != no_limit) {
+      auto const held =
+          static_cast<std::int64_t>(pool_state_of(its.memory).reserved) + its.foreign_bytes.load();
+      if (held + bytes > static_cast<std::int64_t>(limit)) return false;
+    }
+    its.foreign_bytes += bytes;
+    apply_limit(its);
+    return true;
+  }
+  static foreign_memory foreign_memory_of(device_memory& its, std::shared_ptr<native::CUDAAllocator> other) {
+    auto state = std::make_shared<foreign_calls::state>();
+    state->allocator = std::move(other);
+    state->device = its.index;
+    state->count = [&its](std::int64_t bytes) { return count_foreign(its, bytes); };
+    return foreign_memory{
+        foreign_source(tarn::cuda_driver(tarn::device_id{its.index}), foreign_calls{std::move(state)}),
+        tarn::pooled{}, tarn::tracked{}};
+  }
+  static void deallocate(device_memory& its, void* p, block const& b) {
+    with_memory_of(its, b,
+                   [&](auto& memory) { memory.deallocate(b.stream, p, b.bytes, tarn::default_alignment); });
   }
 
   /// A stream with its identity, of which the driver is asked.
@@ -437,12 +493,19 @@ class allocator final : public native::CUDAAllocator {
   [[noreturn]] void refuse(device_memory& its, std::size_t bytes, tarn::stream_ref stream,
                            tarn::out_of_memory const& why);
 
+  template <class IdOf>
+  void add_segments(std::vector<SegmentInfo>& to, tarn::snapshot const& s, DeviceIndex device,
+                    MempoolId_t wanted, IdOf const& id_of, std::unordered_set<std::size_t>& waiting);
+
   static int group_of(std::size_t bytes) noexcept { return bytes <= (std::size_t{1} << 20) ? 1 : 2; }
+  static std::size_t rounded_of(device_memory& its, block const& b) {
+    return with_memory_of(its, b, [&](auto& memory) { return rounded(memory, b.bytes); });
+  }
   static void count_parked(device_memory& its, block const& b, std::int64_t sign) {
     std::lock_guard const guard(its.parked_mutex);
     for (int const group : {0, group_of(b.bytes)}) {
       its.parked.blocks[group] += sign;
-      its.parked.bytes[group] += sign * static_cast<std::int64_t>(rounded(its.memory, b.bytes));
+      its.parked.bytes[group] += sign * static_cast<std::int64_t>(rounded_of(its, b));
       its.parked.asked[group] += sign * static_cast<std::int64_t>(b.bytes);
     }
   }
@@ -541,7 +604,7 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
     pool.live.insert(parked);
     return parked;
   }
-  TORCH_INTERNAL_ASSERT(pool.graph.has_value());
+  TORCH_INTERNAL_ASSERT(!pool.is_released());
   void* p = nullptr;
   {
     std::lock_guard const of_route(r.mutex);
@@ -554,7 +617,7 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
         throw;
       }
     }
-    p = pool.graph->allocate(stream, bytes);
+    p = pool.allocate(stream, bytes);
   }
   pool.live.insert(p);
   return p;
@@ -563,7 +626,7 @@ void* allocator::take_from_route(device_memory& its, route& r, std::size_t bytes
 /// A free block that a checkpoint keeps, of the same size and stream; null if there is none. The caller holds the pool's mutex.
 void* allocator::take_parked(device_memory& its, private_pool& pool, block const& b) {
   if (pool.parked.empty()) return nullptr;
-  auto const it = pool.parked.find({rounded(its.memory, b.bytes), b.stream.handle()});
+  auto const it = pool.parked.find({rounded_of(its, b), b.stream.handle()});
   if (it == pool.parked.end()) return nullptr;
   void* const p = it->second;
   pool.parked.erase(it);
@@ -574,9 +637,9 @@ void* allocator::take_parked(device_memory& its, private_pool& pool, block const
 void* allocator::take_on_oom(device_memory& its, block& b) {
   for (std::shared_ptr<private_pool> const& pool : its.pools.serving_others()) {
     std::lock_guard const guard(pool->mutex);
-    if (!pool->graph.has_value()) continue;
+    if (pool->is_released()) continue;
     try {
-      void* const p = pool->graph->allocate(b.stream, b.bytes);
+      void* const p = pool->allocate(b.stream, b.bytes);
       pool->live.insert(p);
       b.pool = pool;
       return p;
@@ -596,7 +659,7 @@ void allocator::refuse(device_memory& its, std::size_t bytes, tarn::stream_ref s
     C10_CUDA_CHECK_WARN(cudaMemGetInfo(&free, &total));
   }
   ++its.ooms;
-  std::size_t const limit = limit_of(its.index);
+  std::size_t const limit = its.limit.load();
   DeviceStats const now = getDeviceStats(its.index);
   std::size_t const allocated = static_cast<std::size_t>(now.allocated_bytes[0].current);
   std::size_t const reserved = static_cast<std::size_t>(now.reserved_bytes[0].current);
@@ -646,16 +709,16 @@ void allocator::give_back(void* p, block b) {
     pool->live.erase(p);
     return park_or_free(its, p, std::move(b));
   }
-  its.memory.deallocate(b.stream, p, b.bytes, tarn::default_alignment);
+  deallocate(its, p, b);
 }
 
 /// Frees a block of a private pool, or parks it if a checkpoint lists it. The caller holds the pool's mutex.
 void allocator::park_or_free(device_memory& its, void* p, block b) {
-  if (b.checkpoints == 0) return its.memory.deallocate(b.stream, p, b.bytes, tarn::default_alignment);
+  if (b.checkpoints == 0) return deallocate(its, p, b);
   b.is_parked = true;
   b.is_shared = b.has_uses = false;
   b.context = nullptr;
-  b.pool->parked.insert({{rounded(its.memory, b.bytes), b.stream.handle()}, p});
+  b.pool->parked.insert({{rounded_of(its, b), b.stream.handle()}, p});
   count_parked(its, b, 1);
   blocks_.insert(p, std::move(b));
 }
@@ -675,7 +738,12 @@ void allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id,
       if (!r->filter(current.stream())) {
         identify_streams(its);
         its.pools.end_failed_captures();
-        r->scope.emplace(*r->pool->graph, reference(its, current));
+        tarn::stream_ref const stream = reference(its, current);
+        if (r->pool->foreign.has_value()) {
+          r->scope.emplace(*r->pool->foreign_graph, stream);
+        } else {
+          r->scope.emplace(*r->pool->graph, stream);
+        }
         r->joined.insert(current.stream());
         r->stream = current.stream();
       }
@@ -705,11 +773,11 @@ void allocator::releasePool(DeviceIndex device, MempoolId_t id) {
     blocks_.with(p, [](block& of) { of.is_parked = false; });
     if (!blocks_.take(p, b)) continue;
     count_parked(its, b, -1);
-    its.memory.deallocate(b.stream, p, b.bytes, tarn::default_alignment);
+    deallocate(its, p, b);
   }
   last->parked.clear();
   for (void* const p : last->live) blocks_.with(p, [](block& of) { of.checkpoints = 0; });
-  last->graph.reset();
+  last->release();
 }
 
 std::shared_ptr<native::AllocatorState> allocator::getCheckpointState(DeviceIndex device, MempoolId_t id) {
@@ -739,7 +807,7 @@ native::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
               "the state of a memory pool cannot be set while a graph is recorded to it");
   native::CheckpointDelta delta;
   std::lock_guard const guard(pool.mutex);
-  TORCH_CHECK(pool.graph.has_value(), "the memory pool of this state was released");
+  TORCH_CHECK(!pool.is_released(), "the memory pool of this state was released");
   std::unordered_set<void*> kept;
   for (checkpoint::saved const& s : wanted->blocks) kept.insert(s.p);
   std::vector<void*> const live(pool.live.begin(), pool.live.end());
@@ -762,7 +830,7 @@ native::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
     });
     TORCH_INTERNAL_ASSERT(is_there, "a block of a checkpoint is gone");
     if (was_parked) {
-      auto const key = std::pair(rounded(its.memory, now.bytes), now.stream.handle());
+      auto const key = std::pair(rounded_of(its, now), now.stream.handle());
       for (auto [it, end] = pool.parked.equal_range(key); it != end; ++it) {
         if (it->second != s.p) continue;
         pool.parked.erase(it);
@@ -791,7 +859,7 @@ void allocator::forget(checkpoint& c) {
       now = b;
     });
     if (!is_free) continue;
-    auto const key = std::pair(rounded(its.memory, now.bytes), now.stream.handle());
+    auto const key = std::pair(rounded_of(its, now), now.stream.handle());
     for (auto [it, end] = c.pool->parked.equal_range(key); it != end; ++it) {
       if (it->second != s.p) continue;
       c.pool->parked.erase(it);
@@ -799,61 +867,72 @@ void allocator::forget(checkpoint& c) {
     }
     count_parked(its, now, -1);
     block gone;
-    if (blocks_.take(s.p, gone)) its.memory.deallocate(gone.stream, s.p, gone.bytes, tarn::default_alignment);
+    if (blocks_.take(s.p, gone)) deallocate(its, s.p, gone);
   }
 }
 
 // ---- snapshots
 
+/// Adds the segments of a pool's snapshot, of one private pool or of all. Notes the blocks that wait for other streams.
+template <class IdOf>
+void allocator::add_segments(std::vector<SegmentInfo>& to, tarn::snapshot const& s, DeviceIndex device,
+                             MempoolId_t wanted, IdOf const& id_of,
+                             std::unordered_set<std::size_t>& waiting) {
+  for (tarn::snapshot_segment const& segment : s.segments) {
+    SegmentInfo info;
+    info.device = device;
+    info.address = segment.address;
+    info.total_size = segment.bytes;
+    info.is_large = !segment.small;
+    info.is_expandable = segment.kind != tarn::segment_kind::upstream;
+    info.owner_private_pool_id = id_of(segment.graph_memory);
+    for (tarn::snapshot_block const& b : segment.blocks) {
+      BlockInfo block_info;
+      block_info.size = b.bytes;
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): it was a pointer
+      auto* const p = reinterpret_cast<void*>(b.address);
+      if (b.use == tarn::block_use::live) {
+        (void)blocks_.with(p, [&](block& known) {
+          if (known.is_parked) return;
+          block_info.allocated = block_info.active = true;
+          block_info.requested_size = known.asked;
+          block_info.context_when_allocated = known.context;
+          if (info.stream == nullptr) info.stream = known.stream.handle();
+        });
+      } else if (b.use == tarn::block_use::awaiting) {
+        block_info.active = true;
+        block_info.requested_size = b.requested;
+        waiting.insert(b.address);
+      }
+      if (block_info.allocated) info.allocated_size += b.bytes;
+      if (block_info.active) {
+        info.active_size += b.bytes;
+        info.requested_size += block_info.requested_size;
+      }
+      info.blocks.push_back(std::move(block_info));
+    }
+    if (wanted == MempoolId_t{0, 0} || info.owner_private_pool_id == wanted) to.push_back(std::move(info));
+  }
+}
+
 native::SnapshotInfo allocator::snapshot(MempoolId_t id, bool include_traces) {
   native::SnapshotInfo all;
   bool const of_one = id != MempoolId_t{0, 0};
-  std::unordered_map<tarn::stream_id, void*> handles;
+
   for (DeviceIndex d = 0; d < device_count_.load(); ++d) {
     std::vector<TraceEntry> events;
     device_memory* const its = made_[d].load(std::memory_order_acquire);
     if (its != nullptr) {
       tarn::snapshot const s = with_torch_errors([&] { return tarn::take_snapshot(its->memory, "PyTorch"); });
       std::unordered_set<std::size_t> waiting;
-      for (tarn::snapshot_segment const& segment : s.segments) {
-        SegmentInfo info;
-        info.device = d;
-        info.address = segment.address;
-        info.total_size = segment.bytes;
-        info.is_large = !segment.small;
-        info.is_expandable = segment.kind != tarn::segment_kind::upstream;
-        if (segment.graph_memory != 0) info.owner_private_pool_id = its->pools.id_of(segment.graph_memory);
-        for (tarn::snapshot_block const& b : segment.blocks) {
-          BlockInfo block_info;
-          block_info.size = b.bytes;
-          // NOLINTNEXTLINE(performance-no-int-to-ptr): it was a pointer
-          auto* const p = reinterpret_cast<void*>(b.address);
-          if (b.use == tarn::block_use::live) {
-            blocks_.with(p, [&](block& known) {
-              if (known.is_parked) return;
-              block_info.allocated = block_info.active = true;
-              block_info.requested_size = known.asked;
-              block_info.context_when_allocated = known.context;
-              handles[known.stream.id()] = known.stream.handle();
-              if (info.stream == nullptr) info.stream = known.stream.handle();
-            });
-          } else if (b.use == tarn::block_use::awaiting) {
-            block_info.active = true;
-            block_info.requested_size = b.requested;
-            waiting.insert(b.address);
-          }
-          if (block_info.allocated) info.allocated_size += b.bytes;
-          if (block_info.active) {
-            info.active_size += b.bytes;
-            info.requested_size += block_info.requested_size;
-          }
-          info.blocks.push_back(std::move(block_info));
-        }
-        if (info.stream == nullptr) {
-          auto const known = handles.find(segment.stream);
-          if (known != handles.end()) info.stream = known->second;
-        }
-        if (!of_one || info.owner_private_pool_id == id) all.segments.push_back(std::move(info));
+      auto const of_device = [&](std::uint64_t number) {
+        return number == 0 ? MempoolId_t{0, 0} : its->pools.id_of(number);
+      };
+      add_segments(all.segments, s, d, id, of_device, waiting);
+      for (auto const& pool : its->pools.with_foreign_memory()) {
+        add_segments(
+            all.segments, with_torch_errors([&] { return tarn::take_snapshot(*pool->foreign, "PyTorch"); }),
+            d, id, [&](std::uint64_t) { return pool->id; }, waiting);
       }
       if (include_traces) {
         events = history_.events_of(d, [&](std::size_t address) { return waiting.count(address) != 0; });
@@ -871,8 +950,9 @@ native::SnapshotInfo allocator::snapshot(MempoolId_t id, bool include_traces) {
         }
       }
       if (history_.is_enabled() && include_traces)
-        history_.note(TraceEntry::SNAPSHOT, d, 0, static_cast<std::size_t>(state_of(its->memory).reserved),
-                      nullptr, {0, 0}, nullptr);
+        history_.note(TraceEntry::SNAPSHOT, d, 0,
+                      static_cast<std::size_t>(pool_state_of(its->memory).reserved), nullptr, {0, 0},
+                      nullptr);
     }
     all.device_traces.push_back(std::move(events));
   }

@@ -35,11 +35,13 @@ inline void grant_access(memory_type& memory, int device) {
     return layer.grant(tarn::device_id{device});
   });
 }
-[[nodiscard]] inline tarn::pool_state state_of(memory_type& memory) {
+template <class Memory>
+[[nodiscard]] tarn::pool_state pool_state_of(Memory& memory) {
   return tarn::nearest(memory, [](auto& layer) -> decltype(layer.state()) { return layer.state(); });
 }
 /// The bytes that the pool makes of a request.
-[[nodiscard]] inline std::size_t rounded(memory_type& memory, std::size_t bytes) {
+template <class Memory>
+[[nodiscard]] std::size_t rounded(Memory& memory, std::size_t bytes) {
   constexpr std::size_t alignment = tarn::default_alignment;
   return tarn::nearest(memory, [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
     return layer.block_bytes(bytes, alignment);
@@ -54,13 +56,14 @@ struct parked_amount {
 };
 
 /// The statistics that torch.cuda.memory_stats() shows.
-[[nodiscard]] inline c10::CachingDeviceAllocator::DeviceStats statistics_of(memory_type& memory,
-                                                                            parked_amount const& parked) {
+template <class Memory>
+[[nodiscard]] c10::CachingDeviceAllocator::DeviceStats statistics_of(Memory& memory,
+                                                                     parked_amount const& parked) {
   using c10::CachingAllocator::Stat;
   using c10::CachingAllocator::StatArray;
   c10::CachingDeviceAllocator::DeviceStats out;
   tarn::tracked_statistics const t = memory->statistics();
-  tarn::pool_state const p = state_of(memory);
+  tarn::pool_state const p = pool_state_of(memory);
   auto const put = [](Stat& to, tarn::stat const& from, std::int64_t parked_now = 0) {
     to.current = from.current - parked_now;
     to.peak = std::max(from.peak - parked_now, to.current);
@@ -97,6 +100,28 @@ struct parked_amount {
   out.num_device_free = number(p.destroys - since.destroys);
   out.max_split_size = -1;  // blocks of every size are split
   return out;
+}
+
+/// Adds the numbers of another pool. The sum of two peaks is at least the peak of the sum.
+inline void add(c10::CachingDeviceAllocator::DeviceStats& to,
+                c10::CachingDeviceAllocator::DeviceStats const& more) {
+  using stats = c10::CachingDeviceAllocator::DeviceStats;
+  for (auto const array : {&stats::allocation, &stats::segment, &stats::active, &stats::inactive_split,
+                           &stats::allocated_bytes, &stats::reserved_bytes, &stats::active_bytes,
+                           &stats::inactive_split_bytes, &stats::requested_bytes}) {
+    for (std::size_t group = 0; group < 3; ++group) {
+      auto& sum = (to.*array)[group];
+      auto const& one = (more.*array)[group];
+      sum.current += one.current;
+      sum.peak += one.peak;
+      sum.allocated += one.allocated;
+      sum.freed += one.freed;
+    }
+  }
+  to.num_alloc_retries += more.num_alloc_retries;
+  to.num_sync_all_streams += more.num_sync_all_streams;
+  to.num_device_alloc += more.num_device_alloc;
+  to.num_device_free += more.num_device_free;
 }
 
 }  // namespace tarn_torch

@@ -4,6 +4,7 @@
 // route says which requests belong to which of them, while a capture or a use_mem_pool() is open.
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -23,21 +24,78 @@
 
 namespace tarn_torch {
 
+namespace native = c10::cuda::CUDACachingAllocator;
 using c10::MempoolId_t;
 
-/// One private pool. The mutex guards all members but `id`.
+/// What a MemPool with an allocator of its own takes and gives back: whole blocks of that allocator.
+struct foreign_calls {
+  using properties = tarn::property_set<tarn::device_accessible>;
+  static constexpr char const* backend = "another allocator of PyTorch";
+  struct state {
+    std::shared_ptr<native::CUDAAllocator> allocator;
+    int device = 0;
+    std::function<bool(std::int64_t)> count;  ///< adds bytes to those of the device; false: over its limit
+  };
+  std::shared_ptr<state> options;
+
+  tarn::status take(tarn::cuda_driver const&, std::size_t bytes, std::size_t, void*& p) const noexcept {
+    constexpr tarn::status refused{tarn::failure::out_of_memory, cudaErrorMemoryAllocation,
+                                   "cudaErrorMemoryAllocation", "the allocator of this MemPool"};
+    auto const amount = static_cast<std::int64_t>(bytes);
+    if (!options->count(amount)) return refused;
+    try {
+      c10::cuda::CUDAGuard const on(static_cast<c10::DeviceIndex>(options->device));
+      p = options->allocator->raw_alloc(bytes);
+    } catch (std::exception const&) {
+      (void)cudaGetLastError();
+    }
+    if (p != nullptr) return {};
+    (void)options->count(-amount);
+    return refused;
+  }
+  tarn::status give(tarn::cuda_driver const&, void* p, std::size_t bytes, std::size_t) const noexcept {
+    try {
+      c10::cuda::CUDAGuard const on(static_cast<c10::DeviceIndex>(options->device));
+      options->allocator->raw_delete(p);
+    } catch (std::exception const& e) {
+      return {tarn::failure::other, cudaErrorUnknown, "cudaErrorUnknown", "the allocator of this MemPool"};
+    }
+    (void)options->count(-static_cast<std::int64_t>(bytes));
+    return {};
+  }
+};
+using foreign_source = tarn::block_source<tarn::cuda_driver, foreign_calls>;
+using foreign_memory = tarn::stack<foreign_source, tarn::pooled, tarn::tracked>;
+
+/// One private pool. The mutex guards all members but `id`, `foreign` and `number`.
 class private_pool {
  public:
   private_pool(MempoolId_t its_id, memory_type const& memory) : id(its_id), graph(std::in_place, memory) {
     number = graph->state().number;
   }
+  private_pool(MempoolId_t its_id, foreign_memory const& memory)
+      : id(its_id), foreign(memory), foreign_graph(std::in_place, memory) {
+    number = foreign_graph->state().number;
+  }
   private_pool(private_pool const&) = delete;
   private_pool& operator=(private_pool const&) = delete;
 
+  /// @throws tarn's errors. The caller holds the mutex.
+  [[nodiscard]] void* allocate(tarn::stream_ref stream, std::size_t bytes) {
+    return foreign.has_value() ? foreign_graph->allocate(stream, bytes) : graph->allocate(stream, bytes);
+  }
+  [[nodiscard]] bool is_released() const noexcept { return !graph.has_value() && !foreign_graph.has_value(); }
+  void release() noexcept {
+    graph.reset();
+    foreign_graph.reset();
+  }
+
   MempoolId_t const id;
+  std::optional<foreign_memory> foreign;  ///< where its memory comes from, if not from the device's pool
+  std::uint64_t number = 0;               ///< of its segments in tarn's snapshots
   std::mutex mutex;
   std::optional<tarn::graph_memory<memory_type>> graph;  ///< empty once the last user has released the pool
-  std::uint64_t number = 0;                              ///< of its segments in tarn's snapshots
+  std::optional<tarn::graph_memory<foreign_memory>> foreign_graph;  ///< likewise
   int users = 0;
   bool serves_others_on_oom = false;
   std::unordered_set<void*> live;
@@ -65,7 +123,8 @@ class private_pools {
   using routes_type = std::vector<std::shared_ptr<route>>;
 
   /// The pool, with one user more; made if there is none. @throws tarn's errors
-  std::shared_ptr<private_pool> use(memory_type const& memory, MempoolId_t id) {
+  template <class Memory>
+  std::shared_ptr<private_pool> use(Memory const& memory, MempoolId_t id) {
     std::lock_guard const guard(mutex_);
     std::shared_ptr<private_pool>& pool = pools_[id];
     if (pool == nullptr) {
@@ -75,7 +134,11 @@ class private_pools {
         pools_.erase(id);
         throw;
       }
-      ids_[pool->number] = id;
+      if (pool->foreign.has_value()) {
+        foreign_.push_back(pool);
+      } else {
+        ids_[pool->number] = id;
+      }
     }
     std::lock_guard const its(pool->mutex);
     ++pool->users;
@@ -91,6 +154,16 @@ class private_pools {
     if (--pool->users > 0) return nullptr;
     pools_.erase(it);
     return pool;
+  }
+  /// The pools with memory of other allocators, also those that were released and have live blocks.
+  [[nodiscard]] std::vector<std::shared_ptr<private_pool>> with_foreign_memory() {
+    std::vector<std::shared_ptr<private_pool>> found;
+    std::lock_guard const guard(mutex_);
+    std::erase_if(foreign_, [](auto const& pool) { return pool.expired(); });
+    for (auto const& pool : foreign_) {
+      if (std::shared_ptr<private_pool> its = pool.lock(); its != nullptr) found.push_back(std::move(its));
+    }
+    return found;
   }
   /// Null if there is none.
   [[nodiscard]] std::shared_ptr<private_pool> find(MempoolId_t id) {
@@ -173,6 +246,7 @@ class private_pools {
   std::mutex mutex_;
   std::map<MempoolId_t, std::shared_ptr<private_pool>> pools_;
   std::map<std::uint64_t, MempoolId_t> ids_;
+  std::vector<std::weak_ptr<private_pool>> foreign_;
   std::shared_ptr<routes_type const> routes_ = std::make_shared<routes_type>();
   std::atomic<bool> has_routes_{false};
 };

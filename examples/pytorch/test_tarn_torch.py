@@ -673,6 +673,70 @@ def checkpoint():
     return result
 
 
+COUNTING_ALLOCATOR = """
+#include <cstddef>
+extern "C" {
+int cudaMalloc(void** p, std::size_t bytes);
+int cudaFree(void* p);
+int taken = 0, given = 0;
+void* take(std::size_t bytes, int, void*) { void* p = nullptr; ++taken; return cudaMalloc(&p, bytes) == 0 ? p : nullptr; }
+void give(void* p, std::size_t, int, void*) { ++given; cudaFree(p); }
+}
+"""
+
+
+@feature
+def other_allocator():
+    """A MemPool whose memory comes from another allocator."""
+    import ctypes
+
+    import torch
+
+    fresh()
+    runtime = next(m for m in open("/proc/self/maps").read().split() if "libcudart" in m)
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = os.path.join(folder, "counting.cpp"), os.path.join(folder, "counting.so")
+        with open(source, "w") as f:
+            f.write(COUNTING_ALLOCATOR)
+        subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source, runtime], check=True)
+        other = torch.cuda.memory.CUDAPluggableAllocator(library, "take", "give")
+        counts = ctypes.CDLL(library)
+    taken, given = (ctypes.c_int.in_dll(counts, name) for name in ("taken", "given"))
+    start = [torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]
+    pool = torch.cuda.MemPool(other.allocator())
+    before = taken.value
+    with torch.cuda.use_mem_pool(pool):
+        x = block(5).fill_(3)
+        gone = block(5)
+        address = gone.data_ptr()
+        del gone
+        y = block(5).fill_(4)
+    outside = block(5)
+    result = {
+        "before": before,
+        "taken": taken.value > 0,
+        "given": given.value,
+        "reused": y.data_ptr() == address,
+        "allocated": torch.cuda.memory_allocated() - start[0],
+        "reserved": torch.cuda.memory_reserved() - start[1] >= 15 * MIB,
+        "in_pool": sorted(
+            b["size"] for s in pool.snapshot() for b in s["blocks"] if b["state"] == "active_allocated"
+        ),
+    }
+    side = torch.cuda.Stream()
+    x.record_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        z = y + 1
+    graph.replay()
+    result["values"] = [int(x.max()), int(y.max()), int(z.max())]
+    del x, y, z, graph, outside, pool
+    fresh()
+    result["all_given"] = taken.value == given.value
+    result["end"] = torch.cuda.memory_allocated() - start[0]
+    return result
+
+
 @feature
 def own_errors():
     """What tarn does not do is refused with a text that says so."""
@@ -922,6 +986,11 @@ class OneDevice(unittest.TestCase):
         self.assertEqual(tarn["nested"], [True, True])
         self.assertTrue(tarn["reused"] and tarn["returned"], tarn)
         self.assertEqual(tarn["graph_in_pool"], 500)
+
+    def test_pool_of_another_allocator(self):
+        native, tarn = self.assert_same("other_allocator")
+        self.assertEqual(tarn["values"], [3, 4, 5])
+        self.assertTrue(tarn["taken"] and tarn["all_given"], tarn)
 
     def test_pool_on_oom(self):
         self.assert_same("pool_on_oom")
