@@ -14,7 +14,7 @@
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
 #   moving  sleep  compact  reservations  convert  graphs  tests  endings  sanitize  planted  examples  snapshots  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
-#   clients_rmm  clients_cupy: other people's programs on tarn, only where they are named; clients means both
+#   clients_torch  clients_rmm  clients_cupy: other people's programs on tarn, only where they are named; clients means all of them
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
@@ -456,6 +456,19 @@ run_graphs() {
   "$program" --json "$results/graphs.jsonl.new"
 }
 
+# PyTorch on tarn: builds the extension, runs its tests, and compares workloads under PyTorch's allocators and tarn.
+run_clients_torch() {
+  local status=0
+  [ -n "$torch_dir" ] || { say "no PyTorch with CUDA in python3"; return 77; }
+  export MAX_JOBS=$jobs TARN_TORCH_LIBRARY=$build/tarn_torch/tarn_torch.so
+  cd "$root/examples/pytorch" || return
+  python3 -c 'import tarn_torch; print(tarn_torch.build())' || return
+  python3 -m unittest -v test_tarn_torch || status=1
+  rm -f "$results/clients_torch.jsonl.new"
+  python3 compare_workloads.py "$results/clients_torch.jsonl.new" || status=1
+  return $status
+}
+
 # Who survives on a GPU that has 1.00, 1.01 and 1.05 times a trace's peak live bytes: a ballast takes the rest of it.
 caps=1.00,1.01,1.05
 run_survival_tarn() {
@@ -573,6 +586,7 @@ if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
   stage survival_rmm 90 run_survival_rmm
   stage clients_rmm 240 run_clients_rmm
   stage clients_cupy 280 run_clients_cupy
+  stage clients_torch 570 run_clients_torch
 fi
 total=$((total + 25))
 stage summary 25 run_summary

@@ -1994,6 +1994,20 @@ PLANTED = {
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
+            "a block of an owner that was allocated outside a capture is freed into the pool",
+            "pool/graph/graph_memories.hpp",
+            "      blocks_.note(p, from);\n",
+            "      (void)0;\n",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "graph_memory::allocate inside the owner's capture does not follow the order of its stream",
+            "pool/graph/graph_memories.hpp",
+            "at.owner == &from ? at.kept_as : neutral_id",
+            "neutral_id",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
             "another thread's mark of all work is made during a capture",
             "driver/capture_gate.hpp",
             "    while (now < one_capture) {\n      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;",

@@ -1175,3 +1175,106 @@ TEST_CASE("reading statistics does not keep the memory of an ended owner", "[gra
   reader.join();
   CHECK(refused == 0);
 }
+
+TEST_CASE("graph_memory::allocate outside a capture gives blocks that only the owner reuses",
+          "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{} | tracked{};
+  device::stream_type a{d.driver}, b{d.driver};
+  std::size_t const bytes = GENERATE(as<std::size_t>{}, 256, 5000, 1 << 20, 3 << 20, 40 << 20);
+  void* p = nullptr;
+  {
+    graph_memory memory{pool};
+    p = memory.allocate(a, bytes);
+    std::size_t const counted = memory_allocated(pool);
+    CHECK(counted >= bytes);
+    CHECK(memory.state().allocated == counted);
+    pool.deallocate(a, p, bytes);
+    CHECK(memory_allocated(pool) == 0);
+    CHECK(memory.state().allocated == 0);
+    void* const others = pool.allocate(a, bytes);
+    CHECK(others != p);
+    pool.deallocate(a, others, bytes);
+    pool.empty_cache();
+    CHECK(memory.state().reserved >= bytes);
+    CHECK(memory.allocate(a, bytes) == p);
+    pool.record_stream(p, bytes, b);
+    snapshot const s = take_snapshot(pool);
+    std::uint64_t number = 0;
+    for (auto const& segment : s.segments) {
+      for (auto const& block : segment.blocks) {
+        if (block.address == reinterpret_cast<std::uintptr_t>(p)) number = segment.graph_memory;
+      }
+    }
+    CHECK(number == memory.state().number);
+    CHECK(memory.allocate(a, 0) == nullptr);
+    CHECK_THROWS_AS(memory.allocate(a, bytes, 3), bad_alignment);
+    CHECK_THROWS_AS(memory.allocate(a, std::size_t{1} << 60), out_of_memory);
+  }
+  CHECK(pool.owns(p));  // it is live
+  pool.deallocate(a, p, bytes);
+  pool.empty_cache();
+  CHECK(memory_reserved(pool) == 0);
+  CHECK(memory_allocated(pool) == 0);
+  d.clean();
+}
+
+TEST_CASE("graph_memory::allocate inside a capture of the owner is reused in it and in the next one",
+          "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{} | tracked{};
+  device::stream_type a{d.driver}, b{d.driver};
+  std::size_t const bytes = GENERATE(as<std::size_t>{}, 256, 100000, 8 << 20);
+  graph_memory memory{pool};
+  void* const warm = memory.allocate(b, bytes);
+  pool.deallocate(b, warm, bytes);
+  b.synchronize();
+  void* p = nullptr;
+  {
+    capture c(d.machine, memory, a);
+    p = memory.allocate(a, bytes);
+    pool.deallocate(a, p, bytes);
+    CHECK(pool.allocate(a, bytes) == p);
+    pool.deallocate(a, p, bytes);
+    CHECK(memory.allocate(a, bytes) == p);
+    pool.deallocate(a, p, bytes);
+  }
+  CHECK(p == warm);  // the work of the warm-up is complete
+  {
+    capture c(d.machine, memory, b);
+    CHECK(pool.allocate(b, bytes) == p);
+    pool.deallocate(b, p, bytes);
+  }
+  d.clean();
+}
+
+TEST_CASE("graph_memory::allocate on a stream of another owner's capture: that graph keeps what it frees",
+          "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{} | tracked{};
+  device::stream_type a{d.driver}, b{d.driver};
+  std::size_t const bytes = GENERATE(as<std::size_t>{}, 256, 100000, 8 << 20);
+  graph_memory memory{pool};
+  auto const waiting = [&] {
+    tracked_statistics const s = pool->statistics();
+    return static_cast<std::size_t>(s.active_bytes[0].current - s.allocated_bytes[0].current);
+  };
+  {
+    graph_memory of_graph{pool};
+    void* p = nullptr;
+    {
+      capture c(d.machine, of_graph, a);
+      p = memory.allocate(a, bytes);
+      CHECK(memory.state().allocated >= bytes);
+      CHECK(of_graph.state().allocated == 0);
+      pool.deallocate(a, p, bytes);
+      CHECK(of_graph.state().kept >= bytes);
+      CHECK(memory.allocate(a, bytes) != p);
+    }
+    for (int i = 0; i < 4; ++i) CHECK(memory.allocate(b, bytes) != p);
+    CHECK(waiting() >= bytes);
+  }
+  pool.empty_cache();
+  CHECK(waiting() == 0);
+  d.clean();
+}

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "tarn/core/graph_owner.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/sleeping.hpp"
 
@@ -50,6 +51,13 @@ struct record_stream_call {
     return layer.record_stream(p, bytes, stream);
   }
 };
+
+/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
+template <class Resource>
+concept allocates_for_owners =
+    requires(Resource& memory, graph_owner& owner, stream_ref stream, std::size_t bytes) {
+      layer_of(memory).allocate_for(owner, stream, bytes, bytes);
+    };
 
 /// Whether there is a pool somewhere below.
 template <class Upstream>

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/graph_owner.hpp"
 #include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pool_calls.hpp"
@@ -94,6 +95,15 @@ class tracked_layer {
     if (p == nullptr) return;
     numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
     upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  /// Counts a block that belongs to the owner of a graph's memory as any other; see graph_memory::allocate().
+  [[nodiscard]] void* allocate_for(detail::graph_owner& owner, stream_ref stream, std::size_t bytes,
+                                   std::size_t alignment)
+    requires detail::allocates_for_owners<Upstream>
+  {
+    return count(rounded(bytes, alignment), bytes,
+                 [&] { return detail::layer_of(upstream_).allocate_for(owner, stream, bytes, alignment); });
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }

@@ -92,6 +92,15 @@ class cache_misses : public pool_parts<Upstream> {
     keep_mapped();
     graphs_.keep_mapped();
   }
+  /// Allocates a block of a graph memory; see graph_memory::allocate(). @throws as allocate()
+  template <class Part>
+  [[nodiscard]] void* allocate_from(Part& from, stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    stream_id const id = heap_.identity(stream);
+    if (heap_.is_lost()) heap_.refuse_forked();
+    if (heap_.is_asleep()) heap_.refuse_asleep(id, bytes, alignment);
+    if (bytes > max_request_bytes) heap_.refuse(id, bytes, alignment);
+    return graphs_.allocate_from(whole(), from, id, stream, bytes, alignment);
+  }
   /// Work may still use the memory when the pool ends: none of it is given back.
   void keep_mapped() noexcept { heap_.keep_mapped(); }
   /// For the pool of a graph_memory: keeps the order of a captured stream from now on. There is room for as many as a pool has.

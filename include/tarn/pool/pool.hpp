@@ -173,6 +173,14 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     if (heap_.is_lost()) heap_.refuse_forked();
     return detail::owned<detail::graph_owner>(new detail::graph_owner_of<pool>(*this));
   }
+  /// Allocates a block of an owner that new_graph_memory() of this pool made; see graph_memory::allocate().
+  /// @throws as allocate()
+  [[nodiscard]] void* allocate_for(detail::graph_owner& owner, stream_ref stream, std::size_t bytes,
+                                   std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    require_alignment(alignment);
+    return static_cast<detail::graph_owner_of<pool>&>(owner).allocate(stream, bytes, alignment);
+  }
 
  private:
   using misses::collect;

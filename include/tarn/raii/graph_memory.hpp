@@ -8,6 +8,7 @@
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/policy/pool_calls.hpp"
 #include "tarn/raii/stream.hpp"
 
 namespace tarn {
@@ -42,6 +43,22 @@ class graph_memory {
     return *this;
   }
   ~graph_memory() = default;
+
+  /// Allocates a block of the owner for work on `stream`, inside or outside a capture: what the warm-up before a capture should
+  /// leave to it, or a part of the pool that is kept apart (PyTorch's MemPool). It is freed as any block, with
+  /// resource().deallocate(), and is then reused by this owner only, in the order of the stream. On a stream that is captured for
+  /// another owner, it is memory that every stream may use, and that graph keeps it when it is freed there.
+  /// For a pool, and for a pool under `tracked`, which counts the block; other policies would not see it.
+  /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc: nothing has changed
+  /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not serve.
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
+                               std::size_t alignment = default_alignment,
+                               source_location where = source_location::current())
+    requires detail::allocates_for_owners<Memory>
+  {
+    return detail::called_from(
+        where, [&] { return detail::layer_of(memory_).allocate_for(*owner_, stream, bytes, alignment); });
+  }
 
   /// The pool or stack that captures allocate from.
   [[nodiscard]] Memory const& resource() const noexcept { return memory_; }

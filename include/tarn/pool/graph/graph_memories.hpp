@@ -9,6 +9,7 @@
 //   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
 //     of a block of the pool    kept by the part: the graph uses it
 //   deallocate elsewhere        to the part, in the order of that stream
+//   allocate for an owner       from its part, outside a capture in the order of the stream: see graph_memory::allocate()
 //   the scope ends              what captured streams freed is free for the owner's next capture
 //   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
 //                               goes back to the source and the kept blocks to the pool
@@ -74,15 +75,31 @@ class graph_memories {
                                std::size_t alignment) {
     if (part* const owner = captures_.cached(id); owner != nullptr) {
       capture_cache& cache = owner->cache;
-      void* const p = take(whole, *owner, cache.kept_as, id, bytes, alignment);
+      stream_ref const as = stream_ref::from(nullptr, cache.kept_as);
+      void* const p = take(whole, *owner, as, id, bytes, alignment);
       if (cache.is_old()) clear(*owner);
-      if (!cache.take(p)) note(p, *owner, cache.kept_as, bytes, alignment, &cache);
+      if (!cache.take(p)) note(p, *owner, as, bytes, alignment, &cache);
       return p;
     }
     capture const at = captures_.of_allocation(id, stream);
     if (at.kept_as == 0) return nullptr;
-    void* const p = take(whole, *at.owner, at.kept_as, id, bytes, alignment);
-    note(p, *at.owner, at.kept_as, bytes, alignment, nullptr);
+    stream_ref const as = stream_ref::from(nullptr, at.kept_as);
+    void* const p = take(whole, *at.owner, as, id, bytes, alignment);
+    note(p, *at.owner, as, bytes, alignment, nullptr);
+    return p;
+  }
+
+  /// Serves a request from a part, whether its stream is captured or not; see graph_memory::allocate().
+  /// @throws as allocate()
+  template <class Pool>
+  [[nodiscard]] void* allocate_from(Pool& whole, part& from, stream_id id, stream_ref stream,
+                                    std::size_t bytes, std::size_t alignment) {
+    capture const at = is_watching() ? captures_.of_allocation(id, stream) : capture{};
+    stream_ref as = stream_ref::from(stream.handle(), id);
+    // The part keeps no order of the streams of another owner's capture.
+    if (at.kept_as != 0) as = stream_ref::from(nullptr, at.owner == &from ? at.kept_as : neutral_id);
+    void* const p = take(whole, from, as, id, bytes, alignment);
+    note(p, from, as, bytes, alignment, nullptr);
     return p;
   }
 
@@ -254,7 +271,7 @@ class graph_memories {
   [[nodiscard]] graph_state state_of(part& of) const {
     pool_state const s = of.memory.state();
     std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes};
+    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes, of.number};
   }
   /// Calls f(pool) for each part under the growth lock, since reap() leaves alone what a call refers to.
   template <class F>
@@ -297,16 +314,16 @@ class graph_memories {
     part& of_;
   };
 
-  /// Notes a block that was handed out under the identity `kept_as`, and adds it to the cache of its capture.
+  /// Notes a block that was handed out under the identity of `as`, and adds it to the cache of its capture.
   /// @throws std::bad_alloc, the block is free again
-  void note(void* p, part& owner, stream_id kept_as, std::size_t bytes, std::size_t alignment,
+  void note(void* p, part& owner, stream_ref as, std::size_t bytes, std::size_t alignment,
             capture_cache* cache) {
     bool const is_cached = cache != nullptr && cache->has_room();
     bool is_new = false;
     try {
       is_new = blocks_.note(p, owner, is_cached ? note_of::capture_cache : note_of::live_block);
     } catch (...) {
-      owner.memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
+      owner.memory.deallocate(as, p, bytes, alignment);
       throw;
     }
     if (is_new) waiting_.count_noted_elsewhere(true);
@@ -321,16 +338,14 @@ class graph_memories {
   }
 
   template <class Pool>
-  void* take(Pool& whole, part& from, stream_id capture_id, stream_id id, std::size_t bytes,
-             std::size_t alignment) {
-    stream_ref const kept_as = stream_ref::from(nullptr, capture_id);
+  void* take(Pool& whole, part& from, stream_ref as, stream_id id, std::size_t bytes, std::size_t alignment) {
     try {
-      return from.memory.allocate(kept_as, bytes, alignment);
+      return from.memory.allocate(as, bytes, alignment);
     } catch (out_of_memory const& refused) {
       memory_report report = refused.report();
       if (whole.trim(0) != 0) {
         try {
-          return from.memory.allocate(kept_as, bytes, alignment);
+          return from.memory.allocate(as, bytes, alignment);
         } catch (out_of_memory const& again) {
           report = again.report();
         }

@@ -2,6 +2,7 @@
 #pragma once
 // The owner of a part of a pool, as graph_memory holds it.
 
+#include <cstddef>
 #include <mutex>
 
 #include "tarn/core/error.hpp"
@@ -43,6 +44,10 @@ class graph_owner_of final : public graph_owner {
     whole_.graphs_.end_capture(part_, capture);
   }
   [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(part_); }
+  /// See graph_memory::allocate(); `bytes` is not 0.
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return whole_.allocate_from(part_, stream, bytes, alignment);
+  }
 
  private:
   using part_type = typename Pool::graphs_type::part;

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// PyTorch's private pools on one device: of CUDAGraph, of graph_pool_handle() and of MemPool. Each is a tarn::graph_memory. A
+// route says which requests belong to which of them, while a capture or a use_mem_pool() is open.
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <tarn/tarn.hpp>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "device_memory.hpp"
+
+namespace tarn_torch {
+
+namespace native = c10::cuda::CUDACachingAllocator;
+using c10::MempoolId_t;
+
+/// What a MemPool with an allocator of its own takes and gives back: whole blocks of that allocator.
+struct foreign_calls {
+  using properties = tarn::property_set<tarn::device_accessible>;
+  static constexpr char const* backend = "another allocator of PyTorch";
+  struct state {
+    std::shared_ptr<native::CUDAAllocator> allocator;
+    int device = 0;
+    std::function<bool(std::int64_t)> count;  ///< adds bytes to those of the device; false: over its limit
+  };
+  std::shared_ptr<state> options;
+
+  tarn::status take(tarn::cuda_driver const&, std::size_t bytes, std::size_t, void*& p) const noexcept {
+    constexpr tarn::status refused{tarn::failure::out_of_memory, cudaErrorMemoryAllocation,
+                                   "cudaErrorMemoryAllocation", "the allocator of this MemPool"};
+    auto const amount = static_cast<std::int64_t>(bytes);
+    if (!options->count(amount)) return refused;
+    try {
+      c10::cuda::CUDAGuard const on(static_cast<c10::DeviceIndex>(options->device));
+      p = options->allocator->raw_alloc(bytes);
+    } catch (std::exception const&) {
+      (void)cudaGetLastError();
+    }
+    if (p != nullptr) return {};
+    (void)options->count(-amount);
+    return refused;
+  }
+  tarn::status give(tarn::cuda_driver const&, void* p, std::size_t bytes, std::size_t) const noexcept {
+    try {
+      c10::cuda::CUDAGuard const on(static_cast<c10::DeviceIndex>(options->device));
+      options->allocator->raw_delete(p);
+    } catch (std::exception const& e) {
+      return {tarn::failure::other, cudaErrorUnknown, "cudaErrorUnknown", "the allocator of this MemPool"};
+    }
+    (void)options->count(-static_cast<std::int64_t>(bytes));
+    return {};
+  }
+};
+using foreign_source = tarn::block_source<tarn::cuda_driver, foreign_calls>;
+using foreign_memory = tarn::stack<foreign_source, tarn::pooled, tarn::tracked>;
+
+/// One private pool. The mutex guards all members but `id`, `foreign` and `number`.
+class private_pool {
+ public:
+  private_pool(MempoolId_t its_id, memory_type const& memory) : id(its_id), graph(std::in_place, memory) {
+    number = graph->state().number;
+  }
+  private_pool(MempoolId_t its_id, foreign_memory const& memory)
+      : id(its_id), foreign(memory), foreign_graph(std::in_place, memory) {
+    number = foreign_graph->state().number;
+  }
+  private_pool(private_pool const&) = delete;
+  private_pool& operator=(private_pool const&) = delete;
+
+  /// @throws tarn's errors. The caller holds the mutex.
+  [[nodiscard]] void* allocate(tarn::stream_ref stream, std::size_t bytes) {
+    return foreign.has_value() ? foreign_graph->allocate(stream, bytes) : graph->allocate(stream, bytes);
+  }
+  [[nodiscard]] bool is_released() const noexcept { return !graph.has_value() && !foreign_graph.has_value(); }
+  void release() noexcept {
+    graph.reset();
+    foreign_graph.reset();
+  }
+
+  MempoolId_t const id;
+  std::optional<foreign_memory> foreign;  ///< where its memory comes from, if not from the device's pool
+  std::uint64_t number = 0;               ///< of its segments in tarn's snapshots
+  std::mutex mutex;
+  std::optional<tarn::graph_memory<memory_type>> graph;  ///< empty once the last user has released the pool
+  std::optional<tarn::graph_memory<foreign_memory>> foreign_graph;  ///< likewise
+  int users = 0;
+  bool serves_others_on_oom = false;
+  std::unordered_set<void*> live;
+  /// Free blocks that checkpoints list, by rounded bytes and stream.
+  std::multimap<std::pair<std::size_t, void*>, void*> parked;
+};
+
+/// While it is open, requests whose stream passes the filter belong to the pool.
+struct route {
+  route(std::shared_ptr<private_pool> to, std::function<bool(cudaStream_t)> accepts)
+      : pool(std::move(to)), filter(std::move(accepts)) {}
+
+  std::shared_ptr<private_pool> const pool;
+  std::function<bool(cudaStream_t)> const filter;
+  std::mutex mutex;                          ///< of what follows
+  std::optional<tarn::capture_scope> scope;  ///< of a capture; none for a use_mem_pool()
+  std::set<cudaStream_t> joined;
+  cudaStream_t stream = nullptr;  ///< that the capture begins on
+  bool has_begun = false;         ///< a request of the capture was seen
+};
+
+/// All private pools of one device. Thread-safe.
+class private_pools {
+ public:
+  using routes_type = std::vector<std::shared_ptr<route>>;
+
+  /// The pool, with one user more; made if there is none. @throws tarn's errors
+  template <class Memory>
+  std::shared_ptr<private_pool> use(Memory const& memory, MempoolId_t id) {
+    std::lock_guard const guard(mutex_);
+    std::shared_ptr<private_pool>& pool = pools_[id];
+    if (pool == nullptr) {
+      try {
+        pool = std::make_shared<private_pool>(id, memory);
+      } catch (...) {
+        pools_.erase(id);
+        throw;
+      }
+      if (pool->foreign.has_value()) {
+        foreign_.push_back(pool);
+      } else {
+        ids_[pool->number] = id;
+      }
+    }
+    std::lock_guard const its(pool->mutex);
+    ++pool->users;
+    return pool;
+  }
+  /// One user less. Returns the pool if that was the last one: it is no longer found here.
+  std::shared_ptr<private_pool> release(MempoolId_t id) {
+    std::lock_guard const guard(mutex_);
+    auto const it = pools_.find(id);
+    TORCH_CHECK(it != pools_.end(), "releasePool: no such memory pool (", id.first, ", ", id.second, ")");
+    std::shared_ptr<private_pool> const pool = it->second;
+    std::lock_guard const its(pool->mutex);
+    if (--pool->users > 0) return nullptr;
+    pools_.erase(it);
+    return pool;
+  }
+  /// The pools with memory of other allocators, also those that were released and have live blocks.
+  [[nodiscard]] std::vector<std::shared_ptr<private_pool>> with_foreign_memory() {
+    std::vector<std::shared_ptr<private_pool>> found;
+    std::lock_guard const guard(mutex_);
+    std::erase_if(foreign_, [](auto const& pool) { return pool.expired(); });
+    for (auto const& pool : foreign_) {
+      if (std::shared_ptr<private_pool> its = pool.lock(); its != nullptr) found.push_back(std::move(its));
+    }
+    return found;
+  }
+  /// Null if there is none.
+  [[nodiscard]] std::shared_ptr<private_pool> find(MempoolId_t id) {
+    std::lock_guard const guard(mutex_);
+    auto const it = pools_.find(id);
+    return it == pools_.end() ? nullptr : it->second;
+  }
+  /// The pools that may serve a request that the device refuses.
+  [[nodiscard]] std::vector<std::shared_ptr<private_pool>> serving_others() {
+    std::vector<std::shared_ptr<private_pool>> found;
+    std::lock_guard const guard(mutex_);
+    for (auto const& [id, pool] : pools_) {
+      std::lock_guard const its(pool->mutex);
+      if (pool->serves_others_on_oom) found.push_back(pool);
+    }
+    return found;
+  }
+  /// PyTorch's id of a segment of tarn's snapshot; also of a pool that was released and still has live blocks.
+  [[nodiscard]] MempoolId_t id_of(std::uint64_t number) {
+    std::lock_guard const guard(mutex_);
+    auto const it = ids_.find(number);
+    return it == ids_.end() ? MempoolId_t{0, 0} : it->second;
+  }
+
+  void open(std::shared_ptr<route> r) {
+    std::lock_guard const guard(mutex_);
+    auto more = std::make_shared<routes_type>(*routes_);
+    more->insert(more->begin(), std::move(r));
+    routes_ = std::move(more);
+    has_routes_.store(true);
+  }
+  /// Takes the route of a pool out; null if there is none.
+  std::shared_ptr<route> close(MempoolId_t id) {
+    std::lock_guard const guard(mutex_);
+    auto less = std::make_shared<routes_type>(*routes_);
+    auto const it =
+        std::find_if(less->begin(), less->end(), [&](auto const& r) { return r->pool->id == id; });
+    if (it == less->end()) return nullptr;
+    std::shared_ptr<route> const closed = *it;
+    less->erase(it);
+    has_routes_.store(!less->empty());
+    routes_ = std::move(less);
+    return closed;
+  }
+  /// PyTorch does not report the end of a capture that failed: closes the scopes whose stream is captured no more. Not
+  /// for a capture that has not allocated yet: it may be about to begin.
+  void end_failed_captures() {
+    std::shared_ptr<routes_type const> routes;
+    {
+      std::lock_guard const guard(mutex_);
+      routes = routes_;
+    }
+    for (auto const& r : *routes) {
+      std::lock_guard const its(r->mutex);
+      if (!r->scope.has_value() || !r->has_begun) continue;
+      cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+      if (cudaStreamIsCapturing(r->stream, &status) != cudaSuccess) (void)cudaGetLastError();
+      if (status == cudaStreamCaptureStatusNone) r->scope.reset();
+    }
+  }
+  [[nodiscard]] bool has_routes() const noexcept { return has_routes_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool is_open(MempoolId_t id) {
+    std::lock_guard const guard(mutex_);
+    return std::any_of(routes_->begin(), routes_->end(), [&](auto const& r) { return r->pool->id == id; });
+  }
+  /// The route of a request, the one that was opened last first; null: the device's own memory. Calls the filters without a lock.
+  [[nodiscard]] std::shared_ptr<route> route_of(cudaStream_t stream) {
+    std::shared_ptr<routes_type const> routes;
+    {
+      std::lock_guard const guard(mutex_);
+      routes = routes_;
+    }
+    for (auto const& r : *routes) {
+      if (r->filter(stream)) return r;
+    }
+    return nullptr;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<MempoolId_t, std::shared_ptr<private_pool>> pools_;
+  std::map<std::uint64_t, MempoolId_t> ids_;
+  std::vector<std::weak_ptr<private_pool>> foreign_;
+  std::shared_ptr<routes_type const> routes_ = std::make_shared<routes_type>();
+  std::atomic<bool> has_routes_{false};
+};
+
+}  // namespace tarn_torch
