@@ -4,7 +4,8 @@
 # paths with their peers, and writes bench/results/; logs are in build-gpu/logs/. Needs no network there.
 #
 #   bench/gpu.sh prepare     on a Debian or Ubuntu machine: gathers into .gpu-deps/ what a GPU machine lacks
-#                            (Catch2, CLI11, nlohmann-json, zlib, mimalloc; RMM and DALI's core if pip has them)
+#                            (Catch2, CLI11, nlohmann-json, zlib, mimalloc; RMM and DALI's core if pip has them; the
+#                            sources of NanoVDB and tiny-cuda-nn if git can fetch them)
 #   bench/gpu.sh             on the GPU machine, with .gpu-deps/ in the repository root: runs all stages
 #   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
 #                            Stages after build need a build that is there
@@ -14,9 +15,11 @@
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
 #   moving  sleep  compact  reservations  convert  graphs  tests  endings  sanitize  planted  examples  snapshots  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
-#   clients_torch  clients_rmm  clients_cupy: other people's programs on tarn, only where they are named; clients means all of them
+#   clients_torch  clients_rmm  clients_cupy  clients_build  clients_nanovdb  clients_tcnn: other people's programs on tarn, only where
+#   they are named; clients means all of them
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
+#              MIRRORS        folder of bare repositories that prepare takes the sources from, instead of GitHub
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
 #              RMM_TESTS      cpp/tests of RMM's sources, for clients_rmm; prepare takes a copy along, and GoogleTest if installed
 #              OUT            folder that gets the results once more, packed
@@ -74,6 +77,14 @@ prepare() {
     say "skipped DALI: pip could not fetch it"
   fi
   rm -rf "$deps/wheels"
+  # The versions that examples/clients.md names.
+  fetch_sources nanovdb https://github.com/AcademySoftwareFoundation/openvdb 568538e9ecee4aa4da1735c2cbd7ad27bea1c2d1 nanovdb
+  fetch_sources tcnn https://github.com/NVlabs/tiny-cuda-nn 6ee3546bda615f51abe684ce9edefeb414689135 include src dependencies data/images
+  if [ -d "$deps/tcnn" ]; then
+    fetch_sources tcnn/dependencies/cutlass https://github.com/NVIDIA/cutlass 82f5075946e2569589439d500733b700a3141374 \
+      include tools/util/include
+    fetch_sources tcnn/dependencies/fmt https://github.com/fmtlib/fmt fa2eb2d2e3ec5c21629f8ccd88ae05ec40b963fa include
+  fi
   if [ -n "${TRACES:-}" ]; then
     mkdir "$deps/traces"
     cp "$TRACES"/*.trace.gz "$deps/traces"
@@ -87,6 +98,29 @@ prepare() {
       while read -r file; do [ -d "$file" ] || printf '%s\n' "${file#/}"; done | tar -C / -c -T - | tar -C "$deps" -x
   fi
   du -sh "$deps"
+}
+
+# fetch_sources FOLDER URL COMMIT PATH...: these folders of a program's sources, into .gpu-deps/FOLDER. MIRRORS may name a folder of
+# bare repositories, OWNER+NAME/repo, to take them from instead.
+fetch_sources() {
+  local folder=$deps/$1 url=$2 commit=$3 name=${2#https://github.com/} repository path
+  shift 3
+  repository=${MIRRORS:-}/${name/\//+}/repo
+  if [ ! -d "$repository" ]; then
+    repository=$deps/.repository
+    rm -rf "$repository"
+    git init -q --bare "$repository"
+    git -C "$repository" fetch -q --depth 1 "$url" "$commit"
+  fi
+  mkdir -p "$folder"
+  for path in "$@"; do git -C "$repository" archive "$commit" "$path" | tar -C "$folder" -x 2>/dev/null; done
+  if [ -d "$folder/$1" ]; then
+    say "$commit" >"$folder/COMMIT"
+  else
+    rmdir "$folder"
+    say "skipped ${name#*/}: git could not fetch it"
+  fi
+  rm -rf "$deps/.repository"
 }
 
 # stage NAME SECONDS FUNCTION: runs it with its log and its limit; remembers how it went.
@@ -139,7 +173,11 @@ find_python_packages() {
   [ -n "$dali_dir" ] || say "skipped DALI's pool: not in .gpu-deps"
   # CMake finds it in the same way; its version is for the log.
   nccl_dir=$(python3 -c 'import importlib.util as u; print(u.find_spec("nvidia.nccl").submodule_search_locations[0])' 2>/dev/null)
-  export torch_dir rmm_dir dali_dir nccl_dir
+  nanovdb_dir=
+  [ -f "$deps/nanovdb/nanovdb/nanovdb/NanoVDB.h" ] && nanovdb_dir=$deps/nanovdb/nanovdb
+  tcnn_dir=
+  [ -d "$deps/tcnn/dependencies/cutlass/include" ] && tcnn_dir=$deps/tcnn
+  export torch_dir rmm_dir dali_dir nccl_dir nanovdb_dir tcnn_dir
 }
 
 # Of the header that CMake finds first.
@@ -173,7 +211,7 @@ run_configure() {
   cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$deps/usr" \
     -DTARN_BUILD_TESTS=ON -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH=ON -DTARN_WARNINGS_AS_ERRORS=OFF \
     -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir" \
-    -DTARN_BENCH_DALI_DIR="$dali_dir"
+    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_dir"
 }
 
 # Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times
@@ -516,6 +554,22 @@ run_clients_cupy() {
   timeout 150 python3 "$folder/compare_cupy.py" --json "$results/clients_cupy.jsonl.new" || failed=1
   return $failed
 }
+# C++ programs. tiny-cuda-nn takes minutes to compile.
+run_clients_build() {
+  [ -n "$nanovdb_dir$tcnn_dir" ] || { say "skipped: no program's sources in .gpu-deps"; return 77; }
+  cmake --build "$build" -j "$jobs" --target clients
+}
+# client PROGRAM FILE ARGUMENT...: appends nothing where the program was not built.
+client() {
+  local program file=$results/$2.new
+  program=$(built "$1") || { say "skipped: $1 was not built, its sources are not in .gpu-deps"; return 77; }
+  shift 2
+  rm -f "$file"
+  "$program" "$@" --json "$file"
+}
+export -f client
+run_clients_nanovdb() { client tarn_nanovdb clients_nanovdb.jsonl; }
+run_clients_tcnn() { client tarn_tcnn clients_tcnn.jsonl "$tcnn_dir/data/images/albert.jpg"; }
 
 run_summary() {
   python3 "$root/bench/summary.py" "$results" || return 1
@@ -587,6 +641,9 @@ if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
   stage clients_rmm 240 run_clients_rmm
   stage clients_cupy 280 run_clients_cupy
   stage clients_torch 570 run_clients_torch
+  stage clients_build 400 run_clients_build
+  stage clients_nanovdb 150 run_clients_nanovdb
+  stage clients_tcnn 90 run_clients_tcnn
 fi
 total=$((total + 25))
 stage summary 25 run_summary

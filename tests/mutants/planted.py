@@ -418,6 +418,13 @@ PLANTED = {
     ],
     "memory returned to the driver is whole, free and no longer in use": [
         Mutant(
+            "an emptied pool grows up to its earlier peak before it remaps",
+            "pool/heap.hpp",
+            "    space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters.reserved));\n",
+            "",
+            finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
             "a page is unmapped while in use",
             "pool/growth/page_growth.hpp",
             "if (at_start && at_end && map_[p.handle].pins == 0 && !must_stay(a, p.address) &&",

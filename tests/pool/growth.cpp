@@ -545,3 +545,49 @@ TEST_CASE("page_growth extends a free range after the handle behind it was given
   memory.deallocate(s.a, front, 25_MiB);
   memory.deallocate(s.a, large, 200_MiB);
 }
+
+namespace {
+/// Rounds of growing temporaries, as of a program that sorts growing sets of points; the results of the last four rounds stay.
+template <class Memory>
+void growing_rounds(Memory& memory, stream_ref stream) {
+  std::vector<std::pair<void*, std::size_t>> results;
+  auto const take = [&](std::size_t bytes) { return std::pair{memory.allocate(stream, bytes), bytes}; };
+  auto const give = [&](std::pair<void*, std::size_t> const& block) {
+    memory.deallocate(stream, block.first, block.second);
+  };
+  double points = 540'000;
+  for (int round = 0; round < 24; ++round, points *= 1.12) {
+    auto const n = static_cast<std::size_t>(points);
+    if (results.size() == 4) {
+      give(results.front());
+      results.erase(results.begin());
+    }
+    auto const keys = take(8 * n);
+    auto const indices = take(4 * n);
+    auto const other_keys = take(8 * n);
+    auto const other_indices = take(4 * n);
+    auto const sorting = take(12 * n);
+    auto const counts = take(4 * n);
+    give(counts);
+    give(other_indices);
+    auto const per_cell = take(4 * n);
+    auto const sums = take(2 * n);
+    auto const per_group = take(4 * n);
+    give(other_keys);
+    results.push_back(take(46 * n));
+    for (auto const& block : {keys, per_cell, sums, per_group, indices, sorting}) give(block);
+  }
+  for (auto const& block : results) give(block);
+}
+}  // namespace
+
+TEST_CASE("after trim(0) a pool grows as a new one and holds as much", "[pool][page_growth]") {
+  one_stream s;
+  auto memory = sim_pages{s.driver} | pooled{};
+  growing_rounds(memory, s.a);
+  std::size_t const held = memory->state().reserved;
+  memory->trim(0);
+  REQUIRE(memory->state().reserved == 0);
+  growing_rounds(memory, s.a);
+  CHECK(memory->state().reserved == held);
+}
