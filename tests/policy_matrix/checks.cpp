@@ -529,11 +529,13 @@ void compact(stack_under_test const& stack, test_device& device, test_memory& me
   out.check(device.holds(kept, large, 0x6C) && device.holds(kept_too, small, 0x6D),
             "compact() lost the contents");
   if (stack.can.check_all) out.check(memory.check_all() == 0, "check_all() reports after compact()");
-  void* const next = memory.allocate(s, hole, 256, tarn::source_location::current());
-  device.write(s, next, hole, 0x6E, 5);
-  device.wait();
-  out.check(device.holds(kept, large, 0x6C), "memory that compact() gave back is shared with a live block");
-  memory.deallocate(s, next, hole, 256);
+  if (has_pages) {  // segments are not joined: there may be no room
+    void* const next = memory.allocate(s, hole, 256, tarn::source_location::current());
+    device.write(s, next, hole, 0x6E, 5);
+    device.wait();
+    out.check(device.holds(kept, large, 0x6C), "memory that compact() gave back is shared with a live block");
+    memory.deallocate(s, next, hole, 256);
+  }
   memory.deallocate(s, kept, large, 256);
   memory.deallocate(s, kept_too, small, 256);
   device.wait();

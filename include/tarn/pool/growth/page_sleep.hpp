@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "tarn/core/error.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
@@ -69,7 +70,7 @@ class page_sleep {
     saved_.swap(found);
   }
   /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so. If the
-  /// driver does not report that a copy is complete, its handle and the later ones stay, too, with their contents.
+  /// driver does not report that a copy is complete, its handle and the later ones stay mapped.
   std::size_t release() noexcept {
     if (keeps_handles_) {
       unmap();
@@ -85,16 +86,12 @@ class page_sleep {
       if (map_[h].bytes == 0 || map_[h].stays) continue;
       if (next != first && are_saved && !copy_is_done(saved_[next - 1])) {
         are_saved = false;
+        copies_may_run_ = true;
         keeps_handles_ = true;  // what a failing restore() must not destroy
         while (saved_.size() > first) saved_.pop_back();
         next = first;
       }
-      if (are_saved) {
-        given += destroy(h);
-      } else if (map_[h].state == backing::mapped) {
-        unmap_home(map_[h]);
-        map_.set(h, map_[h].id, backing::unmapped);
-      }
+      if (are_saved) given += destroy(h);
     }
     end_copies();
     return given;
@@ -112,6 +109,11 @@ class page_sleep {
   /// @throws cuda_error     likewise
   std::size_t restore(may_release hot) {
     unlocked const open(hot);
+    if (copies_may_run_) {
+      status const done = source_.driver().synchronize_device();
+      if (!done.ok()) throw cuda_error(done, source_.driver().device().value);
+      copies_may_run_ = false;
+    }
     std::size_t const bytes = missing();
     if (saved_.empty()) {
       restore_on(stream_ref{});
@@ -267,6 +269,8 @@ class page_sleep {
   host_copy<driver_type> copy_;
   sequence<stretch> saved_;                ///< by handle; empty unless contents are kept on the host
   owned<own_stream<driver_type>> stream_;  ///< of the copies between save() and release()
+  bool copies_may_run_ =
+      false;  ///< asleep, and the copies from handles that are still mapped may not be complete
   bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
 };
 
