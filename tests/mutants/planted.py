@@ -666,6 +666,12 @@ PLANTED = {
             finder="tests/pool/refusal_time.cpp",
         ),
         Mutant(
+            "free neighbours of two streams are not joined before a refusal",
+            "pool/order/reclaim.hpp",
+            "  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(space, keeps);\n",
+            "",
+        ),
+        Mutant(
             "a range is not extended over memory that was given back",
             "pool/growth/page_growth.hpp",
             "      a.note_hole_after(before);\n",
