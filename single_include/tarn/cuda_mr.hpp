@@ -47,6 +47,98 @@
 #include <type_traits>
 #include <utility>
 
+// ---- tarn/core/errors_as.hpp
+// Translation of tarn's exceptions into those of another library, for the interop headers: errors_as<> names two exception
+// types, and a class with a function of its own does anything else.
+
+#include <concepts>
+#include <exception>
+#include <new>
+
+namespace tarn {
+
+/// How exceptions leave tarn for the code of another library.
+///
+/// | expression           | effect                                                                                    |
+/// |----------------------|-------------------------------------------------------------------------------------------|
+/// | `Errors::rethrow()`  | called in a catch block; throws the exception being handled, or another one in its place  |
+///
+/// rethrow() must not return. Calls come from any number of threads.
+template <class Errors>
+concept error_translation = requires {
+  { Errors::rethrow() };
+};
+
+/// Passes every exception on as it is.
+struct own_errors {
+  [[noreturn]] static void rethrow() { throw; }
+};
+
+/// Throws OutOfMemory in place of tarn::out_of_memory, and Other in place of tarn's other exceptions and of a std::bad_alloc of
+/// the host. Both are constructed from what(). Exceptions of other types, such as those of a handler of the user's, pass
+/// unchanged, as do exceptions that are an OutOfMemory or an Other already.
+///
+/// tarn's exception stays reachable: catch the new one and call std::rethrow_if_nested on it, for the numbers of its report.
+template <class OutOfMemory, class Other = OutOfMemory>
+  requires std::constructible_from<OutOfMemory, char const*> && std::constructible_from<Other, char const*>
+struct errors_as {
+  [[noreturn]] static void rethrow() {
+    try {
+      throw;
+    } catch (out_of_memory const& error) {
+      std::throw_with_nested(OutOfMemory(error.what()));
+    } catch (std::bad_alloc const& error) {
+      if (is_theirs<OutOfMemory>() || is_theirs<Other>()) throw;
+      throw_other(error);
+    } catch (cuda_error const& error) {
+      throw_other(error);
+    } catch (bad_alignment const& error) {
+      throw_other(error);
+    } catch (misuse const& error) {
+      throw_other(error);
+    }
+  }
+
+ private:
+  [[noreturn]] static void throw_other(std::exception const& error) {
+    std::throw_with_nested(Other(error.what()));
+  }
+  /// Whether the exception being handled is a Theirs. Not a handler beside those above: the two types may be one.
+  template <class Theirs>
+  [[nodiscard]] static bool is_theirs() noexcept {
+    try {
+      throw;
+    } catch (Theirs const&) {
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+};
+
+namespace detail {
+
+/// Runs `call`; its exceptions leave as Errors has it. Costs nothing unless it throws.
+template <error_translation Errors, class Call>
+TARN_ALWAYS_INLINE decltype(auto) translated(Call const& call) {
+  if constexpr (std::same_as<Errors, own_errors>) {
+    return call();
+  } else {
+    try {
+      return call();
+    } catch (...) {
+      Errors::rethrow();
+      std::terminate();  // rethrow() has returned
+    }
+  }
+}
+
+}  // namespace detail
+
+static_assert(error_translation<own_errors>);
+
+}  // namespace tarn
+
 namespace tarn {
 
 // Properties: CCCL finds these by argument-dependent lookup. Types outside this namespace need as_cuda_resource().
@@ -133,28 +225,29 @@ template <class Error>
 /// A tarn resource with all of CCCL's interface: the members of its generation, the list of properties (which cuda::buffer
 /// needs), and get_memory_resource, so that it can be used as an environment. tarn's own resources need it for cuda::buffer
 /// only; a user-defined resource outside namespace tarn needs it to expose its properties.
-template <resource Resource>
-class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>,
+///
+/// @tparam Errors  what is thrown in place of tarn's exceptions, where the code above catches its own: see core/errors_as.hpp.
+///                 `cuda_resource<device_pool, errors_as<rmm::out_of_memory, rmm::bad_alloc>>` can be RMM's device resource
+template <resource Resource, error_translation Errors = own_errors>
+class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource, Errors>>,
                       public detail::cuda_queries<typename Resource::properties> {
  public:
   using properties = typename Resource::properties;
+  using errors = Errors;
 
   explicit cuda_resource(Resource memory) noexcept(std::is_nothrow_move_constructible_v<Resource>)
       : memory_(std::move(memory)) {}
 
 #if CCCL_VERSION >= 3001000
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment) {
-    return detail::called_from<Resource>(detail::unknown_place(),
-                                         [&] { return memory_.allocate_sync(bytes, alignment); });
+    return called([&] { return memory_.allocate_sync(bytes, alignment); });
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     memory_.deallocate_sync(p, bytes, alignment);
   }
   [[nodiscard]] void* allocate(::cuda::stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment) {
-    return detail::called_from<Resource>(detail::unknown_place(), [&] {
-      return memory_.allocate(stream_ref(stream.get()), bytes, alignment);
-    });
+    return called([&] { return memory_.allocate(stream_ref(stream.get()), bytes, alignment); });
   }
   void deallocate(::cuda::stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
@@ -162,16 +255,13 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>
   }
 #else
   [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = default_alignment) {
-    return detail::called_from<Resource>(detail::unknown_place(),
-                                         [&] { return memory_.allocate_sync(bytes, alignment); });
+    return called([&] { return memory_.allocate_sync(bytes, alignment); });
   }
   void deallocate(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
     memory_.deallocate_sync(p, bytes, alignment);
   }
   [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream) {
-    return detail::called_from<Resource>(detail::unknown_place(), [&] {
-      return memory_.allocate(stream_ref(stream.get()), bytes, alignment);
-    });
+    return called([&] { return memory_.allocate(stream_ref(stream.get()), bytes, alignment); });
   }
   void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
                         ::cuda::stream_ref stream) noexcept {
@@ -187,13 +277,21 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource>>
   }
 
  private:
+  /// No caller's line is known here: CCCL has no parameter for it.
+  template <class Call>
+  static void* called(Call const& call) {
+    return detail::translated<Errors>(
+        [&] { return detail::called_from<Resource>(detail::unknown_place(), call); });
+  }
+
   Resource memory_;
 };
 
-/// Wraps a tarn resource for CCCL; see cuda_resource. Costs one copy of the handle.
-template <resource Resource>
-[[nodiscard]] cuda_resource<Resource> as_cuda_resource(Resource memory) {
-  return cuda_resource<Resource>(std::move(memory));
+/// Wraps a tarn resource for CCCL; see cuda_resource. Costs one copy of the handle. `as_cuda_resource<Errors>(memory)` also
+/// translates its exceptions.
+template <error_translation Errors = own_errors, resource Resource>
+[[nodiscard]] cuda_resource<Resource, Errors> as_cuda_resource(Resource memory) {
+  return cuda_resource<Resource, Errors>(std::move(memory));
 }
 
 /// The enclosing class of cuda_resource_source. The source is a nested class so that any_resource, as a template argument, is

@@ -995,11 +995,11 @@ class imported_mapping {
         sizes_(std::move(other.sizes_)),
         mapped_(other.mapped_) {}
   imported_mapping& operator=(imported_mapping&&) = delete;
-  /// Waits for the device's work, which may use the memory. While a capture forbids to wait, the memory stays mapped for good.
-  /// A forked child unmaps nothing.
+  /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a capture still forbids to wait
+  /// for the work, the memory stays mapped for good. A forked child unmaps nothing.
   ~imported_mapping() {
     if (range_ == nullptr || !process_.may_use(driver_)) return;
-    if (mapped_ != 0 && is_of_capture(driver_.synchronize_device())) return;
+    if (mapped_ != 0 && is_of_capture(wait_past_captures(driver_))) return;
     std::size_t at = 0;
     for (std::size_t i = 0; i < mapped_; at += sizes_[i], ++i) (void)driver_.unmap_pages(data(at), sizes_[i]);
     (void)driver_.release_range(range_, bytes_);
@@ -1078,8 +1078,9 @@ void require_importable(D const& driver, block_description const& d) {
 }  // namespace detail
 
 /// A block of another process, mapped into this one. Owns the mapping: it is unmapped at the end, after the device's work has ended;
-/// that wait is as long as the device's work, including streams in wait_ready(). Do not end it while a stream of the device is captured:
-/// that makes the capture invalid, and the block stays mapped for good.
+/// that wait is as long as the device's work, including streams in wait_ready(). While another thread has a capture_scope open, it
+/// waits for the scope, too, up to 10 s. If the own thread has one open, the block stays mapped for good; so it does while a stream is
+/// captured without a scope, and that capture becomes invalid.
 ///
 /// The physical memory stays while it lives, also if the exporter frees the block or ends; what is in it is the exporter's matter.
 /// Move-only; a moved-from object may only be destroyed. Thread-safe for const calls.

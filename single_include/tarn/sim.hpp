@@ -3538,6 +3538,11 @@ class sim_streams : public sim_stream_table {
 
   void count_captured() noexcept { ++captured_; }
   [[nodiscard]] std::size_t captured() const noexcept { return captured_; }
+  /// A call that a captured stream does not allow.
+  sim_code refuse_captured(sim_stream& stream) noexcept {
+    invalidate(*stream.capture);
+    return sim_code::capture_unsupported;
+  }
   /// Number of captures that were invalidated so far.
   [[nodiscard]] std::size_t invalidated() const noexcept { return invalidated_; }
   [[nodiscard]] std::size_t pending() const noexcept { return timeline_.pending(); }
@@ -4143,7 +4148,8 @@ class sim_driver {
   }
   [[nodiscard]] sim_machine const& machine() const noexcept { return machine_; }
 
-  /// Returns an identity that the stream_ref already holds, as cuda_driver does.
+  /// Returns an identity that the stream_ref already holds, as cuda_driver does. As CUDA, refuses to identify a captured stream by its
+  /// handle, and invalidates the capture.
   status identify(stream_ref stream, stream_id& id) const noexcept {
     if (stream.id() != stream_ref::unknown_id) {
       return call(driver_call::identify, costs().look, [&](state&) {
@@ -4151,10 +4157,30 @@ class sim_driver {
         return code::ok;
       });
     }
-    return on_stream(driver_call::identify, costs().look, stream, [&](state&, detail::sim_stream& s) {
+    if (status found;
+        !detail::is_default_stream(stream) && detail::identify_captured(*this, stream, id, found))
+      return found;
+    return on_stream(driver_call::identify, costs().look, stream, [&](state& m, detail::sim_stream& s) {
+      if (!s.is_default && m.streams.is_capturing(s)) return m.streams.refuse_captured(s);
       id = s.id;
       return code::ok;
     });
+  }
+  /// Whether the stream was created on another device.
+  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
+    int device = device_.value;
+    (void)call(driver_call::identify, costs().look, [&](state& m) {
+      if (auto const* const s = m.streams.find(stream, device); s != nullptr) device = s->device;
+      return code::ok;
+    });
+    return device != device_.value;
+  }
+  /// As cuda_driver's: the identity of an existing stream, without a call of the device.
+  [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
+    detail::sim_state& m = *machine_.state_;
+    std::lock_guard const lock(m.mutex);
+    auto* const s = m.streams.find(stream_ref::from(handle), device_.value);
+    return s != nullptr ? s->id : stream_id{stream_ref::unknown_id};
   }
   status is_capturing(stream_ref stream, bool& capturing) const noexcept {
     return on_stream(driver_call::is_capturing, costs().look, stream, [&](state& m, detail::sim_stream& s) {
@@ -4481,6 +4507,15 @@ class sim_driver {
     std::lock_guard const lock(m.mutex);
     return m.streams.has(stream);
   }
+  /// Marks the work of a stream that exists and is not captured; see sim_marking_driver.
+  status record_if_made(event_handle event, stream_ref stream) const noexcept {
+    return call(driver_call::record_event, costs().record_event, [&](state& m) {
+      auto* const s = m.streams.has(stream) ? m.streams.find(stream, device_.value) : nullptr;
+      auto* const e = m.streams.find_event(event);
+      if (s == nullptr || e == nullptr) return code::invalid_handle;
+      return m.streams.is_capturing(*s) ? code::capture_unsupported : m.streams.record(*e, *s);
+    });
+  }
   /// Marks all work of the device; see sim_marking_driver.
   status record_all_work(event_handle event) const noexcept {
     return on_event(driver_call::record_event, costs().record_event, event,
@@ -4639,6 +4674,9 @@ class sim_marking_driver : public sim_driver {
   status record_all(event_handle event) const noexcept { return record_all_work(event); }
   /// As cuda_driver's: whether create_stream() created the stream and it is not destroyed. Passes no handle to the device.
   [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return is_made(stream); }
+  status record_event_if_made(event_handle event, stream_ref stream) const noexcept {
+    return record_if_made(event, stream);
+  }
 };
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&

@@ -787,7 +787,8 @@ struct memory_report {
   std::size_t limit = unknown;               ///< the limit that refused, if one did
   std::size_t limit_used = unknown;          ///< bytes that all users of that limit hold
   std::size_t headroom = unknown;            ///< the headroom that refused, if one did
-  std::size_t lacking = unknown;  ///< bytes that must become free on the device first, if wake() refused
+  std::size_t lacking =
+      unknown;  ///< bytes that must become free first, on the device or under `limit`, if wake() refused
   char const* refused_by = "the device";  ///< which layer refused: "limited", "the device", ...; static
   char const* call = nullptr;             ///< the driver call that failed, if one did; static storage
   source_location where;                  ///< of the user's call; line 0: unknown
@@ -928,7 +929,7 @@ enum class misuse_kind : std::uint8_t {
   double_free,      ///< freed before
   wrong_size,       ///< bytes at deallocation differ from those at allocation
   wrong_alignment,  ///< likewise the alignment
-  wrong_device,     ///< the pointer belongs to another device
+  wrong_device,     ///< the pointer, or the stream of a call, belongs to another device
   overrun,          ///< written past an end
   use_after_free,   ///< written after it was freed
   leak,             ///< live at destruction
@@ -1332,6 +1333,14 @@ constexpr bool check_memory_source() {
 }
 
 }  // namespace tarn
+// ---- tarn/driver/capture_gate.hpp
+// Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the whole device and
+// invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and cudaDeviceSynchronize. While a capture_scope is
+// open they are refused here, as CUDA would refuse them, but without the call.
+
+#include <atomic>
+#include <cstdint>
+
 // ---- tarn/driver/driver.hpp
 // The driver contract: each call with its cost and its failures. Two models ship: cuda_driver and sim_driver; no_driver
 // stands in where there are no streams (plain host memory).
@@ -1346,6 +1355,7 @@ constexpr bool check_memory_source() {
 // | device()                                                     | 0                | the device's ordinal                                                |
 // | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; false if absent          |
 // | identify(stream, id&)                                        | ~18 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
+// | is_of_other_device(stream), optional                         | ~20 ns           | whether another device's stream; false if unknown                   |
 // | is_capturing(stream, bool&)                                  | ~18 ns           | true while the stream is captured into a graph                      |
 // | create_event(event&), destroy_event(event)                   | 230 ns           | without timing                                                      |
 // | record_event(event, stream)                                  | 250 ns           | marks all work on stream so far                                     |
@@ -1481,6 +1491,400 @@ concept accounting_driver = stream_driver<D> && requires(D const& d, device_acco
 };
 
 }  // namespace tarn
+// ---- tarn/driver/stream_life.hpp
+// Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called with the handle
+// of a destroyed one.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// What is known of a stream when a call names it.
+enum class stream_life : std::uint8_t {
+  alive,
+  gone,    ///< destroyed; the handle may belong to another stream
+  unknown  ///< the driver cannot be queried without the risk of a crash
+};
+
+/// The identities of streams that create_stream() created and that still exist. Lock-free and without allocation, so that it
+/// can be used at process exit and after fork(). A stream that finds no free place is unknown, which only costs time.
+class made_streams {
+ public:
+  void add(stream_id id, void* handle = nullptr) noexcept {
+    bucket& b = bucket_of(id);
+    for (std::size_t i = 0; i < places_in_bucket; ++i) {
+      stream_id vacant = 0;
+      if (!b.places[i].compare_exchange_strong(vacant, held, std::memory_order_acquire)) continue;
+      b.handles[i].store(handle, std::memory_order_relaxed);
+      b.places[i].store(id, std::memory_order_release);
+      return;
+    }
+  }
+  /// The identity of the stream with a handle that names an existing stream; 0 if it is not there. Reads every place: 2 us.
+  [[nodiscard]] stream_id identity_of(void const* handle) const noexcept {
+    for (bucket const& b : all_) {
+      for (std::size_t i = 0; i < places_in_bucket; ++i) {
+        stream_id const id = b.places[i].load(std::memory_order_acquire) & ~held;
+        if (id != 0 && b.handles[i].load(std::memory_order_relaxed) == handle) return id;
+      }
+    }
+    return 0;
+  }
+  /// Waits until no other thread holds the stream.
+  void remove(stream_id id) noexcept {
+    for (std::atomic<stream_id>& place : bucket_of(id).places) {
+      for (unsigned tries = 0; (place.load(std::memory_order_relaxed) & ~held) == id; ++tries) {
+        stream_id known = id;
+        // Not forever: in a forked child, a thread that held it in the parent never releases it.
+        if (tries == most_tries) known |= held;
+        if (place.compare_exchange_strong(known, 0, std::memory_order_acquire)) return;
+        spin_wait(tries);
+      }
+    }
+  }
+  [[nodiscard]] bool has(stream_id id) noexcept {
+    for (std::atomic<stream_id> const& place : bucket_of(id).places) {
+      if ((place.load(std::memory_order_relaxed) & ~held) == id) return true;
+    }
+    return false;
+  }
+  /// Makes remove() wait until release(), so that the handle may be used: for one driver call. Returns false if the stream is not
+  /// there, or another thread holds it.
+  [[nodiscard]] bool hold(stream_id id) noexcept {
+    for (std::atomic<stream_id>& place : bucket_of(id).places) {
+      stream_id known = id;
+      if (place.compare_exchange_strong(known, id | held, std::memory_order_acquire)) return true;
+    }
+    return false;
+  }
+  void release(stream_id id) noexcept {
+    for (std::atomic<stream_id>& place : bucket_of(id).places) {
+      stream_id known = id | held;
+      if (place.compare_exchange_strong(known, id, std::memory_order_release)) return;
+    }
+  }
+
+ private:
+  static constexpr stream_id held =
+      stream_id{1} << 61;  ///< no stream's identity has it: those with higher bits are default streams'
+  static constexpr unsigned most_tries = 100'000;     ///< 5 to 10 s, see spin_wait()
+  static constexpr std::size_t places_in_bucket = 8;  // a cache line
+  static constexpr std::size_t buckets = 512;         // 4096 streams, 64 KiB, committed only where used
+  struct bucket {
+    std::atomic<stream_id> places[places_in_bucket];
+    std::atomic<void*> handles[places_in_bucket];
+  };
+  /// Identities are assigned consecutively, so the remainder spreads them.
+  bucket& bucket_of(stream_id id) noexcept { return all_[id % buckets]; }
+
+  bucket all_[buckets]{};
+};
+
+/// Returns true for the null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, never destroyed.
+[[nodiscard]] inline bool is_default_stream(stream_ref stream) noexcept {
+  return reinterpret_cast<std::uintptr_t>(stream.handle()) <= 2;
+}
+
+/// True if the driver can mark the whole device's work without naming a stream.
+template <class Driver>
+inline constexpr bool marks_all_work =
+    requires(Driver const& driver, event_handle event) { driver.record_all(event); };
+
+/// Returns true while the work of a stream is captured into a graph; false if the driver cannot report it.
+template <class Driver>
+[[nodiscard]] bool is_capturing(Driver const& driver, stream_ref stream) noexcept {
+  bool capturing = false;
+  return driver.is_capturing(stream, capturing).ok() && capturing;
+}
+
+/// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
+template <stream_driver Driver>
+[[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {
+  if (is_default_stream(stream)) return stream_life::alive;
+  stream_id now = stream_ref::unknown_id;
+  if (stream.id() == stream_ref::unknown_id) {
+    return driver.identify(stream, now).ok() ? stream_life::alive : stream_life::gone;
+  }
+  if constexpr (requires { driver.has_made(stream); }) {
+    return driver.has_made(stream) ? stream_life::alive : stream_life::unknown;
+  } else if constexpr (marks_all_work<Driver>) {
+    return stream_life::unknown;
+  } else {
+    if (is_capturing(driver, stream_ref::from(stream.handle()))) {  // identify() would invalidate the capture
+      if constexpr (requires { driver.made_identity(stream.handle()); })
+        return driver.made_identity(stream.handle()) == stream.id() ? stream_life::alive : stream_life::gone;
+      return stream_life::alive;
+    }
+    bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
+    return same ? stream_life::alive : stream_life::gone;
+  }
+}
+
+/// A temporary stream that waits for no other stream; the default stream if none can be created.
+template <stream_driver Driver>
+class own_stream {
+ public:
+  explicit own_stream(Driver const& driver) noexcept
+      : driver_(driver), made_(driver.create_stream(stream_).ok()) {
+    if (!made_) stream_ = {};
+  }
+  own_stream(own_stream const&) = delete;
+  own_stream& operator=(own_stream const&) = delete;
+  ~own_stream() {
+    if (made_) (void)driver_.destroy_stream(stream_);
+  }
+  [[nodiscard]] stream_ref get() const noexcept { return stream_; }
+
+ private:
+  Driver const& driver_;
+  stream_ref stream_;
+  bool made_;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
+/// waits for those calls, which take a microsecond.
+class capture_gate {
+ public:
+  /// One call that would invalidate a capture; converts to false if it must not be made now.
+  class passage {
+   public:
+    passage() noexcept : may_pass_(enter()) {}
+    passage(passage const&) = delete;
+    passage& operator=(passage const&) = delete;
+    ~passage() {
+      if (may_pass_) state.fetch_sub(one_call, std::memory_order_release);
+    }
+    explicit operator bool() const noexcept { return may_pass_; }
+
+   private:
+    bool may_pass_;
+  };
+
+  static void begin_capture() noexcept {
+    ++open_on_this_thread;
+    state.fetch_add(one_capture, std::memory_order_acq_rel);
+    // Not forever: in a forked child, a call that another thread of the parent was in never ends.
+    for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
+         ++tries)
+      spin_wait(tries);
+  }
+  /// The same, but returns false where it would wait.
+  [[nodiscard]] static bool try_begin_capture() noexcept {
+    std::uint64_t now = state.load(std::memory_order_relaxed);
+    while ((now & calls) == 0) {
+      if (!state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) continue;
+      ++open_on_this_thread;
+      return true;
+    }
+    return false;
+  }
+  static void end_capture() noexcept {
+    if (open_on_this_thread != 0) --open_on_this_thread;
+    state.fetch_sub(one_capture, std::memory_order_release);
+  }
+  /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
+  [[nodiscard]] static bool wait_for_captures() noexcept {
+    for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
+    return !has_captures();
+  }
+  /// Whether this thread has begun a capture that it has not ended. Stays true if another thread has ended it.
+  [[nodiscard]] static bool may_be_mine() noexcept { return open_on_this_thread != 0; }
+  [[nodiscard]] static bool has_captures() noexcept {
+    return state.load(std::memory_order_acquire) >= one_capture;
+  }
+
+ private:
+  static bool enter() noexcept {
+    std::uint64_t now = state.load(std::memory_order_relaxed);
+    while (now < one_capture) {
+      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;
+    }
+    return false;
+  }
+
+  static constexpr unsigned most_tries = 100'000;  ///< 5 to 10 s, see spin_wait()
+  static constexpr std::uint64_t one_call = 1;
+  static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
+  static constexpr std::uint64_t calls = one_capture - 1;
+  inline static constinit std::atomic<std::uint64_t> state{0};
+  inline static constinit thread_local unsigned open_on_this_thread = 0;
+};
+
+/// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
+[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
+  return s.code >= 900 && s.code <= 907;
+}
+[[nodiscard]] constexpr status refused_for_capture(char const* call) noexcept {
+  return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
+}
+
+/// Marks all work of the device, unless that would invalidate a capture.
+template <class Driver>
+status record_all_work(Driver const& driver, event_handle event) noexcept {
+  capture_gate::passage const open;
+  return open ? driver.record_all(event) : refused_for_capture("record_all");
+}
+/// Waits on the host for all work of the device, unless that would invalidate a capture. If the driver cannot mark that work, a
+/// capture that begins meanwhile waits, too.
+template <class Driver>
+status wait_for_all_work(Driver const& driver) noexcept {
+  if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
+  if constexpr (marks_all_work<Driver>) {
+    event_handle event = nullptr;
+    status s = driver.create_event(event);
+    if (s.ok()) s = record_all_work(driver, event);
+    if (s.ok()) s = driver.synchronize_event(event);
+    if (event != nullptr) (void)driver.destroy_event(event);
+    if (s.ok() || capture_gate::has_captures()) return s;
+  }
+  capture_gate::passage const open;
+  return open ? driver.synchronize_device() : refused_for_capture("synchronize_device");
+}
+
+/// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if one is open still, or if
+/// the caller's own thread may have it open.
+template <class Driver>
+status wait_past_captures(Driver const& driver) noexcept {
+  status s = wait_for_all_work(driver);
+  for (int tries = 0; tries < 8 && is_of_capture(s); ++tries) {  // the next capture may have begun
+    if (capture_gate::may_be_mine() || !capture_gate::wait_for_captures()) break;
+    s = wait_for_all_work(driver);
+  }
+  return s;
+}
+/// Orders later work of `later` after the work on a stream that may be destroyed: after all work of the device. Waits on the host if
+/// the driver cannot mark that work. Fails if a capture forbids it.
+template <stream_driver Driver>
+status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
+  if constexpr (marks_all_work<Driver>) {
+    event_handle event = nullptr;
+    status s = driver.create_event(event);
+    if (s.ok()) s = record_all_work(driver, event);
+    if (s.ok()) s = driver.wait_event(later, event);
+    if (event != nullptr) (void)driver.destroy_event(event);
+    if (s.ok()) return s;
+  }
+  return wait_for_all_work(driver);
+}
+/// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default stream
+/// after waiting for the work on it. Returns false if a capture forbids to wait: the memory must not be accessed.
+template <stream_driver Driver>
+[[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
+  if (life_of(driver, stream) == stream_life::alive) return true;
+  stream = {};
+  return !is_of_capture(wait_for_all_work(driver));
+}
+
+}  // namespace tarn::detail
+// ---- tarn/driver/captured_handles.hpp
+// The identities of captured streams by their handles. CUDA refuses to identify a stream that is captured (cudaStreamGetId returns
+// cudaErrorStreamCaptureUnsupported), and the call invalidates the capture. While a capture_scope is open, identities are therefore
+// found here: its streams are noted when they are named, before they are captured; the driver knows the streams that it created; and
+// any other captured stream gets an identity that holds until the last scope is closed.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+namespace tarn::detail {
+
+/// A captured stream.
+struct captured_handle {
+  void* handle = nullptr;
+  stream_id id = stream_ref::unknown_id;
+};
+
+/// The captured streams of the process. Thread-safe, never allocates; O(captured streams).
+class captured_handles {
+ public:
+  /// Notes a stream of a capture; its handle and identity are known. Does nothing for default streams, which need no query.
+  static void add(stream_ref stream) noexcept {
+    if (is_default_stream(stream)) return;
+    std::lock_guard const guard(lock);
+    for (entry& e : entries) {
+      if (e.handle == stream.handle() && e.id != stream.id()) e = entry{};  // of a destroyed stream
+    }
+    (void)put(stream.handle(), stream.id());
+  }
+  /// Forgets it; another pool may have noted it as well.
+  static void remove(stream_id id) noexcept {
+    std::lock_guard const guard(lock);
+    for (entry& e : entries) {
+      if (e.id != id) continue;
+      e = entry{};
+      return;
+    }
+  }
+  /// Forgets the assigned identities once no scope is open. Called when one was closed.
+  static void end_capture() noexcept {
+    std::lock_guard const guard(lock);
+    if (capture_gate::has_captures()) return;
+    for (entry& e : entries) {
+      if ((e.id & assigned) != 0) e = entry{};
+    }
+  }
+
+  /// The identity of a captured stream that was noted; unknown_id if it was not.
+  [[nodiscard]] static stream_id find(void* handle) noexcept {
+    std::lock_guard const guard(lock);
+    for (entry const& e : entries) {
+      if (e.handle == handle && e.id != stream_ref::unknown_id) return e.id;
+    }
+    return stream_ref::unknown_id;
+  }
+  /// Notes a captured stream under a new identity. unknown_id if too many are noted.
+  [[nodiscard]] static stream_id add_unknown(void* handle) noexcept {
+    std::lock_guard const guard(lock);
+    return put(handle, assigned | ++last);
+  }
+
+ private:
+  using entry = captured_handle;
+  static constexpr std::size_t most = 128;  ///< twice what one pool's captures may have
+  /// No stream's identity has this bit: a driver counts streams from 1, and default streams have higher bits.
+  static constexpr stream_id assigned = stream_id{1} << 60;
+
+  static stream_id put(void* handle, stream_id id) noexcept {
+    for (entry& e : entries) {
+      if (e.id != stream_ref::unknown_id) continue;
+      e = {handle, id};
+      return id;
+    }
+    return stream_ref::unknown_id;
+  }
+
+  inline static constinit spin_lock lock;
+  inline static constinit entry entries[most];
+  inline static constinit std::uint64_t last = 0;
+};
+
+/// Finds the identity of a stream that is captured, for a driver's identify(). Returns false if it is not captured, and the driver
+/// can be asked. At most one driver call; none unless a capture_scope is open.
+template <class Driver>
+[[nodiscard]] bool identify_captured(Driver const& driver, stream_ref stream, stream_id& id,
+                                     status& result) noexcept {
+  if (!capture_gate::has_captures()) return false;
+  // Also for a stream that was noted: it may have been destroyed since, and its handle may be another stream's.
+  bool captured = false;
+  result = driver.is_capturing(stream, captured);
+  if (!result.ok()) return true;
+  if (!captured) return false;
+  id = captured_handles::find(stream.handle());
+  if (id != stream_ref::unknown_id) return true;
+  if constexpr (requires { driver.made_identity(stream.handle()); })
+    id = driver.made_identity(stream.handle());
+  if (id == stream_ref::unknown_id) id = captured_handles::add_unknown(stream.handle());
+  if (id == stream_ref::unknown_id) result = refused_for_capture("identify");
+  return true;
+}
+
+}  // namespace tarn::detail
 // ---- tarn/driver/sharing_driver.hpp
 // Memory and events that other processes use: what the driver calls exchange, and the optional part of the driver contract.
 //
@@ -1540,168 +1944,6 @@ concept sharing_driver =
     };
 
 }  // namespace tarn
-// ---- tarn/driver/stream_life.hpp
-// Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called with the handle
-// of a destroyed one.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// What is known of a stream when a call names it.
-enum class stream_life : std::uint8_t {
-  alive,
-  gone,    ///< destroyed; the handle may belong to another stream
-  unknown  ///< the driver cannot be queried without the risk of a crash
-};
-
-/// The identities of streams that create_stream() created and that still exist. Lock-free and without allocation, so that it
-/// can be used at process exit and after fork(). A stream that finds no free place is unknown, which only costs time.
-class made_streams {
- public:
-  void add(stream_id id) noexcept {
-    for (std::atomic<stream_id>& place : bucket_of(id).places) {
-      stream_id vacant = 0;
-      if (place.compare_exchange_strong(vacant, id, std::memory_order_relaxed)) return;
-    }
-  }
-  void remove(stream_id id) noexcept {
-    for (std::atomic<stream_id>& place : bucket_of(id).places) {
-      stream_id known = id;
-      if (place.compare_exchange_strong(known, 0, std::memory_order_relaxed)) return;
-    }
-  }
-  [[nodiscard]] bool has(stream_id id) noexcept {
-    for (std::atomic<stream_id> const& place : bucket_of(id).places) {
-      if (place.load(std::memory_order_relaxed) == id) return true;
-    }
-    return false;
-  }
-
- private:
-  static constexpr std::size_t places_in_bucket = 8;  // a cache line
-  static constexpr std::size_t buckets = 512;         // 4096 streams, 32 KiB, committed only where used
-  struct bucket {
-    std::atomic<stream_id> places[places_in_bucket];
-  };
-  /// Identities are assigned consecutively, so the remainder spreads them.
-  bucket& bucket_of(stream_id id) noexcept { return all_[id % buckets]; }
-
-  bucket all_[buckets]{};
-};
-
-/// Returns true for the null, the legacy and the per-thread default stream: CUDA's handles 0, 1 and 2, never destroyed.
-[[nodiscard]] inline bool is_default_stream(stream_ref stream) noexcept {
-  return reinterpret_cast<std::uintptr_t>(stream.handle()) <= 2;
-}
-
-/// True if the driver can mark the whole device's work without naming a stream.
-template <class Driver>
-inline constexpr bool marks_all_work =
-    requires(Driver const& driver, event_handle event) { driver.record_all(event); };
-
-/// Returns true while the work of a stream is captured into a graph; false if the driver cannot report it.
-template <class Driver>
-[[nodiscard]] bool is_capturing(Driver const& driver, stream_ref stream) noexcept {
-  bool capturing = false;
-  return driver.is_capturing(stream, capturing).ok() && capturing;
-}
-
-/// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
-template <stream_driver Driver>
-[[nodiscard]] stream_life life_of(Driver const& driver, stream_ref stream) noexcept {
-  if (is_default_stream(stream)) return stream_life::alive;
-  stream_id now = stream_ref::unknown_id;
-  if (stream.id() == stream_ref::unknown_id) {
-    return driver.identify(stream, now).ok() ? stream_life::alive : stream_life::gone;
-  }
-  if constexpr (requires { driver.has_made(stream); }) {
-    return driver.has_made(stream) ? stream_life::alive : stream_life::unknown;
-  } else if constexpr (marks_all_work<Driver>) {
-    return stream_life::unknown;
-  } else {
-    bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
-    return same ? stream_life::alive : stream_life::gone;
-  }
-}
-
-/// An event that marks all work submitted to the device so far, for a stream that may be destroyed.
-template <stream_driver Driver>
-class device_mark {
- public:
-  explicit device_mark(Driver const& driver) noexcept : driver_(driver) {
-    if constexpr (marks_all_work<Driver>) {
-      if (!driver_.create_event(event_).ok()) return;
-      state_ = driver_.record_all(event_);
-    }
-  }
-  device_mark(device_mark const&) = delete;
-  device_mark& operator=(device_mark const&) = delete;
-  ~device_mark() {
-    if (event_ != nullptr) (void)driver_.destroy_event(event_);
-  }
-
-  /// Waits on the host for the mark, or for the device if it could not be set.
-  status wait() const noexcept {
-    if (state_.ok() && driver_.synchronize_event(event_).ok()) return {};
-    return driver_.synchronize_device();
-  }
-  /// Makes later work of `stream` wait for the mark; waits on the host if that fails.
-  status order(stream_ref stream) const noexcept {
-    if (state_.ok() && driver_.wait_event(stream, event_).ok()) return {};
-    return driver_.synchronize_device();
-  }
-
- private:
-  Driver const& driver_;
-  event_handle event_ = nullptr;
-  status state_{failure::unsupported};
-};
-
-/// Waits on the host for the work on a stream that may be destroyed.
-template <stream_driver Driver>
-status wait_for_lost(Driver const& driver) noexcept {
-  return device_mark<Driver>(driver).wait();
-}
-/// Orders later work of `later` after the work on a stream that may be destroyed.
-template <stream_driver Driver>
-status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
-  return device_mark<Driver>(driver).order(later);
-}
-
-/// A temporary stream that waits for no other stream; the default stream if none can be created.
-template <stream_driver Driver>
-class own_stream {
- public:
-  explicit own_stream(Driver const& driver) noexcept
-      : driver_(driver), made_(driver.create_stream(stream_).ok()) {
-    if (!made_) stream_ = {};
-  }
-  own_stream(own_stream const&) = delete;
-  own_stream& operator=(own_stream const&) = delete;
-  ~own_stream() {
-    if (made_) (void)driver_.destroy_stream(stream_);
-  }
-  [[nodiscard]] stream_ref get() const noexcept { return stream_; }
-
- private:
-  Driver const& driver_;
-  stream_ref stream_;
-  bool made_;
-};
-
-/// Returns a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default
-/// stream after waiting for the work on it.
-template <stream_driver Driver>
-[[nodiscard]] stream_ref usable_stream(Driver const& driver, stream_ref stream) noexcept {
-  if (life_of(driver, stream) == stream_life::alive) return stream;
-  (void)wait_for_lost(driver);
-  return stream_ref{};
-}
-
-}  // namespace tarn::detail
 // ---- tarn/driver/thread_number.hpp
 // Process-wide unique thread numbers, which identify per-thread default streams.
 
@@ -2350,7 +2592,7 @@ class block_source {
   /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to free.
   [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
     if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
-      return detail::wait_for_lost(driver_).kind != failure::unloading;
+      return detail::wait_past_captures(driver_).kind != failure::unloading;
     }
     bool capturing = false;
     (void)driver_.is_capturing(stream, capturing);
@@ -2456,6 +2698,8 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* context_record_event)(CUcontext, CUevent) = nullptr;  ///< since CUDA 12.5
   CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;   ///< since 11.4: UUID of the MIG instance
   CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;  ///< since CUDA 12.0
+  CUresult(CUDAAPI* stream_get_device)(CUstream, CUdevice*) = nullptr;  ///< since CUDA 12.8
+  CUresult(CUDAAPI* stream_is_capturing)(CUstream, CUstreamCaptureStatus*) = nullptr;
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
 
@@ -2508,6 +2752,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.primary_context_retain, "cuDevicePrimaryCtxRetain", 7000, e.found);
   find_entry_point(e.context_push, "cuCtxPushCurrent", 4000, e.found);
   find_entry_point(e.context_pop, "cuCtxPopCurrent", 4000, e.found);
+  find_entry_point(e.stream_is_capturing, "cuStreamIsCapturing", 10000, e.found);
   find_entry_point(e.get_granularity, "cuMemGetAllocationGranularity", 10020, e.found);
   find_entry_point(e.reserve, "cuMemAddressReserve", 10020, e.found);
   find_entry_point(e.unreserve, "cuMemAddressFree", 10020, e.found);
@@ -2524,6 +2769,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.get_range_handle, "cuMemGetHandleForAddressRange", 11070, newer);
   find_entry_point(e.stream_get_id, "cuStreamGetId", 12000, newer);
   find_entry_point(e.context_record_event, "cuCtxRecordEvent", 12050, newer);
+  find_entry_point(e.stream_get_device, "cuStreamGetDevice", 12080, newer);
   if (!newer.ok()) (void)cudaGetLastError();
   return e;
 }
@@ -3122,7 +3368,8 @@ enum class null_stream : std::uint8_t {
 /// default stream (which the pool recorded at a free on that thread), no handle refers to it. The call then uses the legacy
 /// default stream, which synchronises with every blocking stream: the requested order holds, and more.
 ///
-/// No call except record_all() invalidates a graph capture on another stream. Errors that tarn handles itself do not stay in
+/// No call except record_all() invalidates a graph capture on another stream; identify() of a bare handle invalidates one on that
+/// stream, unless a capture_scope is open. Errors that tarn handles itself do not stay in
 /// cudaGetLastError. After the runtime is unloaded at process exit, each call returns `unloading`.
 template <null_stream Null>
 class basic_cuda_driver {
@@ -3157,8 +3404,10 @@ class basic_cuda_driver {
       id = legacy_id();
     } else if (handle == cudaStreamPerThread) {
       id = per_thread_id();
+    } else if (status found; detail::identify_captured(*this, stream, id, found)) [[unlikely]] {
+      return found;
     } else {
-      // Runs at each use of a bare handle. The driver API takes 13 ns, the runtime 36 ns (CUDA 13.0, H200).
+      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a bare handle. The driver API takes 13 ns, the runtime 36 ns (CUDA 13.0, H200).
       unsigned long long number = 0;
       auto const ask = detail::cuda_driver_calls().stream_get_id;
       status const s = ask != nullptr
@@ -3173,10 +3422,29 @@ class basic_cuda_driver {
     return {};
   }
 
+  /// Whether the stream, which exists, was created on another device. False for default streams, for one that is being captured
+  /// (the question would invalidate the capture), and before CUDA 12.8.
+  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
+    cudaStream_t const handle = resolve(stream);
+    auto const ask = detail::cuda_driver_calls().stream_get_device;
+    CUdevice device = 0;
+    bool capturing = false;
+    if (!is_capturing(stream, capturing).ok() || capturing) return false;
+    return ask != nullptr && !is_default(handle) && ask(handle, &device) == CUDA_SUCCESS && device != device_;
+  }
+
   /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a blocking stream is
   /// captured: any work on it would then invalidate that capture.
   status is_capturing(stream_ref stream, bool& yes) const noexcept {
     cudaStream_t const handle = reach(stream);
+    auto const ask = detail::cuda_driver_calls().stream_is_capturing;
+    if (ask != nullptr && !is_default(handle)) {
+      // A stream that was created has its context, so that none must be made current; the runtime takes 50 ns with that.
+      CUstreamCaptureStatus now = CU_STREAM_CAPTURE_STATUS_NONE;
+      status const s = detail::cuda_status(ask(handle, &now), "cuStreamIsCapturing");
+      if (s.ok()) yes = now != CU_STREAM_CAPTURE_STATUS_NONE;
+      return s;
+    }
     detail::on_device const here(device_, handle);
     if (!here.entered().ok()) return here.entered();
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -3266,7 +3534,7 @@ class basic_cuda_driver {
     s = identify(stream_ref(made), id);
     if (s.ok()) {
       stream = stream_ref::from(made, id);
-      streams_made().add(id);
+      streams_made().add(id, made);
     } else {
       (void)cudaStreamDestroy(made);
     }
@@ -3284,6 +3552,23 @@ class basic_cuda_driver {
   /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may be used. Nothing
   /// is known of other streams, since CUDA may crash on the handle of a destroyed one.
   [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return streams_made().has(stream.id()); }
+  /// The identity of an existing stream, without a driver call; unknown_id if create_stream() did not create it.
+  [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
+    return streams_made().identity_of(handle);
+  }
+  /// Marks the work on a stream, if create_stream() created it, it is not destroyed, and it is not captured. The stream is not
+  /// destroyed meanwhile. Invalidates no capture, unlike record_all(). `unsupported` if the stream's handle may not be used.
+  status record_event_if_made(event_handle event, stream_ref stream) const noexcept {
+    if (!streams_made().hold(stream.id()))
+      return {failure::unsupported, static_cast<int>(cudaErrorInvalidResourceHandle),
+              "cudaErrorInvalidResourceHandle", "record_event_if_made"};
+    bool is_captured = true;
+    status s = is_capturing(stream, is_captured);
+    if (s.ok())
+      s = is_captured ? detail::refused_for_capture("record_event_if_made") : record_event(event, stream);
+    streams_made().release(stream.id());
+    return s;
+  }
 
   // Copies.
 
@@ -3761,11 +4046,13 @@ struct async_calls {
   static status give(D const& driver, stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
     return driver.free_async(p, stream);
   }
-  /// Ordered after all of the device's work, on a stream of its own.
+  /// Ordered after all of the device's work, on a stream of its own. While this thread's capture forbids that, the block stays.
   template <block_driver D>
   static status give_lost(D const& driver, void* p, std::size_t, std::size_t) noexcept {
-    return give_on_own_stream(driver, p,
-                              [&](stream_ref own) { return detail::order_behind_lost(driver, own); });
+    return give_on_own_stream(driver, p, [&](stream_ref own) {
+      status const s = detail::order_behind_lost(driver, own);
+      return detail::is_of_capture(s) ? detail::wait_past_captures(driver) : s;
+    });
   }
 
   // Calls without a stream use a short-lived one, which waits for no stream and for which no stream waits. The default stream
@@ -3795,8 +4082,8 @@ struct async_calls {
     stream_ref stream;
     bool const own = driver.create_stream(stream).ok();
     if (!own) stream = {};  // a wait on the device is better than a leak
-    (void)order(stream);
-    status const s = driver.free_async(p, stream);
+    status s = order(stream);
+    if (!detail::is_of_capture(s)) s = driver.free_async(p, stream);
     if (own) (void)driver.destroy_stream(stream);
     return s;
   }
@@ -4532,6 +4819,7 @@ std::size_t report_leaks(Resource const& memory) {
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 // ---- tarn/policy/block_history.hpp
@@ -5061,14 +5349,13 @@ enum class after_waking : std::uint8_t {
   keep_host_memory  ///< for the next sleep with the same `contents`, which then allocates nothing
 };
 
-/// What compact() reached; bytes.
+/// What compact() reached; bytes. Without the memory of graph_memories.
 struct compaction {
   std::size_t released = 0;  ///< physical memory given back
-  std::size_t live = 0;      ///< in live blocks; includes blocks in the caches of threads that are in a call
-  std::size_t stretches =
-      0;  ///< number of contiguous stretches of live bytes, at most one per handle and gap; 0 of a pool over blocks
+  std::size_t live = 0;  ///< in live blocks, and in runs of small blocks; thread caches in use are included
+  std::size_t stretches = 0;  ///< of contiguous live bytes, counted in each handle; 0 of a pool over blocks
   std::size_t reserved =
-      0;  ///< physical memory held afterwards: `live`, and less than a granule at each end of a stretch; or segments
+      0;  ///< held afterwards: `live`, and less than a granule at each end of a stretch; or segments
 };
 
 }  // namespace tarn
@@ -6040,6 +6327,47 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
 
 #include <cstddef>
 
+// ---- tarn/core/graph_owner.hpp
+// graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that captured graphs use.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// The memory of one graph_memory at one moment, bytes.
+struct graph_state {
+  std::size_t reserved = 0;   ///< held from the driver for its graphs alone
+  std::size_t allocated = 0;  ///< handed out inside captures and not freed since, rounded to block sizes
+  std::size_t kept = 0;       ///< blocks of the pool itself that were freed inside a capture, rounded
+  std::uint64_t number = 0;   ///< of the owner, as in snapshot_segment::graph_memory
+};
+
+namespace detail {
+
+/// Identifies one open capture of an owner.
+using capture_number = std::uint64_t;
+
+/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted before.
+class graph_owner {
+ public:
+  graph_owner() = default;
+  graph_owner(graph_owner const&) = delete;
+  graph_owner& operator=(graph_owner const&) = delete;
+  virtual ~graph_owner() = default;
+
+  /// What is allocated on `stream` from now on is the owner's. The identity of `stream` is known.
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  [[nodiscard]] virtual capture_number begin_capture(stream_ref stream) = 0;
+  /// The same for another stream of that capture. @throws as above
+  virtual void join_capture(capture_number capture, stream_ref stream) = 0;
+  virtual void end_capture(capture_number capture) noexcept = 0;
+  [[nodiscard]] virtual graph_state state() const = 0;
+};
+
+}  // namespace detail
+}  // namespace tarn
+
 namespace tarn::detail {
 
 /// Returns the bytes that a request occupies: what the nearest pool below rounds it to, otherwise the request itself.
@@ -6082,6 +6410,13 @@ struct record_stream_call {
     return layer.record_stream(p, bytes, stream);
   }
 };
+
+/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
+template <class Resource>
+concept allocates_for_owners =
+    requires(Resource& memory, graph_owner& owner, stream_ref stream, std::size_t bytes) {
+      layer_of(memory).allocate_for(owner, stream, bytes, bytes);
+    };
 
 /// Whether there is a pool somewhere below.
 template <class Upstream>
@@ -6222,6 +6557,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void* around_allocate(request const& r, auto const& next) {
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);
+    if (is_of_other_device(r.stream)) throw wrong_stream("an allocation was requested on", nullptr, r.stream);
     detail::block_record b;
     b.bytes = r.bytes;
     b.alignment = r.alignment;
@@ -6249,11 +6585,14 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return b.p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    if (detail::life_of(driver(), r.stream) == detail::stream_life::alive && is_of_other_device(r.stream))
+      return report_misuse(wrong_stream("a block was freed, and stays allocated, on", p, r.stream));
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
-    stream_ref const on = detail::usable_stream(driver(), r.stream);
+    stream_ref on = r.stream;
     // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no memory.
-    bool const untouchable = is_capturing(on) || detail::sleeps(this->upstream());
+    bool const untouchable = !detail::make_usable(driver(), on) || is_capturing(on) ||
+                             (b.used_elsewhere && !wait_for_uses()) || detail::sleeps(this->upstream());
     if (!untouchable) verify_fences(b, on);
     if (untouchable || !b.fenced || !quarantine(b, on)) {
       history_gone(b);
@@ -6282,7 +6621,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   /// Verifies the fences of every block that is live at the call and the poison of every quarantined one; reports those that
   /// were overwritten and returns their number. A block that is freed or leaves the quarantine meanwhile is verified at that
-  /// point. Waits for the device, except while a graph is captured. @throws std::bad_alloc
+  /// point. Waits for the device; while a graph is captured, verifies nothing. @throws std::bad_alloc
   std::size_t check_all() {
     if (detail::sleeps(this->upstream())) return 0;
     detail::sequence<detail::block_record> all;
@@ -6294,7 +6633,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       });
     }
     // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later are not checked.
-    (void)driver().synchronize_device();
+    if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t found = 0;
     for (detail::block_record const& b : all) {
@@ -6420,8 +6759,11 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     std::lock_guard const guard(mutex_);
     if (detail::block_record* const known = history_.find(b.p)) history_.leave(*known);
   }
+  /// Waits for the uses of other streams; returns false if a capture forbids it.
+  [[nodiscard]] bool wait_for_uses() const noexcept {
+    return !detail::is_of_capture(detail::wait_for_all_work(driver()));
+  }
   void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
-    if (b.used_elsewhere) (void)driver().synchronize_device();
     if (!has_fences(b)) return;
     if (auto const breach = look_at_fences(b, stream)) report_breach(b, breach);
   }
@@ -6463,6 +6805,22 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   // ---- reports
 
+  /// A pool could never learn that the work on such a stream is done: it would keep the memory for that stream for good.
+  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
+    if constexpr (requires { driver().is_of_other_device(stream); }) {
+      return driver().is_of_other_device(stream);
+    } else {
+      return false;
+    }
+  }
+  [[nodiscard]] misuse wrong_stream(std::string_view what, void const* p, stream_ref stream) const noexcept {
+    message<256> text;
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id && !driver().identify(stream, id).ok()) id = 0;
+    text.add(what).add(" stream ").add_number(id).add(" of another device; use a stream of device ");
+    text.add_number(member_.device);
+    return {misuse_kind::wrong_device, p, text.view()};
+  }
   static void report_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
     if (breach.before != 0) {
       report_misuse(
@@ -6587,9 +6945,15 @@ enum class handles_per_block {
 
 /// When a pool asks whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be
 /// handed out while the graph is replayed.
+///
+/// A bare handle of a captured stream is always refused outside of a capture_scope: the pool asks CUDA for its identity at each call,
+/// which CUDA refuses (code 900) and which invalidates the capture, so no graph is replayed. A stream whose identity is known (of
+/// tarn::stream, tarn::identified, or a buffer) costs no driver call; to ask CUDA takes 17 ns, 170 ns while seven other threads ask,
+/// and a pair of calls 29 ns (H200). Hence `in_scopes` by default.
 enum class capture_watch {
-  in_scopes,  ///< while a capture_scope is open; other captures must not free blocks of the pool that the graph uses
-  always  ///< at each call: warm calls then take the pool's slow path, and make one driver call
+  in_scopes,  ///< while a capture_scope is open. On streams of known identity other captures must not free blocks of the pool that the
+              ///< graph uses: they may be handed out again while it is replayed
+  always  ///< at each call: warm calls then take the pool's slow path, and make one driver call; a pair takes 4 times as long
 };
 
 template <class Upstream>
@@ -6606,6 +6970,10 @@ struct pooled {
   /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from the memory that is
   /// left, see pool/growth/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
   std::size_t largest_handle = 0;
+  /// Reserved bytes that the pool never gives back by itself. Beyond them it gives free handles back once the live peak has stayed
+  /// lower for long: pool/arena/live_window.hpp says when. With ~std::size_t{0} it gives back only what trim() or empty_cache()
+  /// asks for, and what other pools lack.
+  std::size_t release_threshold = std::size_t{128} << 20;
   /// When the pool looks for captures. With `always`, a capture without a capture_scope is safe, too: allocation on its streams is
   /// refused, and what is freed on them is kept until the pool ends. This holds for default streams, bare handles and streams that
   /// tarn made: the driver must not be asked about another stream whose identity was noted earlier, since it may be destroyed.
@@ -6645,6 +7013,8 @@ namespace detail {
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses waits for them first (waiting_blocks.hpp).
 // Calls on a stream that is captured into a graph go to graph/. inspection/ is for tools and snapshots, and empty otherwise.
 //
+// What a program no longer needs goes back to the driver once the live peak has fallen: arena/live_window.hpp.
+//
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/32 of the reserved memory, they
 // are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus the slack of the
 // requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
@@ -6654,45 +7024,6 @@ namespace detail {
 #include <mutex>
 #include <utility>
 
-// ---- tarn/core/graph_owner.hpp
-// graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that captured graphs use.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-/// The memory of one graph_memory at one moment, bytes.
-struct graph_state {
-  std::size_t reserved = 0;   ///< held from the driver for its graphs alone
-  std::size_t allocated = 0;  ///< handed out inside captures and not freed since, rounded to block sizes
-  std::size_t kept = 0;       ///< blocks of the pool itself that were freed inside a capture, rounded
-};
-
-namespace detail {
-
-/// Identifies one open capture of an owner.
-using capture_number = std::uint64_t;
-
-/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted before.
-class graph_owner {
- public:
-  graph_owner() = default;
-  graph_owner(graph_owner const&) = delete;
-  graph_owner& operator=(graph_owner const&) = delete;
-  virtual ~graph_owner() = default;
-
-  /// What is allocated on `stream` from now on is the owner's. The identity of `stream` is known.
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] virtual capture_number begin_capture(stream_ref stream) = 0;
-  /// The same for another stream of that capture. @throws as above
-  virtual void join_capture(capture_number capture, stream_ref stream) = 0;
-  virtual void end_capture(capture_number capture) noexcept = 0;
-  [[nodiscard]] virtual graph_state state() const = 0;
-};
-
-}  // namespace detail
-}  // namespace tarn
 // ---- tarn/core/owned.hpp
 // owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs a compiler as
 // much as <memory_resource>, <mutex> and <map> together.
@@ -6845,108 +7176,6 @@ static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_by
 #include <mutex>
 #include <utility>
 
-// ---- tarn/driver/capture_gate.hpp
-// Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the whole device and
-// invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and cudaDeviceSynchronize. While a capture_scope is
-// open they are refused here, as CUDA would refuse them, but without the call.
-
-#include <atomic>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
-/// waits for those calls, which take a microsecond.
-class capture_gate {
- public:
-  /// One call that would invalidate a capture; converts to false if it must not be made now.
-  class passage {
-   public:
-    passage() noexcept : may_pass_(enter()) {}
-    passage(passage const&) = delete;
-    passage& operator=(passage const&) = delete;
-    ~passage() {
-      if (may_pass_) state.fetch_sub(one_call, std::memory_order_release);
-    }
-    explicit operator bool() const noexcept { return may_pass_; }
-
-   private:
-    bool may_pass_;
-  };
-
-  static void begin_capture() noexcept {
-    state.fetch_add(one_capture, std::memory_order_acq_rel);
-    // Not forever: in a forked child, a call that another thread of the parent was in never ends.
-    for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
-         ++tries)
-      spin_wait(tries);
-  }
-  /// The same, but returns false where it would wait.
-  [[nodiscard]] static bool try_begin_capture() noexcept {
-    std::uint64_t now = state.load(std::memory_order_relaxed);
-    while ((now & calls) == 0) {
-      if (state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) return true;
-    }
-    return false;
-  }
-  static void end_capture() noexcept { state.fetch_sub(one_capture, std::memory_order_release); }
-  /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
-  [[nodiscard]] static bool wait_for_captures() noexcept {
-    for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
-    return !has_captures();
-  }
-  [[nodiscard]] static bool has_captures() noexcept {
-    return state.load(std::memory_order_acquire) >= one_capture;
-  }
-
- private:
-  static bool enter() noexcept {
-    std::uint64_t now = state.load(std::memory_order_relaxed);
-    while (now < one_capture) {
-      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;
-    }
-    return false;
-  }
-
-  static constexpr unsigned most_tries = 100'000;  ///< 5 to 10 s, see spin_wait()
-  static constexpr std::uint64_t one_call = 1;
-  static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
-  static constexpr std::uint64_t calls = one_capture - 1;
-  inline static constinit std::atomic<std::uint64_t> state{0};
-};
-
-/// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
-[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
-  return s.code >= 900 && s.code <= 907;
-}
-[[nodiscard]] constexpr status refused_for_capture(char const* call) noexcept {
-  return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
-}
-
-/// Marks all work of the device, unless that would invalidate a capture.
-template <class Driver>
-status record_all_work(Driver const& driver, event_handle event) noexcept {
-  capture_gate::passage const open;
-  return open ? driver.record_all(event) : refused_for_capture("record_all");
-}
-/// Waits on the host for all work of the device, unless that would invalidate a capture. If the driver cannot mark that work, a
-/// capture that begins meanwhile waits, too.
-template <class Driver>
-status wait_for_all_work(Driver const& driver) noexcept {
-  if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
-  if constexpr (marks_all_work<Driver>) {
-    event_handle event = nullptr;
-    status s = driver.create_event(event);
-    if (s.ok()) s = record_all_work(driver, event);
-    if (s.ok()) s = driver.synchronize_event(event);
-    if (event != nullptr) (void)driver.destroy_event(event);
-    if (s.ok() || capture_gate::has_captures()) return s;
-  }
-  capture_gate::passage const open;
-  return open ? driver.synchronize_device() : refused_for_capture("synchronize_device");
-}
-
-}  // namespace tarn::detail
 // ---- tarn/pool/block_request.hpp
 // A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder use.
 
@@ -7244,6 +7473,7 @@ struct block_batch {
   void* blocks[most];
   std::uint32_t wanted = 1;
   std::uint32_t count = 0;
+  bool ends_step = false;  ///< a step of the pool's live_window is over
 };
 
 }  // namespace tarn::detail
@@ -7559,6 +7789,10 @@ struct alignas(cache_line_bytes) thread_cache {
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
   unsigned watches = 0;                    ///< open captures of this thread; under the growth lock
   std::uint64_t serial = 0;                ///< never reused, unlike the address
+  /// The part whose cache serves the capture that this thread opened last; null if none. Set by the owner thread.
+  std::atomic<void*> capture{nullptr};
+  /// One bit for each stream that ever had a cache here; other threads skip this one if the bit is not set.
+  std::atomic<std::uint64_t> stream_bits{0};
   sequence<owned<stream_cache>> streams;
 
   /// The cache of a stream, or null. Called inside the owner lock.
@@ -7566,6 +7800,16 @@ struct alignas(cache_line_bytes) thread_cache {
     if (last != nullptr && last->id == id) [[likely]]
       return last;
     return find_other(id);
+  }
+  /// Whether a stream may have a cache here. Called by another thread, after a fence.
+  [[nodiscard]] bool may_have(stream_id id) const noexcept {
+    return (stream_bits.load(std::memory_order_seq_cst) & bit_of(id)) != 0;
+  }
+  /// Announces that the owner thread will make the cache of a stream, before it looks whether the stream is captured. A thread that
+  /// opens a capture does the opposite, with a fence in between: one of the two sees the other.
+  void announce_stream(stream_id id) noexcept {
+    stream_bits.fetch_or(bit_of(id), std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   TARN_ALWAYS_INLINE void count_live(std::int64_t bytes, std::int64_t blocks) noexcept {
     live_bytes.store(live_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
@@ -7627,6 +7871,10 @@ struct alignas(cache_line_bytes) thread_cache {
 
  private:
   static constexpr stream_id closed_id = stream_ref::unknown_id;  ///< no call has it
+
+  [[nodiscard]] static std::uint64_t bit_of(stream_id id) noexcept {
+    return std::uint64_t{1} << (id * 0x9E3779B97F4A7C15U >> 58);
+  }
 
   TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
     for (auto& s : streams) {
@@ -7934,6 +8182,90 @@ class address_index {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/pool/arena/live_window.hpp
+// How much memory was live lately: the peak of live bytes over the last allocations from the arena. If it has fallen, the pool gives
+// back by itself what it no longer needs (heap::give_back_unused). Pure arithmetic.
+//
+// Time is counted in bytes taken from the arena, in steps of a multiple of the reserved bytes. Blocks that a thread takes from its
+// own cache are not counted: a warm call costs nothing, and a program of warm calls alone keeps its memory.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+class live_window {
+ public:
+  /// The window has this many steps: memory is given back once the live peak stayed lower for all of them.
+  static constexpr unsigned steps = 4;
+  /// The volume of a step at first, in multiples of the reserved bytes, and by which part of the live peak the window's peak must be
+  /// lower. With 32 and an eighth, or 16 and a quarter, 20 passes of the recorded traces and of the patterns of tarn_replay give
+  /// nothing back. With 16 and an eighth, two of them give back what they need again: warm passes of `bert_recompute` take 10 times
+  /// the driver time. Bytes beyond the live peak are no reason: given back, the free parts of handles between live blocks become
+  /// more, and up to 0.05 of the utilisation was lost.
+  static constexpr std::size_t first_factor = 32;
+  static constexpr std::size_t least_fall = 8;
+  /// With this factor the pool no longer gives back by itself.
+  static constexpr std::size_t last_factor = std::size_t{1} << 20;
+
+  /// Counts one allocation. @param live  live bytes with it
+  void note(std::size_t bytes, std::size_t live) noexcept {
+    taken_ += bytes;
+    volume_ += bytes;
+    peak_[0] = max_of(peak_[0], live);
+  }
+  [[nodiscard]] bool is_step_over() const noexcept { return taken_ >= step_; }
+
+  /// The live peak of the window, bytes.
+  [[nodiscard]] std::size_t peak() const noexcept {
+    std::size_t most = 0;
+    for (std::size_t const p : peak_) most = max_of(most, p);
+    return most;
+  }
+  /// Bytes taken since the start.
+  [[nodiscard]] std::size_t volume() const noexcept { return volume_; }
+  /// The volume of a step, in multiples of the reserved bytes.
+  [[nodiscard]] std::size_t factor() const noexcept { return factor_; }
+
+  /// Ends a step and begins the next one. Returns whether the live peak of the last steps was lower than `live_peak` was before.
+  bool end_step(std::size_t reserved, std::size_t live, std::size_t live_peak) noexcept {
+    // What was given back is needed again: the window was too short. It gets twice the volume, so a program whose peaks return
+    // creates handles for this reason only as often as the logarithm of the bytes that it allocates.
+    if (before_ != 0 && reserved > after_ + (before_ - after_) / 2) {
+      factor_ = min_of(factor_ * 2, last_factor);
+      before_ = 0;
+      ended_ = 0;
+    }
+    ended_ = min_of(ended_ + 1, steps);
+    bool const fell = ended_ == steps && factor_ < last_factor && peak() < live_peak - live_peak / least_fall;
+    for (unsigned i = steps - 1; i > 0; --i) peak_[i] = peak_[i - 1];
+    peak_[0] = live;
+    taken_ = 0;
+    step_ = max_of(reserved, least_reserved) * factor_;
+    return fell;
+  }
+  /// Notes that `given` bytes were given back because the peak fell. @param left  bytes that stay reserved
+  void note_given(std::size_t given, std::size_t left) noexcept {
+    if (given == 0) return;
+    before_ = max_of(before_, left + given);
+    after_ = left;
+  }
+
+ private:
+  static constexpr std::size_t least_reserved = 64_MiB;
+
+  std::size_t volume_ = 0;
+  std::size_t taken_ = 0;         ///< bytes since the step began
+  std::size_t step_ = 0;          ///< bytes at which it ends
+  std::size_t peak_[steps] = {};  ///< live peaks of the steps, the current one first
+  unsigned ended_ = 0;            ///< steps that ended, up to all
+  std::size_t factor_ = first_factor;
+  std::size_t before_ =
+      0;  ///< most reserved bytes before a release, since a release was last a mistake; 0 if there was none
+  std::size_t after_ = 0;  ///< reserved bytes after the last release
+};
+
+}  // namespace tarn::detail
 // ---- tarn/pool/arena/page_map.hpp
 // The page map: the physical handle behind each address. Every handle is first mapped at its home address, within one long
 // virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records of free and live bytes use home addresses. (Views
@@ -8103,6 +8435,8 @@ class range_index {
   static constexpr unsigned levels = 36;  ///< up to 512 B << 40: beyond any address space
   /// How many ranges of a bin are searched for the best fit.
   static constexpr std::size_t search_limit = 24;
+  /// How many ranges of a list are searched for the largest one.
+  static constexpr std::size_t largest_limit = 256;
 
   void insert(range_table& table, range_ref r) noexcept {
     range& node = table[r];
@@ -8167,17 +8501,24 @@ class range_index {
     }
   }
 
+  /// Calls f(range_ref) for each range that was before a hole when it was inserted.
+  template <class F>
+  void for_each_at_end(range_table const& table, F&& f) const {
+    for (range_ref r = ends_; r != 0; r = table[r].bin_next) f(r);
+  }
+
   /// Any range, 0 if empty.
   [[nodiscard]] range_ref any() const noexcept {
     unsigned const bin = next_bin(0);
     return bin < bin_count ? heads_[bin] : ends_;
   }
 
-  /// Bytes of the largest range. O(ranges of the largest bin and before a hole).
+  /// Bytes of the largest range; of more than largest_limit ranges of similar size, one of the largest: at most 6.25 % less. O(1)
   [[nodiscard]] std::size_t largest(range_table const& table) const noexcept {
     std::size_t most = 0;
     auto const look = [&](range_ref r) {
-      for (; r != 0; r = table[r].bin_next) most = table[r].bytes > most ? table[r].bytes : most;
+      for (std::size_t left = largest_limit; r != 0 && left != 0; r = table[r].bin_next, --left)
+        most = table[r].bytes > most ? table[r].bytes : most;
     };
     look(ends_);
     if (top_ != 0) {
@@ -8483,7 +8824,8 @@ class arena {
   page_map const* pages = nullptr;
   split_statistics splits;     ///< as of the last count_splits()
   std::size_t live_bytes = 0;  ///< in live ranges, runs included
-  std::size_t live_peak = 0;
+  std::size_t live_peak = 0;   ///< since the start, or since the pool last gave memory back by itself
+  live_window window;          ///< the live peak of late
 
   /// Makes room for the metadata of one allocation. @throws std::bad_alloc, nothing has changed
   void make_room() {
@@ -8546,14 +8888,15 @@ class arena {
   /// Joins live pieces into one block, mapped at `address` in a view. Requires make_room().
   void join_pieces(range_ref const* pieces, std::size_t count, domain_ref taker, std::uintptr_t address,
                    std::uint32_t view) noexcept {
+    std::size_t bytes = 0;
     for (std::size_t i = 0; i < count; ++i) {
       range& piece = ranges[pieces[i]];
       piece.chain = i + 1 < count ? pieces[i + 1] : 0;
       piece.domain = taker;
       piece.generation = streams[taker].generation;
-      live_bytes += piece.bytes;
+      bytes += piece.bytes;
     }
-    live_peak = max_of(live_peak, live_bytes);
+    count_live(bytes);
     ranges[pieces[0]].view_or_split = view;
     ++tenancies[view].blocks;
     blocks.insert(address, pieces[0]);
@@ -8678,6 +9021,13 @@ class arena {
     ranges.put_back(second);
   }
 
+  /// Notes that the memory after a range was given back: the range may be extended there, if it is free.
+  void note_hole_after(range_ref r) noexcept {
+    if (r == 0 || ranges[r].state != range_state::free) return;
+    take_out(r);
+    put_in(r);
+  }
+
   /// Takes a free node out of its domain's index.
   void claim(range_ref r) noexcept {
     take_out(r);
@@ -8719,6 +9069,11 @@ class arena {
   }
 
  private:
+  void count_live(std::size_t bytes) noexcept {
+    live_bytes += bytes;
+    live_peak = max_of(live_peak, live_bytes);
+    window.note(bytes, live_bytes);
+  }
   static void move(stat& s, std::int64_t to) noexcept {
     if (to > s.current) s.increase(to - s.current);
     if (to < s.current) s.decrease(s.current - to);
@@ -8768,8 +9123,7 @@ class arena {
     r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
     ranges[r].generation = streams[taker].generation;
-    live_bytes += bytes;
-    live_peak = max_of(live_peak, live_bytes);
+    count_live(bytes);
     return r;
   }
 
@@ -9325,14 +9679,49 @@ class front {
     return own->lock.is_watched() ? watched::yes : watched::no;
   }
 
-  /// Empties the caches of a stream, on all threads. While heap::captured has it, none is made.
+  /// Empties the caches of a stream, on all threads that used it. While heap::captured has it, none is made.
   void drop_stream(stream_id id) noexcept {
-    announce();
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // see thread_cache::announce_stream()
+    thread_cache* const own = local();
+    bool any = false;
+    for (auto const& cache : caches_) {
+      if (!cache->may_have(id)) continue;
+      if (cache.get() == own) {  // the cache's owner thread needs no barrier
+        own->lock.enter();
+        drop_stream(*own, id);
+        own->lock.leave();
+        continue;
+      }
+      cache->lock.announce();
+      any = true;
+    }
+    if (!any) return;
     remote_barrier();
     for (auto const& cache : caches_) {
+      if (!cache->lock.is_announced()) continue;
       cache->lock.visit();
-      if (stream_cache* const closed = cache->close(id); closed != nullptr) give_back(*closed, id);
+      drop_stream(*cache, id);
       cache->lock.end_visit();
+    }
+  }
+
+  /// What the calling thread's capture uses, as set_capture() said; null if it has none.
+  [[nodiscard]] void* capture() const noexcept {
+    thread_cache const* const own = local();
+    return own != nullptr ? own->capture.load(std::memory_order_relaxed) : nullptr;
+  }
+  /// Returns false on a thread without a cache.
+  bool set_capture(void* part) noexcept {
+    thread_cache* const own = local();
+    if (own == nullptr) return false;
+    own->capture.store(part, std::memory_order_relaxed);
+    return true;
+  }
+  /// Ends that on whichever thread it was set. The caller holds the growth lock.
+  void end_capture(void const* part) noexcept {
+    for (auto const& cache : caches_) {
+      if (cache->capture.load(std::memory_order_relaxed) == part)
+        cache->capture.store(nullptr, std::memory_order_relaxed);
     }
   }
 
@@ -9379,6 +9768,7 @@ class front {
     owned<stream_cache> oldest;
     cache.lock.enter();
     stream_cache* of_stream = cache.find(id);
+    if (of_stream == nullptr) cache.announce_stream(id);
     if (of_stream == nullptr && !heap_.captured.has(id)) {
       try {
         of_stream = cache.make(id, stream, oldest);
@@ -9429,6 +9819,11 @@ class front {
     m.blocks[m.count++] = p;
     cache.count_held(class_bytes(k), 0);
     return true;
+  }
+
+  /// Empties one thread's cache of a stream. Called inside the owner lock.
+  void drop_stream(thread_cache& cache, stream_id id) noexcept {
+    if (stream_cache* const closed = cache.close(id); closed != nullptr) give_back(*closed, id);
   }
 
   /// See pool_link::retire. The caller holds the link's mutex.
@@ -9511,6 +9906,7 @@ class front {
 #include <cstdint>
 #include <mutex>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 // ---- tarn/pool/arena/looked_up.hpp
@@ -9629,61 +10025,179 @@ struct captured_stream {
   capture_number capture = 0;
   Part* owner = nullptr;  ///< null: of an unknown capture
   bool is_guess = false;  ///< the stream was not announced: `kept_as` orders nothing
+  stream_id stream = 0;   ///< its own identity
 };
 
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/memory_left.hpp
 // How much memory a pool can still take from the layers below it: the device's free memory, less headroom, within each limit.
 
+#include <concepts>
 #include <cstddef>
 #include <type_traits>
 #include <utility>
+
+// ---- tarn/pool/pool_state.hpp
+// The statistics of a pool at one moment, for reports and tests. In bytes unless noted.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in handles, or in a
+/// segment, that they do not fill. Counted at the end of each call that reaches the pool's shared part. Blocks in threads'
+/// magazines and free blocks of a run are excluded.
+struct split_ranges {
+  stat blocks;  ///< free ranges with such a part
+  stat bytes;   ///< in those parts
+};
+
+/// The totals of a pool at the last reset_totals().
+struct pool_totals {
+  std::uint64_t reserved = 0;
+  std::uint64_t released = 0;
+  std::uint64_t creates = 0;
+  std::uint64_t destroys = 0;
+  std::uint64_t alloc_retries = 0;
+  std::uint64_t host_waits = 0;
+};
+
+/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one may also
+/// serve the other.
+struct pool_part {
+  stat reserved;                         ///< bytes held from the driver
+  stat handles;                          ///< physical handles, or segments, held
+  std::size_t free_blocks = 0;           ///< free ranges
+  std::size_t inactive_split_bytes = 0;  ///< bytes in them
+  split_ranges split;
+};
+
+struct pool_state {
+  std::size_t live = 0;                ///< handed out, rounded to block sizes; includes `pending`
+  std::size_t live_blocks = 0;         ///< number of those blocks
+  std::size_t reserved = 0;            ///< held from the driver
+  std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
+  std::size_t cached = 0;              ///< reserved, not handed out
+  std::size_t pending = 0;             ///< freed, but waiting for another stream that used it (record_stream)
+  std::size_t pending_blocks = 0;      ///< number of those blocks
+  std::size_t largest_free_range = 0;  ///< largest block without a driver call, magazines excluded
+  std::size_t free_blocks = 0;         ///< free ranges
+  std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
+  split_ranges split;                    ///< the part of them that cannot be given back on its own
+  std::uint64_t reserved_total = 0;      ///< taken from the driver since the start
+  std::uint64_t released_total = 0;      ///< given back since the start
+  std::uint64_t handles = 0;             ///< physical handles, or segments, held
+  std::uint64_t handles_peak = 0;
+  std::uint64_t creates = 0;  ///< handles or segments created
+  std::uint64_t destroys = 0;
+  std::uint64_t maps = 0;
+  std::uint64_t unmaps = 0;
+  std::uint64_t remaps = 0;         ///< maps of handles that were used at another address before
+  std::uint64_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
+  std::uint64_t ooms = 0;           ///< out_of_memory thrown
+  std::uint64_t host_waits = 0;     ///< times the host waited for a stream
+  std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another stream
+  /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1 MiB, up to 260 for
+  /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
+  /// size, however many calls are made (tests/pool/growth.cpp).
+  std::size_t host_bytes = 0;
+  pool_part small;  ///< the part of the above for blocks up to 1 MiB
+  pool_part large;  ///< for larger blocks
+  pool_totals totals_reset;
+};
+
+}  // namespace tarn
 
 namespace tarn::detail {
 
 inline constexpr std::size_t unknown_left = ~std::size_t{0};
 
 template <class Layer>
-concept has_headroom = requires(Layer& layer) { layer.headroom_bytes(); };
+concept has_headroom = requires(Layer& layer) {
+  { layer.headroom_bytes() } -> std::convertible_to<std::size_t>;
+};
 template <class Layer>
-concept has_limit = requires(Layer& layer) { layer.limit(), layer.used(); };
+concept has_limit = requires(Layer& layer) {
+  { layer.limit() } -> std::convertible_to<std::size_t>;
+  { layer.used() } -> std::convertible_to<std::size_t>;
+};
+template <class Layer>
+concept caches_bytes = stands_on_another<Layer> && !routes_calls<Layer> && requires(Layer& layer) {
+  { layer.state() } -> std::same_as<pool_state>;
+};
 
-/// Bytes that `layer` and those below it can still provide; unknown_left if the driver does not report free memory, or a layer
-/// has several below it. One driver call, 5 to 100 us; no lock of the pool but the growth lock is held.
-/// @param r  receives what bounds them, as the layer that refuses more would report it
+/// Whether the driver reports how much of a source's memory is free: it does for memory of the device and for plain host memory,
+/// but not for pinned and managed memory.
+template <class Source>
+inline constexpr bool reports_free =
+    !has_property<Source, host_accessible> || std::same_as<typename Source::driver_type, no_driver>;
+
+/// What a stack of layers can still provide, and what bounds that. In bytes.
+struct memory_bound {
+  std::size_t bytes = unknown_left;
+  char const* by = "nothing";                         ///< the tightest bound; static storage
+  std::size_t limit = memory_report::unknown;         ///< if a limit is the tightest
+  std::size_t limit_used = memory_report::unknown;    ///< likewise
+  std::size_t headroom = memory_report::unknown;      ///< if a headroom is the tightest
+  std::size_t live = memory_report::unknown;          ///< as the nearest layer that counts it reports
+  std::size_t cached = memory_report::unknown;        ///< held by the nearest pool, but not allocated
+  std::size_t device_free = memory_report::unknown;   ///< as the driver reports
+  std::size_t device_total = memory_report::unknown;  ///< likewise
+  status query;                                       ///< of the driver's report
+
+  void leave_headroom(std::size_t more) noexcept {
+    if (device_free == memory_report::unknown || more == 0) return;
+    std::size_t const rest = device_free - min_of(device_free, more);
+    if (rest >= bytes) return;
+    bytes = rest;
+    by = "headroom";
+    headroom = more;
+    limit = limit_used = memory_report::unknown;
+  }
+  void keep_within(std::size_t most, std::size_t used) noexcept {
+    std::size_t const rest = most - min_of(most, used);
+    if (rest >= bytes) return;
+    bytes = rest;
+    by = "limited";
+    limit = most;
+    limit_used = live = used;
+    headroom = memory_report::unknown;
+  }
+  /// @param reusable  of what the pool has cached
+  void add_pool(pool_state const& s, std::size_t reusable) noexcept {
+    bytes += min_of(reusable, unknown_left - bytes);
+    cached = s.cached;
+    live = s.live;
+  }
+};
+
+/// Returns what `layer` and those below it can still provide: the device's free memory, less headroom, within each limit, plus what
+/// a pool on the way caches. Of a layer that routes calls, only upstream() counts. One driver call, 5 to 100 us.
 template <class Layer>
-[[nodiscard]] std::size_t memory_left(Layer& layer, memory_report& r) noexcept {
-  std::size_t left = unknown_left;
-  if constexpr (!stands_on_another<Layer>) {
+[[nodiscard]] memory_bound memory_left(Layer& layer) {
+  memory_bound left;
+  if constexpr (stands_on_another<Layer>) {
+    left = memory_left(layer_of(layer.upstream()));
+  } else if constexpr (reports_free<Layer>) {
     std::size_t free = 0;
     std::size_t total = 0;
-    if (layer.driver().memory_info(free, total).ok()) {
-      left = r.device_free = free;
-      r.device_total = total;
-    }
-  } else if constexpr (!routes_calls<Layer>) {
-    left = memory_left(layer_of(layer.upstream()), r);
-  }
-  if constexpr (has_headroom<Layer>) {
-    std::size_t const bytes = layer.headroom_bytes();
-    if (left != unknown_left && bytes != 0) {
-      left -= min_of(left, bytes);
-      r.refused_by = "headroom";
-      r.headroom = bytes;
+    left.query = layer.driver().memory_info(free, total);
+    if (left.query.ok()) {
+      left.bytes = left.device_free = free;
+      left.device_total = total;
+      left.by = std::same_as<typename Layer::driver_type, no_driver> ? "the host" : "the device";
     }
   }
-  if constexpr (has_limit<Layer>) {
-    std::size_t const limit = layer.limit();
-    std::size_t const used = layer.used();
-    if (limit - min_of(limit, used) < left) {
-      left = limit - min_of(limit, used);
-      r.refused_by = "limited";
-      r.headroom = memory_report::unknown;
-      r.device_free = r.device_total = memory_report::unknown;
-      r.limit = limit;
-      r.limit_used = used;
-    }
+  if constexpr (caches_bytes<Layer>) {
+    pool_state const s = layer.state();
+    // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
+    bool puts_together = page_source<typename Layer::upstream_type>;
+    if constexpr (requires { layer.uses_pages(); }) puts_together = layer.uses_pages();
+    left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
   }
+  if constexpr (has_headroom<Layer>) left.leave_headroom(layer.headroom_bytes());
+  if constexpr (has_limit<Layer>) left.keep_within(layer.limit(), layer.used());
   return left;
 }
 
@@ -9831,12 +10345,14 @@ namespace tarn::detail {
 /// How far reserved memory may exceed the live peak before free handles are remapped for a request of `bytes`, in thousandths. Up
 /// to 8 MiB it is 5 times as much as for larger requests: a view for each of many blocks of medium size costs more driver calls than
 /// it saves memory, and splits handles. Where sizes creep up, as those of an attention cache do, remapping at 9 thousandths took 100
-/// times the driver time, and held up to 4 % more (`tarn_replay --pattern attention_cache`). If it remaps all the same, 4 times as
-/// often as it creates, it gets up to 8 times as much.
+/// times the driver time, and held up to 4 % more (`tarn_replay --pattern attention_cache`). If it remaps all the same, more often than
+/// once for each GiB that it hands out, it gets up to 8 times as much: such a pool would reach the larger bound anyway, and the first
+/// pass of `attention_cache` takes a seventh of the driver time. Remaps in relation to handles are no such measure: those of
+/// `bert_recompute` are few for what it allocates, and save 2 % of its memory.
 [[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
-                                             std::size_t remaps_per_handle) noexcept {
+                                             std::size_t remaps_per_gib) noexcept {
   if (bytes > 8_MiB) return slack_per_mille;
-  std::size_t const often = remaps_per_handle > 4 ? (remaps_per_handle - 4) / 2 : 0;
+  std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
   return slack_per_mille * (5 + min_of(often, std::size_t{3}));
 }
 
@@ -10465,7 +10981,8 @@ class address_space {
 // ---- tarn/pool/order/mark_work.hpp
 // Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
 // destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
-// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
+// device's work, that is used instead: it covers more than needed, and uses no stream's handle. While a capture is open this is
+// refused; then a stream that the driver created is marked itself, since it can be kept from being destroyed meanwhile.
 
 #include <cstdint>
 
@@ -10477,7 +10994,7 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// Marks the work of `stream`, which carries its identity. At most three driver calls.
+/// Marks the work of `stream`, which carries its identity. At most four driver calls.
 /// @param captured  set to whether the mark was refused because of a capture
 template <stream_driver Driver>
 mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream, bool& captured) noexcept {
@@ -10488,8 +11005,19 @@ mark_result mark_work(Driver const& driver, event_handle event, stream_ref strea
       status const s = record_all_work(driver, event);
       if (s.ok()) return mark_result::marked;
       captured = is_of_capture(s);
+      if constexpr (requires { driver.record_event_if_made(event, stream); }) {
+        if (captured && driver.record_event_if_made(event, stream).ok()) {
+          captured = false;
+          return mark_result::marked;
+        }
+      }
       return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
     } else {
+      // A captured stream cannot be identified.
+      if (driver.is_capturing(stream_ref::from(stream.handle()), capturing).ok() && capturing) {
+        captured = true;
+        return mark_result::refused;
+      }
       stream_id now = 0;
       bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
       if (!same) return mark_result::gone;
@@ -11202,7 +11730,7 @@ class page_compact {
   /// After a failure: the new handles are unmapped and destroyed.
   void undo(stream_ref stream, physical const& old, sequence<part>& parts,
             sequence<std::uintptr_t> const& places, std::uintptr_t temporary) noexcept {
-    if (!source_.driver().synchronize_stream(stream).ok()) (void)source_.driver().synchronize_device();
+    if (!source_.driver().synchronize_stream(stream).ok()) (void)wait_past_captures(source_.driver());
     unmap_temporary(parts, temporary);
     for (part const& p : parts) {
       for (std::size_t i = 0; i < p.places; ++i) unmap(places[i] + p.offset, p.bytes);
@@ -11496,17 +12024,19 @@ class page_segments {
 // step that can fail and changes nothing if it does, and a step that cannot fail, so that a pool and its graph memories fall
 // asleep and wake together or not at all.
 //
-//   sleep   save()      copies kept contents to the host
-//           release()   unmaps the views and the homes, destroys the handles
-//   wake    restore()   creates the handles, maps the homes and the views, copies the contents back
+//   sleep   save()      enqueues the copies of kept contents to the host
+//           release()   unmaps the views; for each handle, waits for its copy, unmaps its home and destroys it
+//   wake    restore()   for each handle, creates it, maps its home and enqueues the copy back; maps the views; waits for the copies
 //           keep()      frees the copy on the host; or release() again, which leaves the copy as it was
 //
 // If compact() can map a handle neither new nor old, unmap() leaves all handles created and maps none: restore() maps them.
 //
-// Per handle on an H200: sleep about 35 us, wake 45 us, and 20 us for each view that shows it.
+// Per handle on an H200: sleep about 35 us, wake 45 us, and 20 us for each view that shows it. The driver makes and destroys
+// handles while it copies others, so that with kept contents these times are hidden behind the copies.
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 // ---- tarn/pool/growth/host_copy.hpp
 // Contents of device memory, kept in host memory while a pool sleeps: in pinned memory, or in ordinary memory that is copied
@@ -11528,7 +12058,8 @@ concept pinning_driver = stream_driver<D> && requires(D const& d, std::size_t by
 
 /// One contiguous sequence of bytes, addressed by position, in chunks of host memory. Used by one thread at a time.
 ///
-/// save() and load() enqueue copies; finish() waits for them. Their positions must not decrease between two calls of finish().
+/// save() and load() enqueue copies; finish() waits for all of them, wait_for() for the first. Their positions must not decrease
+/// between two calls of finish().
 /// An error leaves copies enqueued: call finish() or abandon() before the device memory changes.
 template <class Driver>
 class host_copy {
@@ -11548,6 +12079,7 @@ class host_copy {
            (!chunks_.empty() && chunks_.back().bytes < bytes_of_chunk(chunks_.size() - 1, bytes)))
       drop_chunk();
     bytes_ = bytes;
+    done_ = 0;
     where_ = where;
   }
 
@@ -11610,6 +12142,9 @@ class host_copy {
     }
   }
 
+  /// Whether copies go through the two buffers: the host must take part, so that finish() alone completes them.
+  [[nodiscard]] bool is_staged() const noexcept { return buffers_[0].capacity != 0; }
+
   /// Makes the two buffers for copies of ordinary memory; without them its copies are the driver's own. Does nothing for pinned
   /// memory.
   void begin() noexcept {
@@ -11623,6 +12158,32 @@ class host_copy {
       }
     }
   }
+  /// Marks the end of the copies that were enqueued so far, which cover all before `position`, for wait_for(). Marks are set where
+  /// at least a part of all bytes was enqueued since the last one. Does nothing while copies are staged, or if the driver refuses.
+  void mark(stream_ref stream, std::size_t position) noexcept {
+    std::size_t const last = mark_count_ != 0 ? marks_[mark_count_ - 1].position : 0;
+    if (is_staged() || mark_count_ == most_marks || position - last < bytes_ / most_marks) return;
+    mark_of_copies& m = marks_[mark_count_];
+    if (!driver_.create_event(m.event).ok()) return;
+    m.position = position;
+    ++mark_count_;
+    if (driver_.record_event(m.event, stream).ok()) return;
+    (void)driver_.destroy_event(m.event);
+    --mark_count_;
+  }
+  /// Waits until the copies of all bytes before `position` are done. Returns false if the driver does not report it.
+  [[nodiscard]] bool wait_for(stream_ref stream, std::size_t position) noexcept {
+    if (position <= done_) return true;
+    std::size_t i = 0;
+    while (i < mark_count_ && marks_[i].position < position) ++i;
+    if (i < mark_count_ && driver_.synchronize_event(marks_[i].event).ok()) {
+      done_ = marks_[i].position;
+      return true;
+    }
+    if (!driver_.synchronize_stream(stream).ok() && !wait_past_captures(driver_).ok()) return false;
+    done_ = bytes_;
+    return true;
+  }
   /// Waits until all copies are done. @throws cuda_error, std::bad_alloc
   void finish(stream_ref stream) {
     if (is_staged()) {
@@ -11631,10 +12192,11 @@ class host_copy {
       store(buffers_[current_]);
     }
     check(driver_.synchronize_stream(stream));
+    done_ = bytes_;
   }
   /// Waits for what was enqueued, after an error.
   void abandon(stream_ref stream) noexcept {
-    if (!driver_.synchronize_stream(stream).ok()) (void)driver_.synchronize_device();
+    if (!driver_.synchronize_stream(stream).ok()) (void)wait_past_captures(driver_);
   }
   /// Frees the buffers; no copy is enqueued.
   void end() noexcept {
@@ -11646,6 +12208,7 @@ class host_copy {
       b = buffer{};
     }
     current_ = 0;
+    while (mark_count_ != 0) (void)driver_.destroy_event(marks_[--mark_count_].event);
   }
 
   /// Frees all memory; no copy is enqueued.
@@ -11665,6 +12228,8 @@ class host_copy {
   /// Small enough that no large contiguous allocation is needed; while one is allocated, the copies to the one before it run.
   static constexpr std::size_t chunk_bytes = 256_MiB;
   static constexpr std::size_t staging_bytes = 32_MiB;
+  /// Handles are given back while later ones are copied: what is left after the last copy is a part in most_marks.
+  static constexpr std::size_t most_marks = 32;
 
   struct chunk {
     void* p = nullptr;
@@ -11683,7 +12248,10 @@ class host_copy {
     bool saves = false;         ///< its bytes must be stored in ordinary memory
   };
 
-  [[nodiscard]] bool is_staged() const noexcept { return buffers_[0].capacity != 0; }
+  struct mark_of_copies {
+    event_handle event = nullptr;
+    std::size_t position = 0;
+  };
   void check(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value);
   }
@@ -11773,6 +12341,9 @@ class host_copy {
   contents where_ = contents::discarded;
   buffer buffers_[2];
   unsigned current_ = 0;
+  mark_of_copies marks_[most_marks];
+  std::size_t mark_count_ = 0;
+  std::size_t done_ = 0;  ///< the copies of all bytes before it are complete
 };
 
 }  // namespace tarn::detail
@@ -11795,7 +12366,8 @@ class page_sleep {
         views_(views),
         copy_(source.driver()) {}
 
-  /// Copies kept contents to the host. No work on the device uses the memory until wake() returns.
+  /// Enqueues copies of kept contents to the host, for release() or forget(). No work on the device uses the memory until wake()
+  /// returns.
   /// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; nothing has changed
   /// @throws cuda_error                     nothing has changed
   void save(arena const& a, may_release hot, contents const where) {
@@ -11813,7 +12385,8 @@ class page_sleep {
     if (kept != 0) copy_all(found, kept, where);
     saved_.swap(found);
   }
-  /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so.
+  /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so. If the
+  /// driver does not report that a copy is complete, its handle and the later ones stay mapped.
   std::size_t release() noexcept {
     if (keeps_handles_) {
       unmap();
@@ -11821,9 +12394,22 @@ class page_sleep {
     }
     views_.unmap_all();
     std::size_t given = 0;
+    std::size_t next = 0;  // in saved_, which is in the order of handles
+    bool are_saved = true;
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes != 0 && !map_[h].stays) given += destroy(h);
+      std::size_t const first = next;
+      while (next < saved_.size() && saved_[next].handle == h) ++next;
+      if (map_[h].bytes == 0 || map_[h].stays) continue;
+      if (next != first && are_saved && !copy_is_done(saved_[next - 1])) {
+        are_saved = false;
+        copies_may_run_ = true;
+        keeps_handles_ = true;  // what a failing restore() must not destroy
+        while (saved_.size() > first) saved_.pop_back();
+        next = first;
+      }
+      if (are_saved) given += destroy(h);
     }
+    end_copies();
     return given;
   }
   /// Unmaps everything, and keeps the handles and what is in them for restore().
@@ -11839,22 +12425,17 @@ class page_sleep {
   /// @throws cuda_error     likewise
   std::size_t restore(may_release hot) {
     unlocked const open(hot);
-    std::size_t const bytes = missing();
-    try {
-      create();
-      map_homes();
-      views_.map_all();
-    } catch (...) {
-      // No view is mapped: release() must not unmap any.
-      unmap_homes();
-      (void)release();
-      throw;
+    if (copies_may_run_) {
+      status const done = wait_past_captures(source_.driver());
+      if (!done.ok()) throw cuda_error(done, source_.driver().device().value);
+      copies_may_run_ = false;
     }
-    try {
-      load();
-    } catch (...) {
-      (void)release();
-      throw;
+    std::size_t const bytes = missing();
+    if (saved_.empty()) {
+      restore_on(stream_ref{});
+    } else {
+      own_stream const stream(source_.driver());
+      restore_on(stream.get());
     }
     return bytes;
   }
@@ -11875,9 +12456,11 @@ class page_sleep {
     return sum;
   }
 
-  /// Frees the contents on the host.
+  /// Frees the contents on the host. The handles are as save() found them.
   void forget() noexcept {
     map_.treat_all_alike();
+    if (stream_.get() != nullptr) copy_.abandon(stream_->get());
+    end_copies();
     copy_.close();
     sequence<stretch>().swap(saved_);
   }
@@ -11913,35 +12496,29 @@ class page_sleep {
   }
 
   void copy_all(sequence<stretch> const& found, std::size_t bytes, contents where) {
-    own_stream const stream(source_.driver());
+    owned<own_stream<driver_type>> stream(new own_stream<driver_type>(source_.driver()));
     try {
       copy_.open(bytes, where);
       copy_.begin();
-      for (stretch const& s : found) copy_.save(stream.get(), s.position, address_of(s), s.bytes);
-      copy_.finish(stream.get());
-      copy_.end();
+      for (stretch const& s : found) {
+        copy_.save(stream->get(), s.position, address_of(s), s.bytes);
+        copy_.mark(stream->get(), s.position + s.bytes);
+      }
+      if (copy_.is_staged()) copy_.finish(stream->get());
     } catch (...) {
-      copy_.abandon(stream.get());
+      copy_.abandon(stream->get());
       copy_.close();
       throw;
     }
+    stream_ = std::move(stream);
   }
-  void load() {
-    if (saved_.empty()) return;
-    own_stream const stream(source_.driver());
-    try {
-      copy_.begin();
-      for (stretch const& s : saved_) {
-        // A handle whose blocks were all freed meanwhile is gone.
-        if (map_[s.handle].bytes != 0) copy_.load(stream.get(), s.position, address_of(s), s.bytes);
-      }
-      copy_.finish(stream.get());
-      copy_.end();
-    } catch (...) {
-      copy_.abandon(stream.get());
-      copy_.end();
-      throw;
-    }
+  [[nodiscard]] bool copy_is_done(stretch const& s) noexcept {
+    return stream_.get() == nullptr || copy_.wait_for(stream_->get(), s.position + s.bytes);
+  }
+  /// Frees what the copies of save() needed. They are complete, or the driver does not report it.
+  void end_copies() noexcept {
+    copy_.end();
+    stream_ = {};
   }
 
   void unmap_home(physical const& p) noexcept {
@@ -11956,23 +12533,48 @@ class page_sleep {
       map_.set(h, p.id, backing::unmapped);
     }
   }
-  void create() {
-    for (handle_ref h = 1; h < map_.size(); ++h) {
-      physical const p = map_[h];
-      if (p.bytes == 0 || p.state != backing::released) continue;
-      map_.set(h, source_.create(p.bytes), backing::unmapped);
-      ++counters_.creates;
-      counters_.hold(p.home, p.bytes, addresses_.zone_at(p.home));
+  /// Restores all, or leaves the pool asleep. @param stream  of the copies
+  void restore_on(stream_ref stream) {
+    bool has_views = false;
+    try {
+      copy_.begin();
+      make_handles(stream);
+      views_.map_all();
+      has_views = true;
+      if (!saved_.empty()) copy_.finish(stream);
+      copy_.end();
+    } catch (...) {
+      if (!saved_.empty()) copy_.abandon(stream);
+      copy_.end();
+      if (!has_views) unmap_homes();  // release() must not unmap a view then
+      (void)release();
+      throw;
     }
   }
-  void map_homes() {
+  /// Creates and maps the handles, and enqueues the copies of what they held.
+  void make_handles(stream_ref stream) {
+    std::size_t next = 0;
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      physical const p = map_[h];
-      if (p.bytes == 0 || p.state != backing::unmapped) continue;
-      source_.map(reinterpret_cast<void*>(p.home), p.bytes, p.id);
-      ++counters_.maps;
-      map_.set(h, p.id, backing::mapped);
+      if (map_[h].bytes != 0 && map_[h].state == backing::released) create(h);
+      if (map_[h].bytes != 0 && map_[h].state == backing::unmapped) map_home(h);
+      for (; next < saved_.size() && saved_[next].handle == h; ++next) {
+        stretch const& s = saved_[next];
+        // A handle whose blocks were all freed meanwhile is gone.
+        if (map_[h].bytes != 0) copy_.load(stream, s.position, address_of(s), s.bytes);
+      }
     }
+  }
+  void create(handle_ref h) {
+    physical const p = map_[h];
+    map_.set(h, source_.create(p.bytes), backing::unmapped);
+    ++counters_.creates;
+    counters_.hold(p.home, p.bytes, addresses_.zone_at(p.home));
+  }
+  void map_home(handle_ref h) {
+    physical const p = map_[h];
+    source_.map(reinterpret_cast<void*>(p.home), p.bytes, p.id);
+    ++counters_.maps;
+    map_.set(h, p.id, backing::mapped);
   }
 
   Source& source_;
@@ -11981,7 +12583,10 @@ class page_sleep {
   address_space const& addresses_;
   page_views<Source>& views_;
   host_copy<driver_type> copy_;
-  sequence<stretch> saved_;     ///< empty unless contents are kept on the host
+  sequence<stretch> saved_;                ///< by handle; empty unless contents are kept on the host
+  owned<own_stream<driver_type>> stream_;  ///< of the copies between save() and release()
+  bool copies_may_run_ =
+      false;  ///< asleep, and the copies from handles that are still mapped may not be complete
   bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
 };
 
@@ -12193,7 +12798,9 @@ class page_growth {
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
+      range_ref const before = a.ranges[carved[i]].previous;
       addresses_.give_back(a, carved[i]);
+      a.note_hole_after(before);
     }
     return given;
   }
@@ -12242,11 +12849,11 @@ class page_growth {
     a.pages = &map_;
   }
 
-  /// The free range before a hole that lacks the fewest bytes of the request.
+  /// The free range before a hole that lacks the fewest bytes of the request. O(ranges before a hole)
   extension extendable(arena& a, growth_request const& request) const {
     extension best;
     auto const look = [&](domain_ref d) {
-      a.streams[d].ranges(request.where).for_each(a.ranges, range_grain, [&](range_ref r) {
+      a.streams[d].ranges(request.where).for_each_at_end(a.ranges, [&](range_ref r) {
         range const& node = a.ranges[r];
         if (node.next == 0 || a.ranges[node.next].state != range_state::hole) return;
         std::uintptr_t const from = align_up(node.address, request.alignment);
@@ -12808,20 +13415,23 @@ class description {
   /// queried: waits for the whole device's work.
   void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
     if (life_of(driver_, stream) != stream_life::alive) {
-      (void)wait_for_lost(driver_);
+      if (is_of_capture(wait_for_all_work(driver_))) leave(p, bytes);
       return;
     }
     bool capturing = false;
     bool const known = driver_.is_capturing(stream, capturing).ok();
     if (known && capturing) {
-      std::lock_guard const guard(mutex_);
-      if (is_left(address(p))) return;
-      try {
-        left_.push_back(stretch{address(p), bytes});
-      } catch (...) {  // reported at the graph's next launch, rightly or not
-      }
+      leave(p, bytes);
     } else if (!known || !driver_.synchronize_stream(stream).ok()) {
-      (void)driver_.synchronize_device();
+      (void)wait_past_captures(driver_);
+    }
+  }
+  void leave(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (is_left(address(p))) return;
+    try {
+      left_.push_back(stretch{address(p), bytes});
+    } catch (...) {  // reported at the graph's next launch, rightly or not
     }
   }
   void look() noexcept {
@@ -13088,11 +13698,17 @@ enum class sweep_of : std::uint8_t {
   return false;
 }
 
-/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory that a stream never freed becomes neutral,
-/// too: its share of handles that were created for it (marked 0).
+/// Returns to their runs the blocks of other domains' runs that a stream freed, if the device has completed their uses.
+inline void return_foreign(arena& space, domain_ref d) {
+  stream_domain const& domain = space.streams[d];
+  if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
+}
+
+/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory
+/// that a stream never freed becomes neutral, too: its share of handles that were created for it (marked 0). O(its ranges)
 inline void neutralise(arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
-  if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
+  return_foreign(space, d);
   if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
   if (domain.is_over()) space.streams.forget(d);
 }
@@ -13109,18 +13725,21 @@ void collect_finished(arena& space, ordering<Driver>& order, may_release hot, do
 
 /// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
 /// stream that was finished earlier, hence the second pass.
+/// @param keeps  its ranges stay its own if no others are free: moving many of them takes milliseconds, and joins nothing
 template <stream_driver Driver>
-void finish_all(arena& space, ordering<Driver>& order, may_release hot) {
+void finish_all(arena& space, ordering<Driver>& order, may_release hot, domain_ref keeps = neutral) {
   bool has_returned = true;
   for (int pass = 0; pass < 2 && has_returned; ++pass) {
     has_returned = false;
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
       if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, hot, d);
       bool const had_foreign = space.streams[d].foreign_count != 0;
-      neutralise(space, d);
+      d == keeps ? return_foreign(space, d) : neutralise(space, d);
       has_returned = has_returned || had_foreign;
     }
   }
+  // Neighbours of different domains are not joined.
+  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(space, keeps);
 }
 
 /// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
@@ -13188,79 +13807,12 @@ void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of whic
 }
 
 }  // namespace tarn::detail
-// ---- tarn/pool/pool_state.hpp
-// The statistics of a pool at one moment, for reports and tests. In bytes unless noted.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-/// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in handles, or in a
-/// segment, that they do not fill. Counted at the end of each call that reaches the pool's shared part. Blocks in threads'
-/// magazines and free blocks of a run are excluded.
-struct split_ranges {
-  stat blocks;  ///< free ranges with such a part
-  stat bytes;   ///< in those parts
-};
-
-/// The totals of a pool at the last reset_totals().
-struct pool_totals {
-  std::uint64_t reserved = 0;
-  std::uint64_t released = 0;
-  std::uint64_t creates = 0;
-  std::uint64_t destroys = 0;
-  std::uint64_t alloc_retries = 0;
-  std::uint64_t host_waits = 0;
-};
-
-/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one may also
-/// serve the other.
-struct pool_part {
-  stat reserved;                         ///< bytes held from the driver
-  stat handles;                          ///< physical handles, or segments, held
-  std::size_t free_blocks = 0;           ///< free ranges
-  std::size_t inactive_split_bytes = 0;  ///< bytes in them
-  split_ranges split;
-};
-
-struct pool_state {
-  std::size_t live = 0;                ///< handed out, rounded to block sizes; includes `pending`
-  std::size_t live_blocks = 0;         ///< number of those blocks
-  std::size_t reserved = 0;            ///< held from the driver
-  std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
-  std::size_t cached = 0;              ///< reserved, not handed out
-  std::size_t pending = 0;             ///< freed, but waiting for another stream that used it (record_stream)
-  std::size_t pending_blocks = 0;      ///< number of those blocks
-  std::size_t largest_free_range = 0;  ///< largest block without a driver call, magazines excluded
-  std::size_t free_blocks = 0;         ///< free ranges
-  std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
-  split_ranges split;                    ///< the part of them that cannot be given back on its own
-  std::uint64_t reserved_total = 0;      ///< taken from the driver since the start
-  std::uint64_t released_total = 0;      ///< given back since the start
-  std::uint64_t handles = 0;             ///< physical handles, or segments, held
-  std::uint64_t handles_peak = 0;
-  std::uint64_t creates = 0;  ///< handles or segments created
-  std::uint64_t destroys = 0;
-  std::uint64_t maps = 0;
-  std::uint64_t unmaps = 0;
-  std::uint64_t remaps = 0;         ///< maps of handles that were used at another address before
-  std::uint64_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
-  std::uint64_t ooms = 0;           ///< out_of_memory thrown
-  std::uint64_t host_waits = 0;     ///< times the host waited for a stream
-  std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another stream
-  /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1 MiB, up to 260 for
-  /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
-  /// size, however many calls are made (tests/pool/growth.cpp).
-  std::size_t host_bytes = 0;
-  pool_part small;  ///< the part of the above for blocks up to 1 MiB
-  pool_part large;  ///< for larger blocks
-  pool_totals totals_reset;
-};
-
-}  // namespace tarn
 
 namespace tarn::detail {
+
+/// What an allocation is refused with.
+inline constexpr char const* captured_without_scope =
+    "allocation on a captured stream (open a tarn::capture_scope for it, or join() it to the open one)";
 
 /// How a pool grows over a source. Over cuda_pages it is page_or_block_growth, which is page_growth unless the device has no pages
 /// or compute-sanitizer is attached.
@@ -13356,6 +13908,7 @@ class heap {
     } else if ((batch.blocks[0] = space_.take(taker, r.where, r.block, r.alignment)) != nullptr) {
       batch.count = 1;
     }
+    batch.ends_step = space_.window.is_step_over();
     return batch.count != 0;
   }
 
@@ -13449,7 +14002,8 @@ class heap {
     status const s = driver().identify(stream, id);
     if (!s.ok()) {
       if (is_lost()) refuse_forked();
-      throw cuda_error(s, driver().device().value);
+      throw cuda_error(is_of_capture(s) ? refused_for_capture(captured_without_scope) : s,
+                       driver().device().value);
     }
     return id;
   }
@@ -13473,6 +14027,9 @@ class heap {
     hot_lock held(hot);
     finish_all(space_, order, may_release(held));
     std::size_t const given = growth.shrink(space_, may_release(held), keep_bytes);
+    // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
+    // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
+    space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters.reserved));
     space_.count_splits();
     return given;
   }
@@ -13483,6 +14040,35 @@ class heap {
     std::size_t const given = growth.shrink(space_, may_release(held), keep_bytes);
     space_.count_splits();
     return given;
+  }
+  /// Ends a step of the live_window. If the live peak has fallen, gives back the handles beyond the window's peak that are free and that
+  /// no work uses. Never waits: work of the stream `id` is marked, and what is not complete stays until a later step. Only
+  /// where memory is pages, since the driver waits for the device before it frees a plain block.
+  void give_back_unused(stream_id id) {
+    if (!uses_pages() || is_asleep()) return;
+    hot_lock held(hot);
+    may_release const releasing(held);
+    if (!space_.window.is_step_over() || space_.keeps_addresses) return;
+    std::size_t const peak = space_.window.peak();
+    bool const fell = space_.window.end_step(counters.reserved, space_.live_bytes, space_.live_peak);
+    std::size_t const keep =
+        max_of(peak + peak / 1000 * slack_of(0, options.slack_per_mille, 0), options.release_threshold);
+    if (!fell || counters.reserved <= keep || capture_gate::has_captures()) return;
+    if (domain_ref const d = space_.streams.find(id); d != neutral && !space_.streams[d].gone) {
+      stream_ref const stream = space_.streams[d].stream;
+      bool is_captured = true;
+      {
+        unlocked const open(releasing);
+        is_captured = order.is_capturing(stream);
+      }
+      if (is_captured) return;
+      // The mark of the step before: where the device is always behind, a new one would never be found complete.
+      if (!order.is_running(space_, releasing, d)) (void)order.settle(space_, releasing, d);
+    }
+    std::size_t const given = growth.shrink(space_, releasing, keep);
+    space_.window.note_given(given, counters.reserved);
+    if (counters.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
+    space_.count_splits();
   }
   /// Copies what sleep must keep to the host, after shrink(0); returns the bytes that this gave back. The pool is marked asleep.
   std::size_t prepare_sleep(contents where) {
@@ -13504,19 +14090,21 @@ class heap {
     hot_lock held(hot);
     return growth.restore(may_release(held));
   }
-  /// Refuses to wake if the device does not have `bytes` of free memory.
+  /// Refuses to wake if the device, or a limit that no layer can raise, does not have `bytes`.
   void require_free(std::size_t bytes) {
+    using layer = std::remove_reference_t<decltype(layer_of(upstream()))>;
+    memory_bound const bound = memory_left(layer_of(upstream()));
+    bool const by_limit = bound.limit != memory_report::unknown;
+    if (bytes <= bound.bytes || (by_limit && !only_bounds<layer>())) return;
     memory_report r =
         refusal_of(memory_report::no_stream, bytes, usual_granule, "the device, to wake the pool");
-    std::size_t free = 0;
-    std::size_t total = 0;
-    if (!driver().memory_info(free, total).ok()) return;
-    r.device_free = free;
-    r.device_total = total;
-    std::size_t const left_to_others = headroom_below();
-    if (bytes + left_to_others <= free) return;
-    if (left_to_others != 0) r.headroom = left_to_others;
-    r.lacking = bytes + left_to_others - free;
+    r.device_free = bound.device_free;
+    r.device_total = bound.device_total;
+    r.headroom = bound.headroom;
+    r.limit = bound.limit;
+    r.limit_used = bound.limit_used;
+    if (by_limit) r.refused_by = bound.by;
+    r.lacking = bytes - bound.bytes;
     throw out_of_memory(r);
   }
   /// Gives back all granules without live bytes, after shrink(0).
@@ -13589,15 +14177,6 @@ class heap {
   /// no thread may reuse it while work may still use it.
   static constexpr domain_ref no_domain = static_cast<domain_ref>(-1);
 
-  /// What a layer below leaves to others.
-  [[nodiscard]] std::size_t headroom_below() noexcept {
-    auto const ask = [](auto& layer) -> decltype(layer.headroom_bytes()) { return layer.headroom_bytes(); };
-    if constexpr (reachable<Upstream, decltype(ask)>) {
-      return nearest(upstream(), ask);
-    } else {
-      return 0;
-    }
-  }
   [[nodiscard]] memory_report refusal_of(stream_id id, std::size_t bytes, std::size_t alignment,
                                          char const* refused_by) const {
     memory_report r;
@@ -13729,7 +14308,7 @@ inline constexpr std::size_t idle_part = 32;
 /// Raises `used` to the bytes that count against a limit of `limit` bytes in this layer or one below it.
 template <class Layer>
 void find_limit(Layer& layer, std::size_t limit, std::size_t& used) noexcept {
-  if constexpr (requires { layer.limit(), layer.used(); }) {
+  if constexpr (has_limit<Layer>) {
     if (layer.limit() == limit) used = max_of(used, std::size_t{layer.used()});
   }
   if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
@@ -13890,7 +14469,7 @@ class ladder {
       end_quarantine(heap_);
       waiting_.release(true);
     }
-    if (!is_captured()) finish_all(space(), heap_.order, hot_);
+    if (!is_captured()) finish_all(space(), heap_.order, hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
     space().make_room();
     space().search_limit = ~std::size_t{0};
@@ -13922,16 +14501,17 @@ class ladder {
   }
 
   /// Finds out how much can still be created.
-  memory_report renew_left() {
-    memory_report bound;
-    std::size_t left = 0;
+  memory_bound renew_left() {
+    memory_bound left;
     {
       unlocked const open(hot_);
-      left = memory_left(layer_of(heap_.upstream()), bound);
+      left = memory_left(layer_of(heap_.upstream()));
     }
-    heap_.left.renew(left, heap_.counters.reserved);
-    return bound;
+    heap_.left.renew(left.bytes, heap_.counters.reserved);
+    return left;
   }
+  /// What can still be created, as known now.
+  [[nodiscard]] std::size_t left() const noexcept { return heap_.left.bytes(heap_.counters.reserved); }
 
   /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The other steps would only search
   /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more.
@@ -13940,15 +14520,17 @@ class ladder {
     if constexpr (page_source<source_type> &&
                   only_bounds<std::remove_reference_t<decltype(layer_of(heap_.upstream()))>>()) {
       if (!is_above_what_is_left()) return;
-      memory_report const bound = renew_left();  // what was known may be too low
-      if (bound.limit != memory_report::unknown && is_above_what_is_left())
-        throw out_of_memory(report(bound));
+      memory_bound const bound = renew_left();  // what was known may be too low
+      if (bound.limit == memory_report::unknown || !is_above_what_is_left()) return;
+      memory_report refused;
+      refused.refused_by = bound.by;
+      refused.limit = bound.limit;
+      refused.limit_used = bound.limit_used;
+      throw out_of_memory(report(refused));
     }
   }
   [[nodiscard]] bool is_above_what_is_left() const noexcept {
-    std::size_t const reserved = heap_.counters.reserved;
-    std::size_t const left = heap_.left.bytes(reserved);
-    return left < request_.bytes && reserved < request_.bytes - left;
+    return left() < request_.bytes && heap_.counters.reserved < request_.bytes - left();
   }
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
@@ -13956,10 +14538,9 @@ class ladder {
     pooled const& options = heap_.options;
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
     std::size_t const reserved = heap_.counters.reserved;
-    std::size_t const left = heap_.left.bytes(reserved);
     request_.largest_handle = options.largest_handle != 0
                                   ? max_of(align_down(options.largest_handle, usual_granule), usual_granule)
-                                  : min_of(handle_limit(live), handle_limit_near_full(left));
+                                  : min_of(handle_limit(live), handle_limit_near_full(left()));
     request_.least_growth =
         request_.where == zone::large ? min_of(shared_handle(live), request_.largest_handle) : usual_granule;
     request_.may_remap = may_remap(options);
@@ -13973,9 +14554,9 @@ class ladder {
       request_.may_create = max_request_bytes;
       return;
     }
-    std::size_t const remaps = heap_.counters.remaps / max_of(heap_.counters.creates, std::uint64_t{1});
+    std::size_t const remaps = heap_.counters.remaps / (1 + space().window.volume() / 1_GiB);
     std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
-    request_.may_create = min_of(target > reserved ? target - reserved : 0, left);
+    request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
 
   /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device.
@@ -14021,7 +14602,7 @@ class ladder {
 }  // namespace tarn::detail
 // ---- tarn/pool/other_pools.hpp
 // The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
-// before its allocation fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
+// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
 // free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
 // what it gives back the lower one can give to the device.
 
@@ -14327,6 +14908,7 @@ class waiting_count {
 //   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
 //     of a block of the pool    kept by the part: the graph uses it
 //   deallocate elsewhere        to the part, in the order of that stream
+//   allocate for an owner       from its part, outside a capture in the order of the stream: see graph_memory::allocate()
 //   the scope ends              what captured streams freed is free for the owner's next capture
 //   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
 //                               goes back to the source and the kept blocks to the pool
@@ -14342,12 +14924,106 @@ class waiting_count {
 #include <mutex>
 #include <utility>
 
+// ---- tarn/pool/graph/capture_cache.hpp
+// What the thread that opened a capture_scope remembers of the blocks that its stream uses inside the capture, so that the calls on
+// that stream take no lock of the graph memories.
+//
+// A block of a graph memory is noted by its address while it is live (graph_blocks.hpp). Blocks of this cache stay noted when the
+// capture frees them into the part, and are forgotten together when the scope ends. If anything else takes one of them meanwhile,
+// as another thread does that frees it, graph_blocks counts a change, and the cache starts anew.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// The blocks of one capture by address, live or freed: a hash table with linear probing, at most half full. Used by the thread that
+/// opened the scope, and by the one that ends it; `changes` by any, under the mutex of graph_blocks.
+class capture_cache {
+ public:
+  std::atomic<std::uint64_t> changes{0};
+
+  /// The captured stream, and the identity under which the part keeps what it frees. 0: the cache is not in use.
+  stream_id stream = stream_ref::unknown_id;
+  stream_id kept_as = 0;
+
+  /// Whether a block was taken away from the cache: what it remembers is void until clear().
+  [[nodiscard]] bool is_old() const noexcept { return changes.load(std::memory_order_acquire) != seen_; }
+
+  /// Marks a block as live. Returns false if it is not in the cache.
+  [[nodiscard]] bool take(void const* p) noexcept {
+    std::uintptr_t* const at = find(p);
+    if (at == nullptr) return false;
+    *at |= is_live;
+    return true;
+  }
+  /// Marks a block as free. Returns false if it is not in the cache as a live one.
+  [[nodiscard]] bool give(void const* p) noexcept {
+    std::uintptr_t* const at = find(p);
+    if (at == nullptr || (*at & is_live) == 0) return false;
+    *at &= ~is_live;
+    return true;
+  }
+  /// Adds a live block that is not there. Returns false if there is no room.
+  [[nodiscard]] bool has_room() const noexcept { return count_ < most; }
+  void add(void const* p) noexcept {
+    std::size_t i = first_place(p);
+    while (index_[i] != 0) i = (i + 1) % places;
+    blocks_[count_++] = reinterpret_cast<std::uintptr_t>(p) | is_live;
+    index_[i] = static_cast<std::uint16_t>(count_);
+  }
+  /// Empties the cache. Calls f(free blocks, count), which forgets those that were freed.
+  template <class F>
+  void clear(F const& f) noexcept {
+    if (count_ != 0) {
+      void* free[most];
+      std::size_t count = 0;
+      for (std::size_t i = 0; i < count_; ++i) {
+        if ((blocks_[i] & is_live) == 0)
+          free[count++] = reinterpret_cast<void*>(blocks_[i]);  // NOLINT: an address
+      }
+      for (std::uint16_t& place : index_) place = 0;
+      count_ = 0;
+      if (count != 0) f(static_cast<void* const*>(free), count);
+    }
+    seen_ = changes.load(std::memory_order_acquire);
+  }
+
+ private:
+  static constexpr std::uintptr_t is_live = 1;  ///< blocks are aligned to more
+  static constexpr std::size_t places = 1024;
+  static constexpr std::size_t most = places / 2;
+
+  [[nodiscard]] static std::size_t first_place(void const* p) noexcept {
+    return static_cast<std::size_t>(
+        (std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U) >> 54);
+  }
+  [[nodiscard]] std::uintptr_t* find(void const* p) noexcept {
+    std::size_t i = first_place(p);
+    for (; index_[i] != 0; i = (i + 1) % places) {
+      std::uintptr_t& block = blocks_[index_[i] - 1];
+      if ((block & ~is_live) == reinterpret_cast<std::uintptr_t>(p)) return &block;
+    }
+    return nullptr;
+  }
+
+  std::uint64_t seen_ = 0;
+  std::size_t count_ = 0;
+  std::uint16_t index_[places] = {};  ///< 1 + the position in blocks_, 0 where there is none
+  std::uintptr_t blocks_[most];
+};
+
+}  // namespace tarn::detail
 // ---- tarn/pool/graph/graph_blocks.hpp
 // The live blocks of graph memories by address, so that a deallocation in the pool finds the part that a block belongs to. Blocks
-// of the pool that record_stream() named for a captured stream are here, too.
+// of the pool that record_stream() named for a captured stream are here, too, and blocks that a capture_cache keeps noted while
+// they are free (capture_cache.hpp).
 
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
+#include <utility>
 
 // ---- tarn/pool/graph/graph_part.hpp
 // The part of a pool that one graph_memory owns: a pool of its own over the same source, the blocks of the pool that its captures
@@ -14500,6 +15176,7 @@ struct graph_part {
   forward_waiting<Waiting> observer;
   pool<Upstream> memory;
   std::uint64_t const number;  ///< counted from 1, as PyTorch's segment_pool_id
+  capture_cache cache;         ///< of the open scope that got it first
   sequence<kept_block<graph_part>> kept;
   std::size_t kept_bytes = 0;
   /// Open captures, live blocks, calls in progress, and blocks that other parts keep: while there is one, the part stays.
@@ -14704,6 +15381,9 @@ class noted_blocks {
 
 namespace tarn::detail {
 
+/// Who keeps a block noted: while it is live, or also while the cache of a capture has it.
+enum class note_of : std::uint8_t { live_block, capture_cache };
+
 /// A noted block holds a reference to its part. Thread-safe; all calls are O(1) amortised.
 template <class Part>
 class graph_blocks {
@@ -14711,16 +15391,40 @@ class graph_blocks {
   /// Returns false if `p` is no noted block. Takes no lock.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
 
+  /// Notes a block that was handed out. Returns false if it was noted before: a capture_cache had kept it so, and gives it up.
+  /// @param keeps  of a capture that keeps the block noted when it is freed
   /// @throws std::bad_alloc, nothing has changed
-  void note(void* p, Part& owner) {
+  bool note(void* p, Part& owner, note_of keeps) {
     std::lock_guard const guard(mutex_);
     blocks_.make_room();
     noted_.make_room();
-    slot_number const b = blocks_.take();
-    blocks_[b].p = p;
-    blocks_[b].of.owner = &owner;
-    noted_.insert(b);
-    ++owner.references;
+    slot_number b = noted_.find(p);
+    bool const is_new = b == 0;
+    if (is_new) {
+      b = blocks_.take();
+      blocks_[b].p = p;
+      blocks_[b].of.owner = &owner;
+      noted_.insert(b);
+      ++owner.references;
+    } else {
+      ++owner.cache.changes;
+    }
+    blocks_[b].is_cached = keeps == note_of::capture_cache;
+    return is_new;
+  }
+  /// Forgets the blocks that a capture_cache kept noted, except those that it has given up meanwhile. Returns how many.
+  std::size_t forget(void* const* free, std::size_t count, Part& owner) noexcept {
+    std::lock_guard const guard(mutex_);
+    std::size_t forgotten = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      slot_number const b = noted_.find(free[i]);
+      if (b == 0 || !blocks_[b].is_cached) continue;
+      (void)noted_.take(free[i]);
+      blocks_.give(b);
+      ++forgotten;
+    }
+    owner.references -= forgotten;
+    return forgotten;
   }
   /// Records that graphs of `user` use a block, of a part or of the pool. Returns true if the block was not noted before.
   /// @throws std::bad_alloc, nothing has changed
@@ -14735,7 +15439,10 @@ class graph_blocks {
       blocks_[b].p = p;
       noted_.insert(b);
     }
-    if (blocks_[b].of.owner != &user) blocks_[b].of.users.add(user);
+    if (blocks_[b].of.owner != &user) {
+      blocks_[b].of.users.add(user);
+      give_up(b);
+    }
     return is_new;
   }
   /// The parts of a block: whose it is, and whose graphs use it.
@@ -14750,6 +15457,7 @@ class graph_blocks {
     slot_number const b = noted_.take(p);
     if (b == 0) return {};
     noted const of = blocks_[b].of;
+    give_up(b);
     blocks_.give(b);
     return of;
   }
@@ -14771,7 +15479,13 @@ class graph_blocks {
     void* p = nullptr;
     slot_number next = 0;
     noted of;
+    bool is_cached = false;  ///< a capture_cache counts on finding it noted
   };
+
+  /// Makes the capture_cache that counts on a block start anew.
+  void give_up(slot_number b) noexcept {
+    if (std::exchange(blocks_[b].is_cached, false)) ++blocks_[b].of.owner->cache.changes;
+  }
   mutable fork_mutex mutex_;
   slots<block> blocks_;
   noted_blocks<block> noted_{blocks_};
@@ -14784,6 +15498,7 @@ class graph_blocks {
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 namespace tarn::detail {
 
@@ -14806,7 +15521,7 @@ class graph_captures {
   /// @throws cuda_error  it is captured, and it is not known by which capture
   [[nodiscard]] capture of_allocation(stream_id id, stream_ref stream) {
     capture const at = known(id);
-    return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(id);
+    return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(stream_ref::from(stream.handle(), id));
   }
   /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
   [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream) noexcept {
@@ -14828,10 +15543,16 @@ class graph_captures {
     return of_deallocation(id, stream);
   }
 
+  /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.
+  [[nodiscard]] Part* cached(stream_id id) const noexcept {
+    auto* const owner = static_cast<Part*>(front_.capture());
+    return owner != nullptr && owner->cache.stream == id && id != stream_ref::unknown_id ? owner : nullptr;
+  }
+
   // ---- scopes; the caller holds the growth lock
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin(Part& owner, stream_id stream) {
+  [[nodiscard]] capture_number begin(Part& owner, stream_ref stream) {
     scope& made = add_scope(owner);
     try {
       add_stream(stream, {0, made.number, &owner});
@@ -14840,16 +15561,34 @@ class graph_captures {
       throw;
     }
     made.watched = front_.watch_this_thread();
+    capture_cache& cache = owner.cache;
+    if (cache.kept_as == 0 && front_.capture() == nullptr && front_.set_capture(&owner)) {
+      cache.kept_as = known(stream.id()).kept_as;
+      cache.stream = stream.id();
+      made.has_cache = true;
+    }
     capture_gate::begin_capture();
     return made.number;
   }
+  /// Ends the use of the owner's cache. Returns false if this scope does not use it.
+  bool end_cached(Part& owner, capture_number number) noexcept {
+    for (scope& s : scopes_) {
+      if (s.number != number || !std::exchange(s.has_cache, false)) continue;
+      front_.end_capture(&owner);
+      owner.cache.kept_as = 0;
+      owner.cache.stream = stream_ref::unknown_id;
+      return true;
+    }
+    return false;
+  }
   /// Adds a stream, unless it is part of a capture. @throws cuda_error  too many streams
-  void add(Part& owner, capture_number number, stream_id stream) {
-    if (!heap_.captured.has(stream)) add_stream(stream, {0, number, &owner});
+  void add(Part& owner, capture_number number, stream_ref stream) {
+    if (!heap_.captured.has(stream.id())) add_stream(stream, {0, number, &owner});
   }
   void end(Part& owner, capture_number number) noexcept {
     for (stream_id kept_as = 0; (kept_as = take_stream(number)) != 0;) owner.memory.end_capture(kept_as);
     capture_gate::end_capture();
+    captured_handles::end_capture();
     remove_scope(number);
   }
 
@@ -14859,6 +15598,7 @@ class graph_captures {
     Part* owner = nullptr;
     std::uint64_t thread = 0;   ///< number of the one that opened it
     std::uint64_t watched = 0;  ///< cache of that thread, 0 if none
+    bool has_cache = false;     ///< the owner's capture_cache serves it
   };
 
   [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
@@ -14894,7 +15634,7 @@ class graph_captures {
     return false;
   }
   /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
-  [[nodiscard]] capture join(stream_id id) {
+  [[nodiscard]] capture join(stream_ref stream) {
     std::lock_guard const cold(heap_.cold);
     capture of;
     {
@@ -14903,8 +15643,8 @@ class graph_captures {
       if (guessed == nullptr) refuse_unknown();
       of = {0, guessed->number, guessed->owner};
     }
-    if (!heap_.captured.has(id)) add_stream(id, of);
-    return known(id);
+    if (!heap_.captured.has(stream.id())) add_stream(stream, of);
+    return known(stream.id());
   }
   /// The scope of the calling thread; null if it has none or several. Under the mutex.
   [[nodiscard]] scope const* guess() const noexcept {
@@ -14919,7 +15659,7 @@ class graph_captures {
 
   scope& add_scope(Part& owner) {
     std::lock_guard const guard(mutex_);
-    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number(), 0});
+    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number()});
     ++last_capture_;
     ++owner.references;
     return scopes_.back();
@@ -14934,12 +15674,15 @@ class graph_captures {
     }
   }
   /// Closes the caches of a stream. Under the growth lock.
-  void add_stream(stream_id id, capture of) {
+  void add_stream(stream_ref stream, capture of) {
+    stream_id const id = stream.id();
     std::size_t const place = heap_.captured.free_place();
     if (heap_.captured.has(id)) refuse("capture_scope (this stream is already part of an open one)");
     if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
     of.kept_as = capture_stream_id(++last_identity_);
+    of.stream = id;
     of.owner->memory.open_capture(of.kept_as);
+    captured_handles::add(stream);
     {
       std::lock_guard const guard(mutex_);
       streams_[place] = of;
@@ -14953,6 +15696,7 @@ class graph_captures {
       if (streams_[i].capture != number) continue;
       std::lock_guard const guard(mutex_);
       heap_.captured.clear(i);
+      captured_handles::remove(streams_[i].stream);
       stream_id const kept_as = streams_[i].kept_as;
       streams_[i] = {};
       return kept_as;
@@ -14960,10 +15704,7 @@ class graph_captures {
     return 0;
   }
 
-  [[noreturn]] void refuse_unknown() const {
-    refuse(
-        "allocation on a captured stream (open a tarn::capture_scope for it, or join() it to the open one)");
-  }
+  [[noreturn]] void refuse_unknown() const { refuse(captured_without_scope); }
   [[noreturn]] void refuse(char const* call) const {
     throw cuda_error(refused_for_capture(call), heap_.driver().device().value);
   }
@@ -15169,22 +15910,44 @@ class graph_memories {
   template <class Pool>
   [[nodiscard]] void* allocate(Pool& whole, stream_id id, stream_ref stream, std::size_t bytes,
                                std::size_t alignment) {
+    if (part* const owner = captures_.cached(id); owner != nullptr) {
+      capture_cache& cache = owner->cache;
+      stream_ref const as = stream_ref::from(nullptr, cache.kept_as);
+      void* const p = take(whole, *owner, as, id, bytes, alignment);
+      if (cache.is_old()) clear(*owner);
+      if (!cache.take(p)) note(p, *owner, as, bytes, alignment, &cache);
+      return p;
+    }
     capture const at = captures_.of_allocation(id, stream);
     if (at.kept_as == 0) return nullptr;
-    void* const p = take(whole, *at.owner, at, id, bytes, alignment);
-    try {
-      blocks_.note(p, *at.owner);
-    } catch (...) {
-      at.owner->memory.deallocate(stream_ref::from(nullptr, at.kept_as), p, bytes, alignment);
-      throw;
-    }
-    waiting_.count_noted_elsewhere(true);
+    stream_ref const as = stream_ref::from(nullptr, at.kept_as);
+    void* const p = take(whole, *at.owner, as, id, bytes, alignment);
+    note(p, *at.owner, as, bytes, alignment, nullptr);
+    return p;
+  }
+
+  /// Serves a request from a part, whether its stream is captured or not; see graph_memory::allocate().
+  /// @throws as allocate()
+  template <class Pool>
+  [[nodiscard]] void* allocate_from(Pool& whole, part& from, stream_id id, stream_ref stream,
+                                    std::size_t bytes, std::size_t alignment) {
+    capture const at = is_watching() ? captures_.of_allocation(id, stream) : capture{};
+    stream_ref as = stream_ref::from(stream.handle(), id);
+    // The part keeps no order of the streams of another owner's capture.
+    if (at.kept_as != 0) as = stream_ref::from(nullptr, at.owner == &from ? at.kept_as : neutral_id);
+    void* const p = take(whole, from, as, id, bytes, alignment);
+    note(p, from, as, bytes, alignment, nullptr);
     return p;
   }
 
   /// Takes back a live block of a part. Returns false if `p` is none. `id` may be neutral_id, or unknown for a destroyed stream.
   bool deallocate(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment) noexcept {
+    if (part* const owner = captures_.cached(id);
+        owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
+      owner->memory.deallocate(stream_ref::from(nullptr, owner->cache.kept_as), p, bytes, alignment);
+      return true;
+    }
     auto const of = blocks_.take(p);
     if (!of.is_there()) return false;
     waiting_.count_noted_elsewhere(false);
@@ -15280,12 +16043,15 @@ class graph_memories {
       std::lock_guard const guard(mutex_);
       owner.kept.reserve(owner.kept.size() + kept_at_least);
     }
-    return captures_.begin(owner, stream.id());
+    return captures_.begin(owner, stream);
   }
-  void join_capture(part& owner, capture_number number, stream_id stream) {
+  void join_capture(part& owner, capture_number number, stream_ref stream) {
     captures_.add(owner, number, stream);
   }
-  void end_capture(part& owner, capture_number number) noexcept { captures_.end(owner, number); }
+  void end_capture(part& owner, capture_number number) noexcept {
+    if (captures_.end_cached(owner, number)) clear(owner);
+    captures_.end(owner, number);
+  }
 
   /// Gives back what ended owners had, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
   /// true if anything was given back. The caller holds the growth lock.
@@ -15342,7 +16108,7 @@ class graph_memories {
   [[nodiscard]] graph_state state_of(part& of) const {
     pool_state const s = of.memory.state();
     std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes};
+    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes, of.number};
   }
   /// Calls f(pool) for each part under the growth lock, since reap() leaves alone what a call refers to.
   template <class F>
@@ -15385,17 +16151,38 @@ class graph_memories {
     part& of_;
   };
 
-  template <class Pool>
-  void* take(Pool& whole, part& from, capture const& at, stream_id id, std::size_t bytes,
-             std::size_t alignment) {
-    stream_ref const kept_as = stream_ref::from(nullptr, at.kept_as);
+  /// Notes a block that was handed out under the identity of `as`, and adds it to the cache of its capture.
+  /// @throws std::bad_alloc, the block is free again
+  void note(void* p, part& owner, stream_ref as, std::size_t bytes, std::size_t alignment,
+            capture_cache* cache) {
+    bool const is_cached = cache != nullptr && cache->has_room();
+    bool is_new = false;
     try {
-      return from.memory.allocate(kept_as, bytes, alignment);
+      is_new = blocks_.note(p, owner, is_cached ? note_of::capture_cache : note_of::live_block);
+    } catch (...) {
+      owner.memory.deallocate(as, p, bytes, alignment);
+      throw;
+    }
+    if (is_new) waiting_.count_noted_elsewhere(true);
+    if (is_cached) cache->add(p);
+  }
+  /// Empties the cache of a capture.
+  void clear(part& owner) noexcept {
+    owner.cache.clear([&](void* const* free, std::size_t count) {
+      for (std::size_t left = blocks_.forget(free, count, owner); left != 0; --left)
+        waiting_.count_noted_elsewhere(false);
+    });
+  }
+
+  template <class Pool>
+  void* take(Pool& whole, part& from, stream_ref as, stream_id id, std::size_t bytes, std::size_t alignment) {
+    try {
+      return from.memory.allocate(as, bytes, alignment);
     } catch (out_of_memory const& refused) {
       memory_report report = refused.report();
       if (whole.trim(0) != 0) {
         try {
-          return from.memory.allocate(kept_as, bytes, alignment);
+          return from.memory.allocate(as, bytes, alignment);
         } catch (out_of_memory const& again) {
           report = again.report();
         }
@@ -16329,7 +17116,7 @@ class pool_parts {
   }
   /// Takes the memory again, at the same addresses, with the contents that were kept; returns the bytes taken. Blocks that were
   /// freed meanwhile need none. Does nothing if the pool is awake.
-  /// @throws out_of_memory  the device or a limit has not enough: report().lacking is what the device lacks. The pool and its
+  /// @throws out_of_memory  the device or a limit has not enough: report().lacking is what must become free. The pool and its
   ///                        graph memories are asleep, contents kept; free memory and call again
   /// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open
   /// @throws misuse                      called by a handler of the source while the pool is woken
@@ -16550,6 +17337,18 @@ class cache_misses : public pool_parts<Upstream> {
   using parts = pool_parts<Upstream>;
 
  public:
+  /// Wakes the pool: see pool_parts::wake(). Before the device refuses it, other pools there give back what they cache.
+  std::size_t wake(after_waking then)
+    requires page_source<typename heap<Upstream>::source_type>
+  {
+    std::size_t taken = 0;
+    with_help_of_others([&] { taken = parts::wake(then); },
+                        [](memory_report const& refused) {
+                          return refused.lacking != memory_report::unknown ? refused.lacking : refused.asked;
+                        });
+    return taken;
+  }
+
   // ---- graph memories; see graph/graph_memories.hpp
 
   /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
@@ -16593,6 +17392,15 @@ class cache_misses : public pool_parts<Upstream> {
     keep_mapped();
     graphs_.keep_mapped();
   }
+  /// Allocates a block of a graph memory; see graph_memory::allocate(). @throws as allocate()
+  template <class Part>
+  [[nodiscard]] void* allocate_from(Part& from, stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    stream_id const id = heap_.identity(stream);
+    if (heap_.is_lost()) heap_.refuse_forked();
+    if (heap_.is_asleep()) heap_.refuse_asleep(id, bytes, alignment);
+    if (bytes > max_request_bytes) heap_.refuse(id, bytes, alignment);
+    return graphs_.allocate_from(whole(), from, id, stream, bytes, alignment);
+  }
   /// Work may still use the memory when the pool ends: none of it is given back.
   void keep_mapped() noexcept { heap_.keep_mapped(); }
   /// For the pool of a graph_memory: keeps the order of a captured stream from now on. There is room for as many as a pool has.
@@ -16621,12 +17429,20 @@ class cache_misses : public pool_parts<Upstream> {
   /// Waits until no other pool asks this one for memory. The destructor's first step.
   void leave_others() noexcept { others_.leave(); }
 
-  /// Whether a capture may have to take memory that the pool caches. One driver call, 5 us.
-  [[nodiscard]] bool is_memory_scarce() const noexcept {
-    constexpr std::size_t ample_part = 8;
+  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
+  /// scope: an answer that was far from scarce holds for some captures, unless the pool grows. Under the growth lock.
+  [[nodiscard]] bool is_memory_scarce() noexcept {
+    std::size_t const reserved = heap_.sums.reserved_now();
+    if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
+      --captures_with_ample_memory_;
+      return false;
+    }
     std::size_t free = 0;
     std::size_t total = 0;
-    return heap_.driver().memory_info(free, total).ok() && free < total / ample_part;
+    if (!heap_.driver().memory_info(free, total).ok()) return false;
+    captures_with_ample_memory_ = free >= total / 4 ? 63 : 0;
+    ample_up_to_ = reserved + total / 16;
+    return free < total / 8;
   }
 
   /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
@@ -16666,7 +17482,10 @@ class cache_misses : public pool_parts<Upstream> {
     block_request const request(id, stream, bytes, bytes + guard, alignment);
     auto position = front_.open(id, stream);
     block_batch batch;
-    if (position.of_stream != nullptr && request.in_run) batch.wanted = magazine_batch(request.size_class);
+    if (position.of_stream != nullptr && request.in_run) {
+      batch.wanted = magazine_batch(request.size_class);
+      if (is_capture_stream(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
+    }
     if (!take_from_heap(position, request, batch)) {
       climb(position, request, batch);
       front_.find_again(position, id, stream);
@@ -16674,6 +17493,8 @@ class cache_misses : public pool_parts<Upstream> {
     front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
     if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
     room.use(batch.blocks[0], bytes);
+    if (batch.ends_step) [[unlikely]]
+      give_back_unused(id);
     return batch.blocks[0];
   }
 
@@ -16699,20 +17520,34 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
                    "the pool, because a handler of its own growth called it");
+    try {
+      with_help_of_others([&] { climb_alone(position, request, batch); },
+                          [&](memory_report const& refused) { return lacking(refused, request); });
+    } catch (pool_asleep const&) {
+      throw;
+    } catch (out_of_memory const&) {
+      std::lock_guard const cold(heap_.cold);
+      ++heap_.ooms;
+      throw;
+    }
+  }
+  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
+  /// must wait for, and it is called again. The caller holds no lock of a pool.
+  /// @param lacking  returns what the device lacks after a refusal, bytes
+  /// @throws what the last attempt throws
+  template <class Attempt, class Lacking>
+  void with_help_of_others(Attempt const& attempt, Lacking const& lacking) {
     constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
     for (std::size_t asked = 0;;) {
       try {
-        return climb_alone(position, request, batch);
+        return attempt();
       } catch (pool_asleep const&) {
         throw;
       } catch (out_of_memory const& refused) {
         std::size_t given = 0;
         while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
-          given = others_.ask(lacking(refused.report(), request), in_turn[asked++]);
-        if (given != 0) continue;
-        std::lock_guard const cold(heap_.cold);
-        ++heap_.ooms;
-        throw;
+          given = others_.ask(lacking(refused.report()), in_turn[asked++]);
+        if (given == 0) throw;
       }
     }
   }
@@ -16749,6 +17584,16 @@ class cache_misses : public pool_parts<Upstream> {
     hot_lock held(heap_.hot);
     ladder(heap_, front_, waiting_, may_release(held), request, batch).climb();
     heap_.count_if_uncached(held, request, position.cache == nullptr);
+  }
+
+  /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made from within a climb.
+  TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
+    if (heap_.cold.is_mine() || !heap_.cold.try_lock()) return;
+    std::lock_guard const cold(heap_.cold, std::adopt_lock);
+    try {
+      heap_.give_back_unused(id);
+    } catch (...) {  // no host memory for the lists: a later step gives back
+    }
   }
 
   // ---- deallocation: the cache, the heap
@@ -16831,6 +17676,8 @@ class cache_misses : public pool_parts<Upstream> {
   }
 
  private:
+  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
+  static constexpr std::uint32_t batch_of_capture = 4;
   /// Host memory is no device's.
   static constexpr bool is_on_device =
       !std::same_as<typename Upstream::driver_type, no_driver> && !has_property<Upstream, host_accessible>;
@@ -16845,12 +17692,15 @@ class cache_misses : public pool_parts<Upstream> {
   }
 
   list_of_pools others_;
+  unsigned captures_with_ample_memory_ = 0;  ///< for which is_memory_scarce() does not ask
+  std::size_t ample_up_to_ = 0;              ///< bytes reserved
 };
 
 }  // namespace tarn::detail
 // ---- tarn/pool/graph/graph_owner_of.hpp
 // The owner of a part of a pool, as graph_memory holds it.
 
+#include <cstddef>
 #include <mutex>
 
 namespace tarn::detail {
@@ -16881,13 +17731,17 @@ class graph_owner_of final : public graph_owner {
       if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
     }
     std::lock_guard const cold(whole_.heap_.cold);
-    whole_.graphs_.join_capture(part_, capture, id);
+    whole_.graphs_.join_capture(part_, capture, stream_ref::from(stream.handle(), id));
   }
   void end_capture(capture_number capture) noexcept override {
     std::lock_guard const cold(whole_.heap_.cold);
     whole_.graphs_.end_capture(part_, capture);
   }
   [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(part_); }
+  /// See graph_memory::allocate(); `bytes` is not 0.
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    return whole_.allocate_from(part_, stream, bytes, alignment);
+  }
 
  private:
   using part_type = typename Pool::graphs_type::part;
@@ -16943,7 +17797,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     if (heap_.is_lost()) return;
     std::lock_guard const cold(heap_.cold);
     if constexpr (heap_type::describes) {
-      if (heap_.description.active() && heap_.driver().synchronize_device().kind == failure::unloading)
+      if (heap_.description.active() && detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
         heap_.description.abandon();
     }
     misses::finish_or_keep_mapped();
@@ -16952,6 +17806,8 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   }
 
   /// Allocates for work on `stream`.
+  /// @param stream     of the pool's device. Memory that is freed on another device's stream stays cached for that stream until the
+  ///                   pool ends; `checked` refuses such streams
   /// @param bytes      zero returns null; blocks up to 1 MiB are rounded to a size class, others to 512 bytes
   /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
   /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see
@@ -17036,6 +17892,14 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     if (heap_.is_lost()) heap_.refuse_forked();
     return detail::owned<detail::graph_owner>(new detail::graph_owner_of<pool>(*this));
   }
+  /// Allocates a block of an owner that new_graph_memory() of this pool made; see graph_memory::allocate().
+  /// @throws as allocate()
+  [[nodiscard]] void* allocate_for(detail::graph_owner& owner, stream_ref stream, std::size_t bytes,
+                                   std::size_t alignment) {
+    if (bytes == 0) return nullptr;
+    require_alignment(alignment);
+    return static_cast<detail::graph_owner_of<pool>&>(owner).allocate(stream, bytes, alignment);
+  }
 
  private:
   using misses::collect;
@@ -17104,7 +17968,8 @@ class pooled_layer : public pool<Upstream> {
 // The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. Without
 // contention, a thread counts under a lock. Under contention, the lock's owner counts for the waiting threads (combining_lock);
 // then each thread gets a share of the room below the peaks, in which it counts on its own (tracked_share). A thread whose share is
-// too small takes room from the others'.
+// too small takes room from the others'. If peaks may be off by a bound, a share has that room whatever the peaks are, and is published
+// when it is used up: another thread's share is never touched.
 //
 // Over 400 lines: the three ways of counting pass the same counters to one another under the same lock, and are read together.
 
@@ -17233,6 +18098,10 @@ class combining_lock {
 // published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
 // method", TODS 1986.)
 
+//
+// Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
+// published when the room is used up.
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -17266,7 +18135,7 @@ class alignas(cache_line_bytes) tracked_share {
   /// globally.
   [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
     if (!lock_.try_lock()) return false;
-    bool const done = is_open_ && (u.rounded < 0 || has_room(u));
+    bool const done = is_open_ && (u.rounded < 0 ? may_shrink(u) : has_room(u));
     if (done) add(u);
     lock_.unlock();
     return done;
@@ -17288,11 +18157,16 @@ class alignas(cache_line_bytes) tracked_share {
     return done;
   }
 
-  /// Opens this share with `room`.
-  void open(tracked_amounts const& room) noexcept {
+  /// Opens this share with `room` for what is allocated; there is no bound for what is freed.
+  void open(tracked_amounts const& room) noexcept { open(room, is_bounded::no); }
+  /// Opens this share with `room` in both directions.
+  void open_bounded(tracked_amounts const& room) noexcept { open(room, is_bounded::yes); }
+  /// Reports the counts as close() does, and stays open with the room that it was given.
+  template <class F>
+  void publish(F const& f) noexcept {
     lock_.lock();
-    given_ = room_ = room;
-    is_open_ = true;
+    report(f);
+    room_ = given_;
     lock_.unlock();
   }
   /// Reports the counts as close() does and stays open, with less room: where `least` is above 0, by as much as that or half of
@@ -17327,11 +18201,33 @@ class alignas(cache_line_bytes) tracked_share {
   void unlock() noexcept { lock_.unlock(); }
 
  private:
+  enum class is_bounded : std::uint8_t { no, yes };
+
+  void open(tracked_amounts const& room, is_bounded bounded) noexcept {
+    lock_.lock();
+    given_ = room_ = room;
+    bounded_ = bounded;
+    is_open_ = true;
+    lock_.unlock();
+  }
   [[nodiscard]] TARN_ALWAYS_INLINE bool has_room(tracked_update const& u) const noexcept {
     auto const change = u.by_kind();
     auto const g = static_cast<std::size_t>(u.group);
     bool fits = true;
     for (std::size_t k = 0; k < 3; ++k) fits = fits && change[k] <= room_[k][0] && change[k] <= room_[k][g];
+    return fits;
+  }
+
+  /// Whether a free stays within the bound. A share without one has room for any.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_shrink(tracked_update const& u) const noexcept {
+    if (bounded_ == is_bounded::no) return true;
+    auto const change = u.by_kind();
+    auto const g = static_cast<std::size_t>(u.group);
+    bool fits = true;
+    for (std::size_t k = 0; k < 3; ++k) {
+      fits =
+          fits && room_[k][0] - change[k] <= 2 * given_[k][0] && room_[k][g] - change[k] <= 2 * given_[k][g];
+    }
     return fits;
   }
 
@@ -17379,6 +18275,7 @@ class alignas(cache_line_bytes) tracked_share {
 
   spin_lock lock_;
   bool is_open_ = false;
+  is_bounded bounded_ = is_bounded::no;
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_amounts room_{};   ///< by how much each number may still grow here
   tracked_amounts given_{};  ///< room_ when its counts were last reported, and what was moved here since
@@ -17420,10 +18317,20 @@ struct high_water_mark {
 namespace detail {
 
 /// Exact with any number of threads: a reader sees no call counted late or twice. Counting is O(1); reading is O(threads that
-/// count on their own, at most 32).
+/// count on their own, at most 32). Peaks are exact, too, unless `peak_error` allows that they are not; see tracked.
 class tracked_numbers {
  public:
   tracked_numbers() noexcept = default;
+  /// @param peak_error  bytes; 0: peaks are exact
+  explicit tracked_numbers(std::size_t peak_error) noexcept {
+    constexpr std::size_t most = std::size_t{1} << 60;  // twice as much can be counted
+    auto const bytes = static_cast<std::int64_t>(min_of(peak_error, most));
+    std::int64_t const blocks = min_of(bytes, max_of(bytes / bytes_per_block, std::int64_t{1}));
+    for (std::size_t g = 0; g < 3; ++g) {
+      error_[0][g] = blocks;
+      error_[1][g] = error_[2][g] = bytes;
+    }
+  }
   tracked_numbers(tracked_numbers const&) = delete;
   tracked_numbers& operator=(tracked_numbers const&) = delete;
   ~tracked_numbers() {
@@ -17446,7 +18353,8 @@ class tracked_numbers {
   void count(tracked_update const& u) noexcept {
     if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) {
       unsigned const mine = thread_place(u.thread);
-      if ((open >> mine & 1) != 0 && (shares_[mine].count(u) || count_with_others_room(open, mine, u)))
+      if ((open >> mine & 1) != 0 &&
+          (shares_[mine].count(u) || (!has_error() && count_with_others_room(open, mine, u))))
         return;
     }
     if (lock_.run(u, applier{*this})) ask(u.thread);
@@ -17554,6 +18462,8 @@ class tracked_numbers {
   /// With fewer calls than this per share, opening shares costs more than it saves.
   static constexpr std::uint64_t least_calls = 4;
   static constexpr std::uint32_t longest_pause = 4096;
+  /// The error of a peak in bytes, divided by this, is its error in blocks.
+  static constexpr std::int64_t bytes_per_block = 4096;
   /// Shares that are asked for room before the lock is taken, which may take room from all.
   static constexpr unsigned most_donors = 4;
 
@@ -17689,6 +18599,7 @@ class tracked_numbers {
   TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
     std::uint64_t const flags = flags_.load(std::memory_order_relaxed);
     bool const several = (flags & all_threads) != 0;
+    if (has_error() && out_ != 0) return publish_with(u, static_cast<std::uint32_t>(flags) & ~out_);
     if (several && out_ != 0) {
       if ((static_cast<std::uint32_t>(flags) & ~out_) != 0) [[unlikely]]
         open_late(static_cast<std::uint32_t>(flags) & ~out_);
@@ -17794,6 +18705,34 @@ class tracked_numbers {
     }
     call_in();
   }
+  /// Whether peaks may be off.
+  [[nodiscard]] bool has_error() const noexcept { return error_[0][0] != 0; }
+  /// Counts a call for which its thread's share has no room, and all that was counted there: peaks may be off.
+  TARN_NOINLINE void publish_with(tracked_update const& u, std::uint32_t asked) noexcept {
+    for (std::uint32_t left = asked; left != 0; left &= left - 1)
+      shares_[std::countr_zero(left)].open_bounded(error_);
+    if (asked != 0) {
+      out_ |= asked;
+      open_.store(out_, std::memory_order_release);
+    }
+    unsigned const mine = thread_place(u.thread);
+    if ((out_ >> mine & 1) != 0) shares_[mine].publish(adding());
+    add_within_room(u);
+    note_peaks();
+  }
+  /// Raises every peak to the current value.
+  void note_peaks() noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = max_of(of(k, g).peak, of(k, g).current);
+      peak_of_all_[k] = max_of(peak_of_all_[k], current(k, 0));
+    }
+    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      if (m->current > m->peak) m->peak = m->current;
+    }
+    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
+    note_active(block_group::small);
+    note_active(block_group::large);
+  }
   /// Opens shares without room for threads that asked after the others: what such a thread frees is its room.
   TARN_NOINLINE void open_late(std::uint32_t asked) noexcept {
     for (std::uint32_t left = asked; left != 0; left &= left - 1) shares_[std::countr_zero(left)].open({});
@@ -17821,9 +18760,12 @@ class tracked_numbers {
       share[1][0] = min_of(share[1][0], (m->peak - m->current) / (takers + 1));
     }
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = share[k][g] * takers;
+      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = has_error() ? 0 : share[k][g] * takers;
     }
-    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares_[std::countr_zero(left)].open(share);
+    for (std::uint32_t left = asked; left != 0; left &= left - 1) {
+      tracked_share& its = shares_[std::countr_zero(left)];
+      has_error() ? its.open_bounded(error_) : its.open(share);
+    }
     out_ = asked;
     open_.store(asked, std::memory_order_release);
   }
@@ -17840,6 +18782,7 @@ class tracked_numbers {
       calls += made;
       if (made == 0) idle |= std::uint32_t{1} << i;
     }
+    if (has_error()) note_peaks();
     if (idle != 0) flags_.fetch_and(~std::uint64_t{idle}, std::memory_order_relaxed);
     bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
     last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
@@ -17870,6 +18813,7 @@ class tracked_numbers {
   tracked_amounts waiting_{};  ///< of the waiting blocks
   tracked_amounts
       active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
+  tracked_amounts error_{};     ///< by how much a share may differ from what it published; 0: peaks are exact
   tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
   std::uint32_t out_ = 0;       ///< threads whose share is open
   tracked_amounts lent_{};      ///< the room of all open shares when their counts were last reported
@@ -17900,11 +18844,21 @@ class tracked_layer;
 
 /// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and large ones.
 struct tracked {
+  /// By how many bytes a peak may be off for each thread that counts on its own: 0, the default, for exact peaks. Otherwise each peak,
+  /// that of a high_water_mark included, lies at most n * peak_error bytes above or below the exact one, and peaks of blocks at most
+  /// n * max(1, peak_error / 4096) blocks, for the n threads that used the pool concurrently, counted up to 32. It is exact as long
+  /// as threads do not meet. Current values, totals, and the peaks of one thread stay exact.
+  ///
+  /// For programs with many threads: exact peaks cost them shared cache lines whenever live memory is near its peak. With 1 MiB,
+  /// blocks above 1 MiB are counted under a common lock, and others nearly always without.
+  std::size_t peak_error = 0;
+
   template <class Upstream>
   using layer = tracked_layer<Upstream>;
 };
 
-/// Exact with any number of threads: current and peak values are those of one order of events. A block is counted before its
+/// Exact with any number of threads: current and peak values are those of one order of events, peaks unless tracked::peak_error allows
+/// a difference. A block is counted before its
 /// address is returned and uncounted before it is freed, so an address that another thread gets at once is never counted twice.
 /// Of several layers over one pool, each counts as active all blocks that wait in the pool. A block that starts waiting first
 /// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
@@ -17923,7 +18877,8 @@ class tracked_layer {
   tracked_layer()
     requires std::default_initializable<Upstream>
       : tracked_layer(Upstream{}) {}
-  explicit tracked_layer(Upstream upstream, tracked const& = {}) : upstream_(std::move(upstream)) {
+  explicit tracked_layer(Upstream upstream, tracked const& options = {})
+      : upstream_(std::move(upstream)), numbers_(options.peak_error) {
     if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, attach_call{observer_});
   }
   tracked_layer(tracked_layer const&) = delete;
@@ -17962,6 +18917,15 @@ class tracked_layer {
     if (p == nullptr) return;
     numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
     upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  /// Counts a block that belongs to the owner of a graph's memory as any other; see graph_memory::allocate().
+  [[nodiscard]] void* allocate_for(detail::graph_owner& owner, stream_ref stream, std::size_t bytes,
+                                   std::size_t alignment)
+    requires detail::allocates_for_owners<Upstream>
+  {
+    return count(rounded(bytes, alignment), bytes,
+                 [&] { return detail::layer_of(upstream_).allocate_for(owner, stream, bytes, alignment); });
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
@@ -18072,6 +19036,7 @@ using device_pool = pool_over<cuda_pages>;
 //
 // Over 400 lines: each call of a pool is routed here.
 
+#include <atomic>
 #include <cstddef>
 #include <mutex>
 #include <utility>
@@ -18243,6 +19208,12 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
       : base(std::move(upstream)), other_(std::move(options.other)) {}
+  /// Waits for captures in scopes, up to 10 s, if a block was freed whose uses a capture forbade to wait for. If one is open still,
+  /// that block is never given back.
+  ~fallback_layer() {
+    if (late_count_.load(std::memory_order_relaxed) != 0)
+      give_back_late(detail::wait_past_captures<typename base::driver_type>);
+  }
 
   /// @throws out_of_memory  both refused; the error is the fallback's
   void* around_allocate(request const& r, auto const& next) {
@@ -18262,13 +19233,12 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    // Waits for the device if record_stream() named a block that no pool holds back.
-    if (used_.erase(p)) (void)driver().synchronize_device();
-    if (blocks_.erase(p)) {
-      next_layer(other_).deallocate(r, p);
-    } else {
-      next.deallocate(r, p);
-    }
+    // Waits for the device if record_stream() named a block that no pool holds back. If a capture forbids that, the block is freed later.
+    if (used_.erase(p) && detail::is_of_capture(detail::wait_for_all_work(driver()))) [[unlikely]]
+      return keep_late(r, p);
+    if (late_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      give_back_late(detail::wait_for_all_work<typename base::driver_type>);
+    give_back(r, p, next);
   }
 
   // Pool calls, for both resources.
@@ -18527,7 +19497,50 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     }
   }
 
+  /// A block whose uses on other streams could not be waited for when it was freed.
+  struct late_block {
+    request freed;
+    void* p = nullptr;
+  };
+  void give_back(request const& r, void* p, next_layer<Upstream> const& next) noexcept {
+    if (blocks_.erase(p)) {
+      next_layer(other_).deallocate(r, p);
+    } else {
+      next.deallocate(r, p);
+    }
+  }
+  /// Without host memory to note it, the block is never given back.
+  TARN_NOINLINE void keep_late(request const& r, void* p) noexcept {
+    std::lock_guard const guard(late_mutex_);
+    try {
+      late_.push_back({{stream_ref{}, r.bytes, r.alignment, call_kind::synchronous}, p});
+      late_count_.fetch_add(1, std::memory_order_relaxed);
+    } catch (...) {
+    }
+  }
+  /// Gives back what waited for a capture, after the device's work.
+  template <class Wait>
+  TARN_NOINLINE void give_back_late(Wait const& wait) noexcept {
+    detail::sequence<late_block> blocks;
+    {
+      std::lock_guard const guard(late_mutex_);
+      blocks.swap(late_);
+      late_count_.store(0, std::memory_order_relaxed);
+    }
+    bool const may_not = detail::is_of_capture(wait(driver()));
+    for (late_block const& b : blocks) {
+      if (may_not) {
+        keep_late(b.freed, b.p);
+      } else {
+        give_back(b.freed, b.p, next_layer<Upstream>(this->upstream()));
+      }
+    }
+  }
+
   Other other_;
+  detail::fork_mutex late_mutex_;
+  detail::sequence<late_block> late_;
+  std::atomic<std::size_t> late_count_{0};
   detail::block_set blocks_;  ///< live blocks of the fallback
   detail::block_set used_;    ///< blocks that no pool holds back, with uses on other streams
 };
@@ -18609,7 +19622,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   }
 
   /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
-  /// number. Waits for the device, except while a graph is captured. Another thread's call waits at most for the verification
+  /// number. Waits for the device; while a graph is captured, verifies nothing. Another thread's call waits at most for the verification
   /// of one block.
   /// @throws std::bad_alloc
   std::size_t check_all() {
@@ -18625,7 +19638,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
     }
     // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are not candidates.
-    (void)driver().synchronize_device();
+    if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
     detail::own_stream const reading(driver());
     std::size_t broken = 0;
     for (candidate const& c : all) {
@@ -18715,8 +19728,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       return false;
     }
     if (!has_fences || detail::sleeps(this->upstream())) return true;
-    stream_ref const on = detail::usable_stream(driver(), r.stream);
-    if (detail::is_capturing(driver(), on)) return true;
+    stream_ref on = r.stream;
+    if (!detail::make_usable(driver(), on) || detail::is_capturing(driver(), on)) return true;
     if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) report(found);
     return true;
   }
@@ -18746,6 +19759,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
 // ---- tarn/policy/headroom.hpp
 // headroom: device memory that a pool leaves to others: NCCL, cuBLAS, another pool, another process.
 
+#include <atomic>
 #include <cstddef>
 #include <mutex>
 #include <new>
@@ -18786,24 +19800,34 @@ class planned_growth {
   /// Every caller has a user of it.
   [[nodiscard]] static_mutex& mutex() noexcept { return mutex_; }
 
-  /// Plans to take `bytes`, unless the device would then have less than `rest` free. Returns false if so.
+  /// Plans to take `bytes`, unless the device would then have less than `rest` free. Returns false if so. Of a growth in progress it
+  /// is unknown whether the device has given the memory already: if that decides, waits for it, up to 10 ms.
   /// @param free  receives what the device has free, unknown if the driver cannot report it; then nothing is refused
   [[nodiscard]] bool plan(Driver const& driver, std::size_t bytes, std::size_t rest, std::size_t& free) {
-    std::lock_guard const guard(mutex_);
-    std::size_t total = 0;
-    std::size_t& planned = planned_[place_of(driver)];
-    if (!driver.memory_info(free, total).ok()) {
-      free = memory_report::unknown;
-    } else {
-      std::size_t const left = free > planned ? free - planned : 0;
-      if (bytes > left || left - bytes < rest) return false;
+    std::lock_guard const guard(mutex_);  // nothing else is planned while this waits
+    std::atomic<std::size_t>& planned = planned_[place_of(driver)];
+    auto const has_room = [&](std::size_t left) { return bytes <= left && left - bytes >= rest; };
+    for (unsigned tries = 0;;) {
+      // Before the query: a growth that ends in between is counted twice, rather than not at all.
+      std::size_t const in_progress = planned.load(std::memory_order_acquire);
+      std::size_t total = 0;
+      if (!driver.memory_info(free, total).ok()) {
+        free = memory_report::unknown;
+        break;
+      }
+      if (has_room(free > in_progress ? free - in_progress : 0)) break;
+      if (in_progress == 0 || !has_room(free)) return false;
+      while (planned.load(std::memory_order_relaxed) == in_progress) {
+        if (tries == most_tries) return false;
+        spin_wait(tries++);
+      }
     }
-    planned += bytes;
+    planned.fetch_add(bytes, std::memory_order_relaxed);
     return true;
   }
+  /// The device has given the bytes, or has refused them.
   void done(Driver const& driver, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
-    planned_[place_of(driver)] -= bytes;
+    planned_[place_of(driver)].fetch_sub(bytes, std::memory_order_release);
   }
 
  private:
@@ -18812,8 +19836,10 @@ class planned_growth {
     return static_cast<std::size_t>(driver.device().value) % places;
   }
 
+  static constexpr unsigned most_tries = 10'000;  ///< 5 to 10 ms, see spin_wait()
+
   static_mutex mutex_;
-  std::size_t planned_[places]{};
+  std::atomic<std::size_t> planned_[places]{};
 };
 
 /// The common part for pages and for blocks.
@@ -19757,9 +20783,14 @@ class cache_guard {
 namespace tarn {
 
 /// Gives back every granule (2 MiB on current devices) of a pool without a live byte: handles that are partly live are copied
-/// into smaller ones, which are mapped at the old addresses. Afterwards reserved memory exceeds live memory by less than one
-/// granule at each end of a stretch of live bytes. No work uses the pool's memory from this call until it returns; the caller
-/// has synchronised the streams that did. Does nothing while the pool sleeps. Handles with a page_pin stay as they are.
+/// into smaller ones, which are mapped at the old addresses. No work uses the pool's memory from this call until it returns; the
+/// caller has synchronised the streams that did. Does nothing while the pool sleeps.
+///
+/// Afterwards `reserved` < `live` + 2 granules * `stretches`: a stretch of live bytes keeps the granules that its two ends lie in,
+/// and a block of two bytes may lie in two granules. Blocks up to 32 KiB lie in runs; a run with a live block counts as live as a
+/// whole, and so do blocks that wait for recorded uses. Three kinds of handles stay as they are, and may exceed the bound: those
+/// with a page_pin, those for whose copy the device has no memory, and those that work may still use, contrary to the promise above.
+/// The memory of the pool's graph_memories stays, and is counted neither as live nor as reserved here: its graphs hold addresses.
 ///
 /// Where the device has no virtual memory management, or a memory tool is attached, gives back the segments without a live byte, and
 /// `compaction::stretches` is 0: segments are neither split nor moved.
@@ -20590,6 +21621,22 @@ class graph_memory {
   }
   ~graph_memory() = default;
 
+  /// Allocates a block of the owner for work on `stream`, inside or outside a capture: what the warm-up before a capture should
+  /// leave to it, or a part of the pool that is kept apart (PyTorch's MemPool). It is freed as any block, with
+  /// resource().deallocate(), and is then reused by this owner only, in the order of the stream. On a stream that is captured for
+  /// another owner, it is memory that every stream may use, and that graph keeps it when it is freed there.
+  /// For a pool, and for a pool under `tracked`, which counts the block; other policies would not see it.
+  /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc: nothing has changed
+  /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not serve.
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
+                               std::size_t alignment = default_alignment,
+                               source_location where = source_location::current())
+    requires detail::allocates_for_owners<Memory>
+  {
+    return detail::called_from(
+        where, [&] { return detail::layer_of(memory_).allocate_for(*owner_, stream, bytes, alignment); });
+  }
+
   /// The pool or stack that captures allocate from.
   [[nodiscard]] Memory const& resource() const noexcept { return memory_; }
   /// What the owner holds now, bytes. O(free ranges).
@@ -20607,10 +21654,14 @@ class graph_memory {
 ///
 /// A stream that joins the capture is recognised when the thread that opened the scope allocates on it. Name it with join() before
 /// another thread uses it, before it only frees, and if the thread has several scopes open. That thread captures nothing else
-/// meanwhile. Other threads and streams use the pool as before, at the same cost.
+/// meanwhile. Other threads and streams use the pool as before, at the same cost; a bare handle costs one driver call more.
 ///
-/// The pool makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
-/// (fenced, poisoned and checked do make such calls for blocks of destroyed streams.)
+/// Bare handles may be used inside the capture: CUDA refuses to identify a captured stream, so the pool remembers it. A stream that
+/// tarn did not make and that joined before it was named must be named in one way only: by its handle, or by an identity that was
+/// queried before the capture.
+///
+/// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
+/// (fenced, poisoned and checked verify and poison nothing then that they would have to wait for on the device.)
 /// Opening takes 20 us or less, and longer with many threads. Must be destroyed before its owner; any thread may do so.
 class [[nodiscard]] capture_scope {
  public:
@@ -20953,7 +22004,8 @@ inline constexpr bool require_can_sleep() noexcept {
 /// sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the addresses that the pool keeps. In a forked child whose
 /// driver survives the fork the pool is asleep if its parent's was; in any other child sleep() and wake() do nothing, and return 0.
 /// @param where  whether contents are kept, and in which memory
-/// @returns the bytes given back, cached memory included
+/// @returns the bytes given back, cached memory included; less if the driver does not report that a copy is complete: handles whose
+///          contents are not known to be saved keep their memory
 /// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; the pool is awake
 /// @throws cuda_error                     likewise; also while a capture_scope is open, in any pool of the process
 /// @throws cuda_error                     of kind `unsupported`: the device has no virtual memory management, so the addresses could
@@ -20971,11 +22023,12 @@ std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_mem
 }
 
 /// Takes the memory of a sleeping pool again, at the same addresses, with the contents that were kept. Does nothing, and
-/// returns 0, if the pool is awake.
+/// returns 0, if the pool is awake. If the device has too little, the other pools there give back what they cache, the one that was
+/// made last first; what work still uses is waited for only if the rest does not suffice.
 /// @param then  whether the host memory of the contents is freed, or kept for the next sleep until the pool ends
 /// @returns the bytes taken: those of handles with live blocks
-/// @throws out_of_memory  not enough memory: report().lacking is what the device lacks. The pool stays asleep and keeps its
-///                        contents: free memory and call again
+/// @throws out_of_memory  still not enough memory, or a limit below the pool has too little left: report().lacking is what must
+///                        become free. The pool stays asleep and keeps its contents: free memory and call again
 /// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool of the process
 /// @throws misuse                      called by a handler of the source while it wakes the pool
 /// Waits on the host for the copies. Thread-safe. O(handles + slots of views): 45 us per handle on an H200, plus the copies.
@@ -21164,6 +22217,8 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 ///   num_alloc_retries              times that the driver refused and the cache was searched again
 ///   num_sync_all_streams           times that the host waited for a stream
 ///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
+/// The memory of captured graphs is part of every number, as PyTorch's private pools are; PyTorch has no key for it alone, and
+/// neither has this. graph_memory::state() returns it for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
 /// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a waiting block counts
 /// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
 /// the pool's locks briefly. @throws std::bad_alloc

@@ -359,7 +359,7 @@ class copy_stream {
   /// Waits on the host for all copies.
   void finish() noexcept {
     // If the stream cannot be synchronised, synchronise the device: a running copy must not lose its memory.
-    if (!driver_.synchronize_stream(stream_).ok()) (void)driver_.synchronize_device();
+    if (!driver_.synchronize_stream(stream_).ok()) (void)wait_past_captures(driver_);
   }
 
  private:
@@ -1795,7 +1795,6 @@ class mapped_file {
 // ---- tarn/raii/available_memory.hpp
 // available_memory(): how much memory a resource could allocate now, and what limits it.
 
-#include <concepts>
 #include <cstddef>
 #include <type_traits>
 
@@ -1813,71 +1812,16 @@ struct memory_availability {
 
 namespace detail {
 
-template <class Layer>
-concept bounds_bytes = requires(Layer& layer) {
-  { layer.limit() } -> std::convertible_to<std::size_t>;
-  { layer.used() } -> std::convertible_to<std::size_t>;
-};
-template <class Layer>
-concept caches_bytes = stands_on_another<Layer> && !routes_calls<Layer> && requires(Layer& layer) {
-  { layer.state() } -> std::same_as<pool_state>;
-};
-
-/// Whether free memory is known: from a limit, or from the driver of a source of device memory or of plain host memory. No
-/// driver reports how much pinned or managed memory is left.
+/// Whether free memory is known: from a limit, or from the driver of the source.
 template <class Layer>
 constexpr bool knows_available() noexcept {
-  if constexpr (bounds_bytes<Layer>) {
+  if constexpr (has_limit<Layer>) {
     return true;
   } else if constexpr (stands_on_another<Layer>) {
     return knows_available<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
   } else {
-    return !has_property<Layer, host_accessible> || std::same_as<typename Layer::driver_type, no_driver>;
+    return reports_free<Layer>;
   }
-}
-
-template <class Layer>
-[[nodiscard]] memory_availability availability_of(Layer& layer, source_location where) {
-  constexpr std::size_t everything = ~std::size_t{0};
-  memory_availability room{everything, "nothing"};
-  if constexpr (!stands_on_another<Layer>) {
-    if constexpr (knows_available<Layer>()) {
-      std::size_t total = 0;
-      status const s = layer.driver().memory_info(room.bytes, total);
-      if (!s.ok()) throw cuda_error(s, layer.driver().device().value, where);
-      bool const of_host = std::same_as<typename Layer::driver_type, no_driver>;
-      room.bounded_by = of_host ? "the host" : "the device";
-      room.device_free = room.bytes;
-    }
-  } else {
-    room = availability_of(layer_of(layer.upstream()), where);
-  }
-  if constexpr (caches_bytes<Layer>) {
-    pool_state const s = layer.state();
-    // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
-    bool puts_together = page_source<typename Layer::upstream_type>;
-    if constexpr (requires { layer.uses_pages(); }) puts_together = layer.uses_pages();
-    std::size_t const reusable = puts_together ? s.cached : s.largest_free_range;
-    room.bytes += min_of(reusable, everything - room.bytes);
-    room.cached = s.cached;
-    room.live = s.live;
-  }
-  if constexpr (requires { layer.headroom_bytes(); }) {
-    room.bytes -= min_of(room.bytes, layer.headroom_bytes());
-    room.bounded_by = "headroom";
-  }
-  if constexpr (bounds_bytes<Layer>) {
-    std::size_t const limit = layer.limit();
-    std::size_t const used = layer.used();
-    std::size_t const left = limit - min_of(limit, used);
-    if (left < room.bytes) {
-      room.bytes = left;
-      room.bounded_by = "limited";
-      room.limit = limit;
-      room.live = used;
-    }
-  }
-  return room;
 }
 
 }  // namespace detail
@@ -1896,7 +1840,9 @@ template <class Resource>
                 "tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed "
                 "memory; add | tarn::limited{bytes}, or pass a number of bytes");
   Resource handle = memory;
-  return detail::availability_of(detail::layer_of(handle), where);
+  detail::memory_bound const left = detail::memory_left(detail::layer_of(handle));
+  if (!left.query.ok()) throw cuda_error(left.query, memory.device().value, where);
+  return {left.bytes, left.by, left.limit, left.live, left.cached, left.device_free};
 }
 
 }  // namespace tarn
@@ -2582,7 +2528,7 @@ class partitioned_buffer {
       driver_type const& driver = this->driver(i);
       status const s = driver.synchronize_stream(stream(i));
       if (s.ok()) continue;
-      (void)driver.synchronize_device();
+      (void)detail::wait_past_captures(driver);
       if (first.what.ok()) first = {s, device(i).value};
     }
     return first;

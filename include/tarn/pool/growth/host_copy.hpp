@@ -149,7 +149,7 @@ class host_copy {
       done_ = marks_[i].position;
       return true;
     }
-    if (!driver_.synchronize_stream(stream).ok() && !driver_.synchronize_device().ok()) return false;
+    if (!driver_.synchronize_stream(stream).ok() && !wait_past_captures(driver_).ok()) return false;
     done_ = bytes_;
     return true;
   }

@@ -23,6 +23,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sleeping.hpp"
+#include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
@@ -110,7 +111,7 @@ class page_sleep {
   std::size_t restore(may_release hot) {
     unlocked const open(hot);
     if (copies_may_run_) {
-      status const done = source_.driver().synchronize_device();
+      status const done = wait_past_captures(source_.driver());
       if (!done.ok()) throw cuda_error(done, source_.driver().device().value);
       copies_may_run_ = false;
     }
