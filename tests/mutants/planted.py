@@ -864,6 +864,13 @@ PLANTED = {
             finder="tests/policy/headroom.cpp",
         ),
         Mutant(
+            "nothing is left beside the headroom for what an allocation needs more",
+            "policy/headroom.hpp",
+            "    return bytes_ + more;\n",
+            "    return bytes_;\n",
+            finder="tests/policy/headroom.cpp",
+        ),
+        Mutant(
             "a growth that the device has served already is counted twice",
             "policy/headroom.hpp",
             "      if (in_progress == 0 || !has_room(free)) return false;\n",

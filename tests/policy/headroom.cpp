@@ -97,6 +97,31 @@ TEST_CASE("headroom refuses a growth that would leave less, and says so", "[poli
   }
 }
 
+namespace {
+/// A driver whose allocations need more than their bytes, as CUDA's do.
+struct driver_with_overhead : sim_driver {
+  explicit driver_with_overhead(sim_driver const& driver) : sim_driver(driver) {}
+  [[nodiscard]] static constexpr std::size_t allocation_overhead() noexcept { return 16_MiB; }
+};
+}  // namespace
+
+TEST_CASE("headroom leaves what the driver needs beside an allocation of others", "[policy][headroom]") {
+  device d;
+  auto memory =
+      basic_pages<driver_with_overhead>{driver_with_overhead(d.driver)} | headroom{200_MiB} | pooled{};
+  cache(memory, d.a, 808_MiB);
+  CHECK(d.free() == 216_MiB);
+  CHECK(keep_headroom(memory) == 0);
+  {
+    outside const taken(d.driver, 8_MiB);
+    CHECK(keep_headroom(memory) >= 8_MiB);
+  }
+  CHECK_THROWS_AS(memory.allocate(d.a, 810_MiB), out_of_memory);
+  auto none = basic_pages<driver_with_overhead>{driver_with_overhead(d.driver)} | headroom{} | pooled{};
+  memory.empty_cache();
+  cache(none, d.a, 1_GiB - 8_MiB);
+}
+
 TEST_CASE("headroom reports exactly as much as may be taken", "[policy][headroom]") {
   device d;
   auto memory = sim_pages{d.driver} | headroom{200_MiB} | pooled{};

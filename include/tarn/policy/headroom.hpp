@@ -30,6 +30,8 @@ class headroom_layer;
 /// growth, or at keep_headroom(). Several pools of a process may keep headroom on one device: they count each other's growth in
 /// progress. Another process's growth at the same instant is not seen.
 ///
+/// On CUDA 16 MiB more stay free, since cudaMalloc may need that beside its bytes.
+///
 /// Costs one query of the device's free memory for each handle or segment that is created: 5 to 100 us.
 struct headroom {
   std::size_t bytes = 0;
@@ -102,14 +104,21 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
   headroom_base(Upstream upstream, headroom const& options)
       : resource_adaptor<Layer, Upstream>(std::move(upstream)), bytes_(options.bytes) {}
 
-  /// What others can take from the device while the pool grows, bytes.
-  [[nodiscard]] std::size_t headroom_bytes() const noexcept { return bytes_; }
+  /// What stays free while the pool grows, bytes: what others can take, and what the driver needs beside that.
+  [[nodiscard]] std::size_t headroom_bytes() const noexcept {
+    std::size_t more = 0;
+    if constexpr (requires { this->driver().allocation_overhead(); }) {
+      if (bytes_ != 0) more = this->driver().allocation_overhead();
+    }
+    return bytes_ + more;
+  }
   /// How much less than that the device has free now, bytes; 0 if the driver cannot report it. One driver call, 5 to 100 us.
   [[nodiscard]] std::size_t headroom_lacking() const noexcept {
     std::size_t free = 0;
     std::size_t total = 0;
     if (!this->driver().memory_info(free, total).ok()) return 0;
-    return bytes_ > free ? bytes_ - free : 0;
+    std::size_t const wanted = headroom_bytes();
+    return wanted > free ? wanted - free : 0;
   }
   /// Plain blocks leave the headroom, too. @throws out_of_memory, as the layer's other calls
   [[nodiscard]] void* allocate_plain(std::size_t bytes)
@@ -128,7 +137,7 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
   template <class Allocate>
   auto beside_headroom(request const& r, Allocate const& allocate) {
     std::size_t free = 0;
-    if (!planned_.plan(this->driver(), r.bytes, bytes_, free)) refuse(r, free);
+    if (!planned_.plan(this->driver(), r.bytes, headroom_bytes(), free)) refuse(r, free);
     class in_progress {
      public:
       in_progress(headroom_base& layer, std::size_t bytes) noexcept : layer_(layer), bytes_(bytes) {}
