@@ -265,3 +265,58 @@ TEST_CASE("a graph that was captured before its pool slept gives the same result
   }
   cudaGraphExecDestroy(exec);
 }
+
+TEST_CASE("bare handles in a capture on CUDA allocate and free without invalidating it",
+          "[graph_memory][cuda]") {
+  if (!has_cuda_devices()) return;
+  cudaStream_t s = nullptr;
+  cudaStream_t joined = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) == cudaSuccess);
+  REQUIRE(cudaStreamCreateWithFlags(&joined, cudaStreamNonBlocking) == cudaSuccess);
+  cudaEvent_t fork = nullptr;
+  REQUIRE(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming) == cudaSuccess);
+  constexpr std::size_t count = 5000;
+  for (auto const mode :
+       {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed}) {
+    device_pool pool;
+    auto* const out = static_cast<std::uint32_t*>(pool.allocate(s, count * 4));
+    graph_memory memory{pool};
+    cudaGraph_t graph = nullptr;
+    {
+      capture_scope const scope(memory, s);
+      REQUIRE(cudaStreamBeginCapture(s, mode) == cudaSuccess);
+      auto* const p = static_cast<std::uint32_t*>(pool.allocate(s, count * 4));
+      cuda_graph_memory_test::overwrite<<<4, 256, 0, s>>>(p, count, 7);
+      REQUIRE(cudaEventRecord(fork, s) == cudaSuccess);
+      REQUIRE(cudaStreamWaitEvent(joined, fork, 0) == cudaSuccess);
+      auto* const q = static_cast<std::uint32_t*>(pool.allocate(joined, count * 4));
+      cuda_graph_memory_test::scramble<<<4, 256, 0, joined>>>(q, p, count, 1);
+      cuda_graph_memory_test::scramble<<<4, 256, 0, joined>>>(out, q, count, 2);
+      pool.deallocate(joined, q, count * 4);
+      REQUIRE(cudaEventRecord(fork, joined) == cudaSuccess);
+      REQUIRE(cudaStreamWaitEvent(s, fork, 0) == cudaSuccess);
+      pool.deallocate(s, p, count * 4);
+      CHECK(cudaStreamEndCapture(s, &graph) == cudaSuccess);
+    }
+    cudaGraphExec_t exec = nullptr;
+    REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    std::vector<std::uint32_t> first(count);
+    std::vector<std::uint32_t> last(count);
+    for (int i = 0; i < 20; ++i) {
+      REQUIRE(cudaGraphLaunch(exec, s) == cudaSuccess);
+      auto eager = make_device_buffer<std::uint32_t>(pool, count, s);
+      cuda_graph_memory_test::overwrite<<<4, 256, 0, s>>>(eager.data(), count, 99);
+      REQUIRE(cudaMemcpyAsync((i == 0 ? first : last).data(), out, count * 4, cudaMemcpyDeviceToHost, s) ==
+              cudaSuccess);
+      REQUIRE(cudaStreamSynchronize(s) == cudaSuccess);
+    }
+    CHECK(first == last);
+    CHECK(first[0] != 0);
+    pool.deallocate(s, out, count * 4);
+    CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  }
+  CHECK(cudaEventDestroy(fork) == cudaSuccess);
+  CHECK(cudaStreamDestroy(joined) == cudaSuccess);
+  CHECK(cudaStreamDestroy(s) == cudaSuccess);
+}

@@ -87,6 +87,9 @@ class capture_gate {
 [[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
   return s.code >= 900 && s.code <= 907;
 }
+/// The call that an allocation outside of a scope is refused as.
+inline constexpr char const* captured_without_scope =
+    "allocation on a captured stream (open a tarn::capture_scope for it, or join() it to the open one)";
 [[nodiscard]] constexpr status refused_for_capture(char const* call) noexcept {
   return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
 }

@@ -46,10 +46,6 @@
 
 namespace tarn::detail {
 
-/// What an allocation is refused with.
-inline constexpr char const* captured_without_scope =
-    "allocation on a captured stream (open a tarn::capture_scope for it, or join() it to the open one)";
-
 /// How a pool grows over a source. Over cuda_pages it is page_or_block_growth, which is page_growth unless the device has no pages
 /// or compute-sanitizer is attached.
 template <class Source>
