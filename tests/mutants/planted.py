@@ -635,13 +635,6 @@ PLANTED = {
             finder="tests/pool/live_window.cpp",
         ),
         Mutant(
-            "a mark is replaced before its work is complete",
-            "pool/heap.hpp",
-            "if (!order.is_running(space_, releasing, d)) (void)order.settle",
-            "(void)order.settle",
-            finder="tests/pool/live_window.cpp",
-        ),
-        Mutant(
             "memory is given back during a capture",
             "pool/heap.hpp",
             "counters.reserved <= keep || capture_gate::has_captures()) return;",
@@ -671,13 +664,6 @@ PLANTED = {
             "  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(space, keeps);\n",
             "",
         ),
-        Mutant(
-            "a range is not extended over memory that was given back",
-            "pool/growth/page_growth.hpp",
-            "      a.note_hole_after(before);\n",
-            "",
-            finder="tests/pool/growth.cpp",
-        ),
     ],
     "peaks with a bound stay within it": [
         Mutant(
@@ -685,13 +671,6 @@ PLANTED = {
             "policy/tracked_share.hpp",
             "if (bounded_ == is_bounded::no) return true;",
             "if (bounded_ == is_bounded::no || u.rounded < 0) return true;",
-            finder="tests/policy/tracked.cpp",
-        ),
-        Mutant(
-            "a peak that shares reach together is not noted",
-            "policy/tracked_numbers.hpp",
-            "    if (has_error()) note_peaks();\n",
-            "",
             finder="tests/policy/tracked.cpp",
         ),
         Mutant(

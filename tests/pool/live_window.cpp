@@ -200,13 +200,13 @@ TEST_CASE("pooled gives memory back by itself while the device is behind the hos
   detail::own_stream const behind(p.driver);
   std::vector<void*> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(p.memory.allocate(behind.get(), 2_GiB));
-  REQUIRE(p.machine.launch(behind.get(), 1'000'000, {}).ok());
+  REQUIRE(p.machine.launch(behind.get(), 10'000'000, {}).ok());
   for (void* block : blocks) p.memory.deallocate(behind.get(), block, 2_GiB);
   std::size_t const high = p.reserved();
   REQUIRE(high >= 8_GiB);
-  // The stream is a millisecond behind, all the time.
+  // The stream is ten milliseconds behind, all the time.
   std::size_t taken = 0;
-  for (std::size_t i = 0; taken < window_of(high); ++i) {
+  for (std::size_t i = 0; taken < 2 * window_of(high); ++i) {
     std::size_t const bytes = 1_GiB - i % 3 * 2_MiB;
     void* const block = p.memory.allocate(behind.get(), bytes);
     REQUIRE(p.machine.launch(behind.get(), 100'000, {}).ok());
