@@ -18,6 +18,7 @@
 #   clients_build  clients_nanovdb  clients_tcnn: only where they are named; after configure
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
+#              MIRRORS        folder of bare repositories that prepare takes the sources from, instead of GitHub
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
 #              OUT            folder that gets the results once more, packed
 #              JOBS           compile jobs (all cores)
