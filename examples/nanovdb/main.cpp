@@ -64,6 +64,15 @@ struct row {
   std::string problem;
 };
 
+/// A message of NanoVDB without the folder that it was compiled in: "... (/folder/nanovdb/cuda/file:1)".
+std::string without_folder(std::string text) {
+  std::size_t const begin = text.find("(/");
+  std::size_t const end = text.rfind("/nanovdb/");
+  if (begin != std::string::npos && end != std::string::npos && begin < end)
+    text.erase(begin + 1, end - begin);
+  return text;
+}
+
 void run_once(row& r, work const& what) {
   auto const run =
       tarn_clients::run_self({"--worker", std::to_string(static_cast<int>(r.memory)), "--beside",
@@ -74,7 +83,7 @@ void run_once(row& r, work const& what) {
   if (run.status == 0) {
     r.runs.push_back(ordered_json::parse(run.out));
   } else {
-    r.problem = "status " + std::to_string(run.status) + ": " + run.error;
+    r.problem = "status " + std::to_string(run.status) + ": " + without_folder(run.error);
   }
 }
 
