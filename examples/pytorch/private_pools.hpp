@@ -4,6 +4,7 @@
 // route says which requests belong to which of them, while a capture or a use_mem_pool() is open.
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
@@ -45,6 +46,7 @@ struct foreign_calls {
     if (!options->count(amount)) return refused;
     try {
       c10::cuda::CUDAGuard const on(static_cast<c10::DeviceIndex>(options->device));
+      c10::cuda::CUDAStreamCaptureModeGuard const beside_capture(cudaStreamCaptureModeRelaxed);
       p = options->allocator->raw_alloc(bytes);
     } catch (std::exception const&) {
       (void)cudaGetLastError();
@@ -56,8 +58,9 @@ struct foreign_calls {
   tarn::status give(tarn::cuda_driver const&, void* p, std::size_t bytes, std::size_t) const noexcept {
     try {
       c10::cuda::CUDAGuard const on(static_cast<c10::DeviceIndex>(options->device));
+      c10::cuda::CUDAStreamCaptureModeGuard const beside_capture(cudaStreamCaptureModeRelaxed);
       options->allocator->raw_delete(p);
-    } catch (std::exception const& e) {
+    } catch (std::exception const&) {
       return {tarn::failure::other, cudaErrorUnknown, "cudaErrorUnknown", "the allocator of this MemPool"};
     }
     (void)options->count(-static_cast<std::int64_t>(bytes));

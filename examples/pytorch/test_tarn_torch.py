@@ -383,6 +383,7 @@ def graphs():
     second.reset()
     third.reset()
     del graph, second, third
+    torch._C._cuda_clearCublasWorkspaces()  # cuBLAS keeps one that it took in the capture
     fresh()
     return {
         "wrong": wrong,
@@ -465,7 +466,7 @@ def mem_pool():
     for m in more:
         m.fill_(1)
     result["live_after_pool"] = int((inside != 7).sum())
-    del inside, again, outside, after, more, seen
+    del inside, again, outside, after, more, m, seen
     fresh()
     result["returned"] = torch.cuda.memory_reserved() <= start
     inner, outer = torch.cuda.MemPool(), torch.cuda.MemPool()
