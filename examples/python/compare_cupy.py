@@ -124,6 +124,7 @@ def main():
         sums = {json.dumps(run["works"][work]["sums"]) for runs in found.values() for run in runs}
         if len(sums) != 1:
             print(f"{work}: the checksums differ: {sums}")
+            failed = True
         for name, runs in found.items():
             mine = [run["works"][work] for run in runs]
             rows.append({"benchmark": "clients_cupy", "pool": name, "work": work,
