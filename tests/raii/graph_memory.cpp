@@ -43,15 +43,6 @@ struct device_of {
 };
 using device = device_of<sim_marking_driver>;
 
-/// As CUDA on streams that a program creates itself: the driver does not know whether they exist.
-class foreign_streams : public sim_driver {
- public:
-  using sim_driver::sim_driver;
-  foreign_streams(sim_driver const& driver) noexcept : sim_driver(driver) {}  // NOLINT: the same device
-  status record_all(event_handle event) const noexcept { return record_all_work(event); }
-  [[nodiscard]] bool has_made(stream_ref) const noexcept { return false; }
-};
-
 /// A capture on a stream, inside a scope.
 template <class Memory>
 struct capture {
@@ -675,27 +666,6 @@ TEST_CASE("without a scope, a pool refuses a bare handle of a captured stream, a
   d.clean();
 }
 
-TEST_CASE("while a scope is open, a thread takes what another stream of tarn's freed meanwhile",
-          "[graph_memory]") {
-  sim_options o;
-  o.capacity = o.taken + (256 << 20);
-  device d(o);
-  auto pool = d.pages() | pooled{};
-  device::stream_type a{d.driver}, b{d.driver}, c{d.driver};
-  void* const p = pool.allocate(b, 200 << 20);
-  graph_memory memory{pool};
-  {
-    capture now(d.machine, memory, a);
-    REQUIRE(d.machine.launch(b, 1'000'000, {sim_writes(p, 200 << 20)}).ok());
-    pool.deallocate(b, p, 200 << 20);  // no event covers it yet
-    void* const q = pool.allocate(c, 200 << 20);
-    REQUIRE(d.machine.launch(c, 1000, {sim_writes(q, 200 << 20)}).ok());
-    pool.deallocate(c, q, 200 << 20);
-  }
-  CHECK(d.machine.invalidated_captures() == 0);
-  d.clean();
-}
-
 TEST_CASE("opening a scope asks for the device's memory once in a while, and again when the pool has grown",
           "[graph_memory]") {
   device d;
@@ -881,7 +851,6 @@ TEST_CASE("a pool that ends waits for graphs that use blocks it kept", "[graph_m
 
 TEST_CASE("a pool that ends during another thread's capture waits for it before it unmaps",
           "[graph_memory][threads]") {
-  using device = device_of<foreign_streams>;
   device d;
   auto captured = d.pages() | pooled{};
   device::stream_type a{d.driver}, b{d.driver};
@@ -930,7 +899,6 @@ TEST_CASE("a pool that ends during another thread's capture waits for it before 
 }
 
 TEST_CASE("a pool that ends inside the scope of its own thread leaves its memory mapped", "[graph_memory]") {
-  using device = device_of<foreign_streams>;
   device d;
   auto captured = d.pages() | pooled{};
   device::stream_type a{d.driver}, b{d.driver};
@@ -945,26 +913,6 @@ TEST_CASE("a pool that ends inside the scope of its own thread leaves its memory
     ending.deallocate(b, p, bytes);
   }
   CHECK(d.machine.is_accessible(p, bytes));
-  d.clean();
-}
-
-TEST_CASE("a pool that ends during a capture waits for the work on tarn's streams, and gives its memory back",
-          "[graph_memory]") {
-  device d;
-  auto captured = d.pages() | pooled{};
-  device::stream_type a{d.driver}, b{d.driver};
-  graph_memory memory{captured};
-  constexpr std::size_t bytes = 4 << 20;
-  void* p = nullptr;
-  {
-    capture const open(d.machine, memory, a);
-    auto ending = d.pages() | pooled{};
-    p = ending.allocate(b, bytes);
-    REQUIRE(d.machine.launch(b, 5'000'000, {sim_writes(p, bytes)}).ok());
-    ending.deallocate(b, p, bytes);
-  }
-  CHECK(d.machine.invalidated_captures() == 0);
-  CHECK_FALSE(d.machine.is_accessible(p, bytes));
   d.clean();
 }
 

@@ -228,19 +228,6 @@ class basic_cuda_driver {
   [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
     return streams_made().identity_of(handle);
   }
-  /// Marks the work on a stream, if create_stream() created it, it is not destroyed, and it is not captured. The stream is not
-  /// destroyed meanwhile. Invalidates no capture, unlike record_all(). `unsupported` if the stream's handle may not be used.
-  status record_event_if_made(event_handle event, stream_ref stream) const noexcept {
-    if (!streams_made().hold(stream.id()))
-      return {failure::unsupported, static_cast<int>(cudaErrorInvalidResourceHandle),
-              "cudaErrorInvalidResourceHandle", "record_event_if_made"};
-    bool is_captured = true;
-    status s = is_capturing(stream, is_captured);
-    if (s.ok())
-      s = is_captured ? detail::refused_for_capture("record_event_if_made") : record_event(event, stream);
-    streams_made().release(stream.id());
-    return s;
-  }
 
   // Copies.
 

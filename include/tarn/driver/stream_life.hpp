@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tarn/core/wait.hpp"
 #include "tarn/driver/driver.hpp"
 
 namespace tarn::detail {
@@ -27,7 +26,7 @@ class made_streams {
     bucket& b = bucket_of(id);
     for (std::size_t i = 0; i < places_in_bucket; ++i) {
       stream_id vacant = 0;
-      if (!b.places[i].compare_exchange_strong(vacant, held, std::memory_order_acquire)) continue;
+      if (!b.places[i].compare_exchange_strong(vacant, being_added, std::memory_order_acquire)) continue;
       b.handles[i].store(handle, std::memory_order_relaxed);
       b.places[i].store(id, std::memory_order_release);
       return;
@@ -37,52 +36,29 @@ class made_streams {
   [[nodiscard]] stream_id identity_of(void const* handle) const noexcept {
     for (bucket const& b : all_) {
       for (std::size_t i = 0; i < places_in_bucket; ++i) {
-        stream_id const id = b.places[i].load(std::memory_order_acquire) & ~held;
-        if (id != 0 && b.handles[i].load(std::memory_order_relaxed) == handle) return id;
+        stream_id const id = b.places[i].load(std::memory_order_acquire);
+        if (id != 0 && id != being_added && b.handles[i].load(std::memory_order_relaxed) == handle) return id;
       }
     }
     return 0;
   }
-  /// Waits until no other thread holds the stream.
   void remove(stream_id id) noexcept {
     for (std::atomic<stream_id>& place : bucket_of(id).places) {
-      for (unsigned tries = 0; (place.load(std::memory_order_relaxed) & ~held) == id; ++tries) {
-        stream_id known = id;
-        // Not forever: in a forked child, a thread that held it in the parent never releases it.
-        if (tries == most_tries) known |= held;
-        if (place.compare_exchange_strong(known, 0, std::memory_order_acquire)) return;
-        spin_wait(tries);
-      }
+      stream_id known = id;
+      if (place.compare_exchange_strong(known, 0, std::memory_order_relaxed)) return;
     }
   }
   [[nodiscard]] bool has(stream_id id) noexcept {
     for (std::atomic<stream_id> const& place : bucket_of(id).places) {
-      if ((place.load(std::memory_order_relaxed) & ~held) == id) return true;
+      if (place.load(std::memory_order_relaxed) == id) return true;
     }
     return false;
-  }
-  /// Makes remove() wait until release(), so that the handle may be used: for one driver call. Returns false if the stream is not
-  /// there, or another thread holds it.
-  [[nodiscard]] bool hold(stream_id id) noexcept {
-    for (std::atomic<stream_id>& place : bucket_of(id).places) {
-      stream_id known = id;
-      if (place.compare_exchange_strong(known, id | held, std::memory_order_acquire)) return true;
-    }
-    return false;
-  }
-  void release(stream_id id) noexcept {
-    for (std::atomic<stream_id>& place : bucket_of(id).places) {
-      stream_id known = id | held;
-      if (place.compare_exchange_strong(known, id, std::memory_order_release)) return;
-    }
   }
 
  private:
-  static constexpr stream_id held =
-      stream_id{1} << 61;  ///< no stream's identity has it: those with higher bits are default streams'
-  static constexpr unsigned most_tries = 100'000;     ///< 5 to 10 s, see spin_wait()
-  static constexpr std::size_t places_in_bucket = 8;  // a cache line
-  static constexpr std::size_t buckets = 512;         // 4096 streams, 64 KiB, committed only where used
+  static constexpr stream_id being_added = ~stream_id{0};  ///< no stream has this identity
+  static constexpr std::size_t places_in_bucket = 8;       // a cache line
+  static constexpr std::size_t buckets = 512;              // 4096 streams, 64 KiB, committed only where used
   struct bucket {
     std::atomic<stream_id> places[places_in_bucket];
     std::atomic<void*> handles[places_in_bucket];

@@ -2,8 +2,7 @@
 #pragma once
 // Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
 // destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
-// device's work, that is used instead: it covers more than needed, and uses no stream's handle. While a capture is open this is
-// refused; then a stream that the driver created is marked itself, since it can be kept from being destroyed meanwhile.
+// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
 
 #include <cstdint>
 
@@ -19,7 +18,7 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// Marks the work of `stream`, which carries its identity. At most four driver calls.
+/// Marks the work of `stream`, which carries its identity. At most three driver calls.
 /// @param captured  set to whether the mark was refused because of a capture
 template <stream_driver Driver>
 mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream, bool& captured) noexcept {
@@ -30,12 +29,6 @@ mark_result mark_work(Driver const& driver, event_handle event, stream_ref strea
       status const s = record_all_work(driver, event);
       if (s.ok()) return mark_result::marked;
       captured = is_of_capture(s);
-      if constexpr (requires { driver.record_event_if_made(event, stream); }) {
-        if (captured && driver.record_event_if_made(event, stream).ok()) {
-          captured = false;
-          return mark_result::marked;
-        }
-      }
       return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
     } else {
       // A captured stream cannot be identified.
