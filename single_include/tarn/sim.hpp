@@ -4507,15 +4507,6 @@ class sim_driver {
     std::lock_guard const lock(m.mutex);
     return m.streams.has(stream);
   }
-  /// Marks the work of a stream that exists and is not captured; see sim_marking_driver.
-  status record_if_made(event_handle event, stream_ref stream) const noexcept {
-    return call(driver_call::record_event, costs().record_event, [&](state& m) {
-      auto* const s = m.streams.has(stream) ? m.streams.find(stream, device_.value) : nullptr;
-      auto* const e = m.streams.find_event(event);
-      if (s == nullptr || e == nullptr) return code::invalid_handle;
-      return m.streams.is_capturing(*s) ? code::capture_unsupported : m.streams.record(*e, *s);
-    });
-  }
   /// Marks all work of the device; see sim_marking_driver.
   status record_all_work(event_handle event) const noexcept {
     return on_event(driver_call::record_event, costs().record_event, event,
@@ -4674,9 +4665,6 @@ class sim_marking_driver : public sim_driver {
   status record_all(event_handle event) const noexcept { return record_all_work(event); }
   /// As cuda_driver's: whether create_stream() created the stream and it is not destroyed. Passes no handle to the device.
   [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return is_made(stream); }
-  status record_event_if_made(event_handle event, stream_ref stream) const noexcept {
-    return record_if_made(event, stream);
-  }
 };
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
