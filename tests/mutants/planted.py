@@ -778,6 +778,13 @@ PLANTED = {
     ],
     "a pool knows what memory is left below it": [
         Mutant(
+            "other pools are not asked for what the driver needs beside the headroom",
+            "pool/cache_misses.hpp",
+            "        wanted += heap_.driver().allocation_overhead();",
+            "        wanted += 0;",
+            finder="tests/policy/headroom.cpp",
+        ),
+        Mutant(
             "headroom counts as free",
             "pool/growth/memory_left.hpp",
             "  if constexpr (has_headroom<Layer>) left.leave_headroom(layer.headroom_bytes());\n",

@@ -361,6 +361,24 @@ TEST_CASE("other pools give back what a request and the headroom need together",
   }
 }
 
+TEST_CASE("other pools give back what the driver needs beside a request and the headroom, too",
+          "[policy][headroom]") {
+  device d;
+  auto const source = [&] {
+    return basic_pages<driver_with_overhead>{driver_with_overhead(d.driver)} | headroom{100_MiB};
+  };
+  auto first = source() | pooled{.largest_handle = 2_MiB};
+  auto second = source() | pooled{};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 400; ++i) blocks.push_back(first.allocate(d.a, 2_MiB));
+  REQUIRE(
+      d.machine.launch(d.a, 1'000'000'000, {sim_writes(blocks[0], 1)}).ok());  // so that no memory is idle
+  for (void* p : blocks) first.deallocate(d.a, p, 2_MiB);
+  cache(second, d.a, 800_MiB);
+  CHECK(second->state().reserved >= 800_MiB);
+  CHECK(d.free() >= 116_MiB);
+}
+
 TEST_CASE("a pool that cannot wake beside its headroom says what is lacking", "[policy][headroom]") {
   device d;
   auto memory = sim_pages{d.driver} | headroom{256_MiB} | pooled{};

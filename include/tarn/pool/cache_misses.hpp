@@ -257,10 +257,14 @@ class cache_misses : public pool_parts<Upstream> {
     return is_on_device && refused.limit == memory_report::unknown;
   }
   /// What the device lacks for a request, bytes; the whole request if it has that much, but cannot use it.
-  [[nodiscard]] static std::size_t lacking(memory_report const& refused,
-                                           block_request const& request) noexcept {
+  [[nodiscard]] std::size_t lacking(memory_report const& refused,
+                                    block_request const& request) const noexcept {
     std::size_t wanted = align_up(request.block, usual_granule);
-    if (refused.headroom != memory_report::unknown) wanted += refused.headroom;
+    if (refused.headroom != memory_report::unknown) {
+      wanted += refused.headroom;
+      if constexpr (requires { heap_.driver().allocation_overhead(); })
+        wanted += heap_.driver().allocation_overhead();
+    }
     std::size_t const free = refused.device_free != memory_report::unknown ? refused.device_free : 0;
     return wanted > free ? wanted - free : wanted;
   }
