@@ -183,6 +183,12 @@ class faulty {
   status is_capturing(stream_ref stream, bool& capturing) const noexcept {
     return through(driver_call::is_capturing, [&] { return driver_.is_capturing(stream, capturing); });
   }
+  /// Makes no driver call.
+  [[nodiscard]] stream_id made_identity(void* handle) const noexcept
+    requires requires(Driver const& driver) { driver.made_identity(handle); }
+  {
+    return driver_.made_identity(handle);
+  }
   status create_event(event_handle& event) const noexcept {
     return through(driver_call::create_event, [&] { return driver_.create_event(event); });
   }

@@ -125,6 +125,9 @@ class sited_driver_of {
 
   [[nodiscard]] device_id device() const noexcept { return faulty_.device(); }
 
+  /// Makes no driver call.
+  [[nodiscard]] stream_id made_identity(void* handle) const noexcept { return faulty_.made_identity(handle); }
+
   // clang-format off
   status identify(stream_ref stream, stream_id& id, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::identify, w, [&] { return faulty_.identify(stream, id); }); }
   status is_capturing(stream_ref stream, bool& yes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::is_capturing, w, [&] { return faulty_.is_capturing(stream, yes); }); }

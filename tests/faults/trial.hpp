@@ -279,8 +279,8 @@ class order_watched_layer {
   void report_freed(void* p, std::size_t bytes, stream_ref stream) noexcept {
     host_faults::not_counted const own;
     if (p == nullptr) return;
-    stream_id id = 0;
-    bool const lives = machine_.driver().identify(stream_ref::from(stream.handle()), id).ok();
+    // identify() would invalidate a capture of the stream.
+    bool const lives = machine_.driver().made_identity(stream.handle()) != stream_ref::unknown_id;
     machine_.freed(p, bytes, lives ? stream : stream_ref{});
   }
   Upstream upstream_;

@@ -99,10 +99,13 @@ template <stream_driver Driver>
   } else if constexpr (marks_all_work<Driver>) {
     return stream_life::unknown;
   } else {
-    if (is_capturing(driver, stream_ref::from(stream.handle()))) {  // identify() would invalidate the capture
+    // A captured stream must not be identified: that invalidates the capture.
+    bool captured = false;
+    status const asked = driver.is_capturing(stream_ref::from(stream.handle()), captured);
+    if (!asked.ok() || captured) {
       if constexpr (requires { driver.made_identity(stream.handle()); })
         return driver.made_identity(stream.handle()) == stream.id() ? stream_life::alive : stream_life::gone;
-      return stream_life::alive;
+      return asked.ok() ? stream_life::alive : stream_life::gone;
     }
     bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
     return same ? stream_life::alive : stream_life::gone;

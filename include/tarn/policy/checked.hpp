@@ -352,9 +352,13 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   [[nodiscard]] misuse wrong_stream(std::string_view what, void const* p, stream_ref stream) const noexcept {
     message<256> text;
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !driver().identify(stream, id).ok()) id = 0;
-    text.add(what).add(" stream ").add_number(id).add(" of another device; use a stream of device ");
+    text.add(what);
+    if (stream.id() == stream_ref::unknown_id) {
+      text.add(" a stream");
+    } else {
+      text.add(" stream ").add_number(stream.id());
+    }
+    text.add(" of another device; use a stream of device ");
     text.add_number(member_.device);
     return {misuse_kind::wrong_device, p, text.view()};
   }

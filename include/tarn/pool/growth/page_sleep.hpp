@@ -141,6 +141,12 @@ class page_sleep {
     return sum;
   }
 
+  /// Waits for copies that the driver did not report as complete when it was asked last: the pool is ending.
+  void finish_copies() noexcept {
+    if (copies_may_run_) (void)wait_past_captures(source_.driver());
+    copies_may_run_ = false;
+  }
+
   /// Frees the contents on the host. The handles are as save() found them.
   void forget() noexcept {
     map_.treat_all_alike();
