@@ -1590,10 +1590,13 @@ template <stream_driver Driver>
   } else if constexpr (marks_all_work<Driver>) {
     return stream_life::unknown;
   } else {
-    if (is_capturing(driver, stream_ref::from(stream.handle()))) {  // identify() would invalidate the capture
+    // A captured stream must not be identified: that invalidates the capture.
+    bool captured = false;
+    status const asked = driver.is_capturing(stream_ref::from(stream.handle()), captured);
+    if (!asked.ok() || captured) {
       if constexpr (requires { driver.made_identity(stream.handle()); })
         return driver.made_identity(stream.handle()) == stream.id() ? stream_life::alive : stream_life::gone;
-      return stream_life::alive;
+      return asked.ok() ? stream_life::alive : stream_life::gone;
     }
     bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
     return same ? stream_life::alive : stream_life::gone;
@@ -6786,9 +6789,13 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   [[nodiscard]] misuse wrong_stream(std::string_view what, void const* p, stream_ref stream) const noexcept {
     message<256> text;
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !driver().identify(stream, id).ok()) id = 0;
-    text.add(what).add(" stream ").add_number(id).add(" of another device; use a stream of device ");
+    text.add(what);
+    if (stream.id() == stream_ref::unknown_id) {
+      text.add(" a stream");
+    } else {
+      text.add(" stream ").add_number(stream.id());
+    }
+    text.add(" of another device; use a stream of device ");
     text.add_number(member_.device);
     return {misuse_kind::wrong_device, p, text.view()};
   }
@@ -12420,6 +12427,12 @@ class page_sleep {
     return sum;
   }
 
+  /// Waits for copies that the driver did not report as complete when it was asked last: the pool is ending.
+  void finish_copies() noexcept {
+    if (copies_may_run_) (void)wait_past_captures(source_.driver());
+    copies_may_run_ = false;
+  }
+
   /// Frees the contents on the host. The handles are as save() found them.
   void forget() noexcept {
     map_.treat_all_alike();
@@ -12690,6 +12703,7 @@ class page_growth {
   /// Gives everything back. Nothing on the device uses it any more.
   void close() noexcept {
     if (!map_.is_open()) return;
+    sleep_.finish_copies();
     map_.treat_all_alike();
     views_.unmap_all();
     for (handle_ref h = 1; h < map_.size(); ++h) {

@@ -93,14 +93,17 @@ bool wake_up(trial& t, Memory& memory, after_waking then = after_waking::free_ho
 
 /// Blocks at home and, in this small machine, in a view. The small one is first: a run in memory that was freed before would be
 /// copied whole, and the order checker would report the bytes between its blocks as freed.
+/// Returns whether the block in the view was served.
 template <class Held>
-void allocate_everywhere(Held& held, written_blocks& written, stream_ref a) {
+bool allocate_everywhere(Held& held, written_blocks& written, stream_ref a) {
   written.write(held.get(a, 1000), 1000);
   void* spread[6];
   for (void*& p : spread) p = held.get(a, 2_MiB);
   for (int i : {0, 2, 4}) held.give(spread[i]);
   for (int i : {1, 3, 5}) written.write(spread[i], 2_MiB);
-  written.write(held.get(a, 4_MiB), 4_MiB);
+  void* const wide = held.get(a, 4_MiB);
+  written.write(wide, 4_MiB);
+  return wide != nullptr;
 }
 
 template <contents Where>
@@ -108,7 +111,8 @@ void sleeping(trial& t) {
   stream const a(t.driver());
   held_blocks held(t, watched_pool(t));
   written_blocks written(t);
-  allocate_everywhere(held, written, a);
+  // Without the view, the next block lies where the order checker knows an earlier one without pages.
+  if (!allocate_everywhere(held, written, a) && Where == contents::discarded) return;
   void* const other = held.get(a, 2_MiB);
   for (auto const then : {after_waking::keep_host_memory, after_waking::free_host_memory}) {
     if (put_to_sleep(t, held.memory(), Where)) {
