@@ -1427,6 +1427,16 @@ template <class D>
   }
 }
 
+/// Returns how many bytes an allocation may need beside its own.
+template <class D>
+[[nodiscard]] constexpr std::size_t allocation_overhead(D const& driver) noexcept {
+  if constexpr (requires { driver.allocation_overhead(); }) {
+    return driver.allocation_overhead();
+  } else {
+    return 0;
+  }
+}
+
 /// Requirements of a page source.
 template <class D>
 concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, std::size_t& out, void* p,
@@ -3391,7 +3401,8 @@ class basic_cuda_driver {
     } else if (status found; detail::identify_captured(*this, stream, id, found)) [[unlikely]] {
       return found;
     } else {
-      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a bare handle. The driver API takes 13 ns, the runtime 36 ns (CUDA 13.0, H200).
+      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a bare handle. The driver API
+      // takes 13 ns, the runtime 36 ns (CUDA 13.0, H200).
       unsigned long long number = 0;
       auto const ask = detail::cuda_driver_calls().stream_get_id;
       status const s = ask != nullptr
@@ -3411,10 +3422,11 @@ class basic_cuda_driver {
   [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
     cudaStream_t const handle = resolve(stream);
     auto const ask = detail::cuda_driver_calls().stream_get_device;
-    CUdevice device = 0;
     bool capturing = false;
-    if (!is_capturing(stream, capturing).ok() || capturing) return false;
-    return ask != nullptr && !is_default(handle) && ask(handle, &device) == CUDA_SUCCESS && device != device_;
+    if (ask == nullptr || is_default(handle) || !is_capturing(stream, capturing).ok() || capturing)
+      return false;
+    CUdevice device = 0;
+    return ask(handle, &device) == CUDA_SUCCESS && device != device_;
   }
 
   /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a blocking stream is
@@ -8188,11 +8200,10 @@ class live_window {
 
   /// Counts one allocation. @param live  live bytes with it
   void note(std::size_t bytes, std::size_t live) noexcept {
-    taken_ += bytes;
     volume_ += bytes;
     peak_[0] = max_of(peak_[0], live);
   }
-  [[nodiscard]] bool is_step_over() const noexcept { return taken_ >= step_; }
+  [[nodiscard]] bool is_step_over() const noexcept { return volume_ >= step_ends_; }
 
   /// The live peak of the window, bytes.
   [[nodiscard]] std::size_t peak() const noexcept {
@@ -8218,8 +8229,7 @@ class live_window {
     bool const fell = ended_ == steps && factor_ < last_factor && peak() < live_peak - live_peak / least_fall;
     for (unsigned i = steps - 1; i > 0; --i) peak_[i] = peak_[i - 1];
     peak_[0] = live;
-    taken_ = 0;
-    step_ = max_of(reserved, least_reserved) * factor_;
+    step_ends_ = volume_ + max_of(reserved, least_reserved) * factor_;
     return fell;
   }
   /// Notes that `given` bytes were given back because the peak fell. @param left  bytes that stay reserved
@@ -8233,8 +8243,7 @@ class live_window {
   static constexpr std::size_t least_reserved = 64_MiB;
 
   std::size_t volume_ = 0;
-  std::size_t taken_ = 0;         ///< bytes since the step began
-  std::size_t step_ = 0;          ///< bytes at which it ends
+  std::size_t step_ends_ = 0;     ///< at this volume
   std::size_t peak_[steps] = {};  ///< live peaks of the steps, the current one first
   unsigned ended_ = 0;            ///< steps that ended, up to all
   std::size_t factor_ = first_factor;
@@ -12396,11 +12405,8 @@ class page_sleep {
   /// @throws cuda_error     likewise
   std::size_t restore(may_release hot) {
     unlocked const open(hot);
-    if (copies_may_run_) {
-      status const done = wait_past_captures(source_.driver());
-      if (!done.ok()) throw cuda_error(done, source_.driver().device().value);
-      copies_may_run_ = false;
-    }
+    if (status const done = finish_copies(); !done.ok())
+      throw cuda_error(done, source_.driver().device().value);
     std::size_t const bytes = missing();
     if (saved_.empty()) {
       restore_on(stream_ref{});
@@ -12427,10 +12433,12 @@ class page_sleep {
     return sum;
   }
 
-  /// Waits for copies that the driver did not report as complete when it was asked last: the pool is ending.
-  void finish_copies() noexcept {
-    if (copies_may_run_) (void)wait_past_captures(source_.driver());
-    copies_may_run_ = false;
+  /// Waits for copies that the driver did not report as complete when it was asked last.
+  status finish_copies() noexcept {
+    if (!copies_may_run_) return {};
+    status const done = wait_past_captures(source_.driver());
+    copies_may_run_ = !done.ok();
+    return done;
   }
 
   /// Frees the contents on the host. The handles are as save() found them.
@@ -12703,7 +12711,7 @@ class page_growth {
   /// Gives everything back. Nothing on the device uses it any more.
   void close() noexcept {
     if (!map_.is_open()) return;
-    sleep_.finish_copies();
+    (void)sleep_.finish_copies();
     map_.treat_all_alike();
     views_.unmap_all();
     for (handle_ref h = 1; h < map_.size(); ++h) {
@@ -17534,11 +17542,8 @@ class cache_misses : public pool_parts<Upstream> {
   [[nodiscard]] std::size_t lacking(memory_report const& refused,
                                     block_request const& request) const noexcept {
     std::size_t wanted = align_up(request.block, usual_granule);
-    if (refused.headroom != memory_report::unknown) {
-      wanted += refused.headroom;
-      if constexpr (requires { heap_.driver().allocation_overhead(); })
-        wanted += heap_.driver().allocation_overhead();
-    }
+    if (refused.headroom != memory_report::unknown)
+      wanted += refused.headroom + allocation_overhead(heap_.driver());
     std::size_t const free = refused.device_free != memory_report::unknown ? refused.device_free : 0;
     return wanted > free ? wanted - free : wanted;
   }
@@ -18075,7 +18080,6 @@ class combining_lock {
 // peaks. While it stays within its share no peak can change, whatever the others do within theirs, so its counts need not be
 // published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
 // method", TODS 1986.)
-
 //
 // Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
 // published when the room is used up.
@@ -19831,11 +19835,7 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
 
   /// What stays free while the pool grows, bytes: what others can take, and what the driver needs beside that.
   [[nodiscard]] std::size_t headroom_bytes() const noexcept {
-    std::size_t more = 0;
-    if constexpr (requires { this->driver().allocation_overhead(); }) {
-      if (bytes_ != 0) more = this->driver().allocation_overhead();
-    }
-    return bytes_ + more;
+    return bytes_ != 0 ? bytes_ + allocation_overhead(this->driver()) : 0;
   }
   /// How much less than that the device has free now, bytes; 0 if the driver cannot report it. One driver call, 5 to 100 us.
   [[nodiscard]] std::size_t headroom_lacking() const noexcept {

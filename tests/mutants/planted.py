@@ -780,8 +780,8 @@ PLANTED = {
         Mutant(
             "other pools are not asked for what the driver needs beside the headroom",
             "pool/cache_misses.hpp",
-            "        wanted += heap_.driver().allocation_overhead();",
-            "        wanted += 0;",
+            "wanted += refused.headroom + allocation_overhead(heap_.driver());",
+            "wanted += refused.headroom;",
             finder="tests/policy/headroom.cpp",
         ),
         Mutant(

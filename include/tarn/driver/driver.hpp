@@ -90,6 +90,16 @@ template <class D>
   }
 }
 
+/// Returns how many bytes an allocation may need beside its own.
+template <class D>
+[[nodiscard]] constexpr std::size_t allocation_overhead(D const& driver) noexcept {
+  if constexpr (requires { driver.allocation_overhead(); }) {
+    return driver.allocation_overhead();
+  } else {
+    return 0;
+  }
+}
+
 /// Requirements of a page source.
 template <class D>
 concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, std::size_t& out, void* p,

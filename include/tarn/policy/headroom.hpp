@@ -106,11 +106,7 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
 
   /// What stays free while the pool grows, bytes: what others can take, and what the driver needs beside that.
   [[nodiscard]] std::size_t headroom_bytes() const noexcept {
-    std::size_t more = 0;
-    if constexpr (requires { this->driver().allocation_overhead(); }) {
-      if (bytes_ != 0) more = this->driver().allocation_overhead();
-    }
-    return bytes_ + more;
+    return bytes_ != 0 ? bytes_ + allocation_overhead(this->driver()) : 0;
   }
   /// How much less than that the device has free now, bytes; 0 if the driver cannot report it. One driver call, 5 to 100 us.
   [[nodiscard]] std::size_t headroom_lacking() const noexcept {

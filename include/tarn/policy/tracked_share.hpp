@@ -4,7 +4,6 @@
 // peaks. While it stays within its share no peak can change, whatever the others do within theirs, so its counts need not be
 // published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
 // method", TODS 1986.)
-
 //
 // Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
 // published when the room is used up.

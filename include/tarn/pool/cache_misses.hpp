@@ -260,11 +260,8 @@ class cache_misses : public pool_parts<Upstream> {
   [[nodiscard]] std::size_t lacking(memory_report const& refused,
                                     block_request const& request) const noexcept {
     std::size_t wanted = align_up(request.block, usual_granule);
-    if (refused.headroom != memory_report::unknown) {
-      wanted += refused.headroom;
-      if constexpr (requires { heap_.driver().allocation_overhead(); })
-        wanted += heap_.driver().allocation_overhead();
-    }
+    if (refused.headroom != memory_report::unknown)
+      wanted += refused.headroom + allocation_overhead(heap_.driver());
     std::size_t const free = refused.device_free != memory_report::unknown ? refused.device_free : 0;
     return wanted > free ? wanted - free : wanted;
   }

@@ -30,11 +30,10 @@ class live_window {
 
   /// Counts one allocation. @param live  live bytes with it
   void note(std::size_t bytes, std::size_t live) noexcept {
-    taken_ += bytes;
     volume_ += bytes;
     peak_[0] = max_of(peak_[0], live);
   }
-  [[nodiscard]] bool is_step_over() const noexcept { return taken_ >= step_; }
+  [[nodiscard]] bool is_step_over() const noexcept { return volume_ >= step_ends_; }
 
   /// The live peak of the window, bytes.
   [[nodiscard]] std::size_t peak() const noexcept {
@@ -60,8 +59,7 @@ class live_window {
     bool const fell = ended_ == steps && factor_ < last_factor && peak() < live_peak - live_peak / least_fall;
     for (unsigned i = steps - 1; i > 0; --i) peak_[i] = peak_[i - 1];
     peak_[0] = live;
-    taken_ = 0;
-    step_ = max_of(reserved, least_reserved) * factor_;
+    step_ends_ = volume_ + max_of(reserved, least_reserved) * factor_;
     return fell;
   }
   /// Notes that `given` bytes were given back because the peak fell. @param left  bytes that stay reserved
@@ -75,8 +73,7 @@ class live_window {
   static constexpr std::size_t least_reserved = 64_MiB;
 
   std::size_t volume_ = 0;
-  std::size_t taken_ = 0;         ///< bytes since the step began
-  std::size_t step_ = 0;          ///< bytes at which it ends
+  std::size_t step_ends_ = 0;     ///< at this volume
   std::size_t peak_[steps] = {};  ///< live peaks of the steps, the current one first
   unsigned ended_ = 0;            ///< steps that ended, up to all
   std::size_t factor_ = first_factor;

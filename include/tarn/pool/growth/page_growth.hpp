@@ -166,7 +166,7 @@ class page_growth {
   /// Gives everything back. Nothing on the device uses it any more.
   void close() noexcept {
     if (!map_.is_open()) return;
-    sleep_.finish_copies();
+    (void)sleep_.finish_copies();
     map_.treat_all_alike();
     views_.unmap_all();
     for (handle_ref h = 1; h < map_.size(); ++h) {

@@ -110,11 +110,8 @@ class page_sleep {
   /// @throws cuda_error     likewise
   std::size_t restore(may_release hot) {
     unlocked const open(hot);
-    if (copies_may_run_) {
-      status const done = wait_past_captures(source_.driver());
-      if (!done.ok()) throw cuda_error(done, source_.driver().device().value);
-      copies_may_run_ = false;
-    }
+    if (status const done = finish_copies(); !done.ok())
+      throw cuda_error(done, source_.driver().device().value);
     std::size_t const bytes = missing();
     if (saved_.empty()) {
       restore_on(stream_ref{});
@@ -141,10 +138,12 @@ class page_sleep {
     return sum;
   }
 
-  /// Waits for copies that the driver did not report as complete when it was asked last: the pool is ending.
-  void finish_copies() noexcept {
-    if (copies_may_run_) (void)wait_past_captures(source_.driver());
-    copies_may_run_ = false;
+  /// Waits for copies that the driver did not report as complete when it was asked last.
+  status finish_copies() noexcept {
+    if (!copies_may_run_) return {};
+    status const done = wait_past_captures(source_.driver());
+    copies_may_run_ = !done.ok();
+    return done;
   }
 
   /// Frees the contents on the host. The handles are as save() found them.
