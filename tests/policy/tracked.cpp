@@ -409,6 +409,45 @@ TEST_CASE("tracked_share::take_room gives up what it has room for", "[policy][tr
   CHECK(change[1] == std::array<std::int64_t, 3>{-500, -500, 0});
 }
 
+namespace {
+/// Live blocks that threads count with tracked_numbers, and what the numbers must be.
+struct counted_blocks {
+  struct block {
+    std::int64_t bytes;
+    block_group group;
+  };
+  std::vector<block> live;
+  tracked_amounts current{}, peak{}, came{};
+  std::int64_t mark_peak = 0;  ///< of the bytes since begin_mark()
+
+  void allocate(tracked_numbers& numbers, std::int64_t bytes, block_group group, void const* thread) {
+    live.push_back({bytes, group});
+    numbers.count(come(bytes, group, thread));
+    change(live.back(), 1);
+  }
+  void free(tracked_numbers& numbers, std::size_t i, void const* thread) {
+    numbers.count(go(live[i].bytes, live[i].group, thread));
+    change(live[i], -1);
+    live[i] = live.back();
+    live.pop_back();
+  }
+  void begin_mark() { mark_peak = current[1][0]; }
+
+ private:
+  void change(block const& b, std::int64_t sign) {
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(b.group)}) {
+        std::int64_t const amount = k == 0 ? 1 : b.bytes;
+        current[k][g] += sign * amount;
+        if (sign > 0) came[k][g] += amount;
+        peak[k][g] = std::max(peak[k][g], current[k][g]);
+      }
+    }
+    mark_peak = std::max(mark_peak, current[1][0]);
+  }
+};
+}  // namespace
+
 TEST_CASE("tracked_numbers counts exactly while threads take room from one another's shares",
           "[policy][tracked][random]") {
   constexpr std::uintptr_t threads = 7;
@@ -417,26 +456,9 @@ TEST_CASE("tracked_numbers counts exactly while threads take room from one anoth
     CAPTURE(seed);
     std::mt19937_64 random(seed);
     tracked_numbers numbers;
-    struct block {
-      std::int64_t bytes;
-      block_group group;
-    };
-    std::vector<block> live;
-    tracked_amounts current{}, peak{}, came{};
+    counted_blocks model;
     high_water_mark mark;
-    std::int64_t mark_peak = 0;
     bool marked = false;
-    auto const change = [&](block const& b, std::int64_t sign) {
-      for (std::size_t k = 0; k < 3; ++k) {
-        for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(b.group)}) {
-          std::int64_t const amount = k == 0 ? 1 : b.bytes;
-          current[k][g] += sign * amount;
-          if (sign > 0) came[k][g] += amount;
-          peak[k][g] = std::max(peak[k][g], current[k][g]);
-        }
-      }
-      mark_peak = std::max(mark_peak, current[1][0]);
-    };
     // The number of live blocks stays near `most`: the peaks leave little room.
     std::size_t const most = 4 + random() % 40;
     std::uintptr_t known = 2;
@@ -446,27 +468,21 @@ TEST_CASE("tracked_numbers counts exactly while threads take room from one anoth
         for (std::uintptr_t n = 0; n < known; ++n) numbers.ask(named(n));
       }
       void const* const thread = named(random() % known);
-      if (live.size() < most && (live.empty() || random() % 8 != 0)) {
+      if (model.live.size() < most && (model.live.empty() || random() % 8 != 0)) {
         auto const group = random() % 5 == 0 ? block_group::large : block_group::small;
-        live.push_back({1 + static_cast<std::int64_t>(random() % 5'000), group});
-        numbers.count(come(live.back().bytes, group, thread));
-        change(live.back(), 1);
+        model.allocate(numbers, 1 + static_cast<std::int64_t>(random() % 5'000), group, thread);
       } else {
-        std::size_t const i = random() % live.size();
-        numbers.count(go(live[i].bytes, live[i].group, thread));
-        change(live[i], -1);
-        live[i] = live.back();
-        live.pop_back();
+        model.free(numbers, random() % model.live.size(), thread);
       }
       in_shares += numbers.sharing() >= 2;
       if (random() % 2'000 == 0) {
         if (marked) {
-          CHECK(numbers.read(mark).peak == mark_peak);
-          CHECK(numbers.read(mark).current == current[1][0]);
+          CHECK(numbers.read(mark).peak == model.mark_peak);
+          CHECK(numbers.read(mark).current == model.current[1][0]);
           numbers.remove(mark);
         } else {
           numbers.add(mark, peak_of::all_threads);
-          mark_peak = current[1][0];
+          model.begin_mark();
         }
         marked = !marked;
       }
@@ -474,10 +490,10 @@ TEST_CASE("tracked_numbers counts exactly while threads take room from one anoth
       tracked_statistics const s = numbers.statistics();
       for (std::size_t g = 0; g < 3; ++g) {
         auto const is = [&](tarn::stat const& n, std::size_t k) {
-          CHECK(n.current == current[k][g]);
-          CHECK(n.peak == peak[k][g]);
-          CHECK(n.allocated == came[k][g]);
-          CHECK(n.freed == came[k][g] - current[k][g]);
+          CHECK(n.current == model.current[k][g]);
+          CHECK(n.peak == model.peak[k][g]);
+          CHECK(n.allocated == model.came[k][g]);
+          CHECK(n.freed == model.came[k][g] - model.current[k][g]);
         };
         is(s.allocations[g], 0);
         is(s.allocated_bytes[g], 1);
@@ -618,26 +634,9 @@ TEST_CASE("tracked::peak_error bounds how far peaks are off, in random programs"
     std::int64_t const error = 1'000 << (seed % 6);
     std::int64_t const blocks_error = std::max(std::int64_t{1}, error / 4096);
     tracked_numbers numbers(static_cast<std::size_t>(error));
-    struct block {
-      std::int64_t bytes;
-      block_group group;
-    };
-    std::vector<block> live;
-    tracked_amounts current{}, peak{}, came{};
+    counted_blocks model;
     high_water_mark mark;
     bool marked = false;
-    std::int64_t mark_peak = 0;
-    auto const change = [&](block const& b, std::int64_t sign) {
-      for (std::size_t k = 0; k < 3; ++k) {
-        for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(b.group)}) {
-          std::int64_t const amount = k == 0 ? 1 : b.bytes;
-          current[k][g] += sign * amount;
-          if (sign > 0) came[k][g] += amount;
-          peak[k][g] = std::max(peak[k][g], current[k][g]);
-        }
-      }
-      mark_peak = std::max(mark_peak, current[1][0]);
-    };
     auto const is_near = [&](std::int64_t found, std::int64_t exact, std::int64_t bound) {
       CHECK(std::abs(found - exact) <= threads * bound);
       return std::abs(found - exact);
@@ -650,29 +649,23 @@ TEST_CASE("tracked::peak_error bounds how far peaks are off, in random programs"
       // Some threads mostly allocate and others mostly free, for a time: what they did not publish adds up.
       bool const grows = random() % 16 != 0 ? step / 700 % 2 == 0 : random() % 2 == 0;
       void const* const thread = named(random() % threads);
-      if (live.size() < most && (live.empty() || grows)) {
+      if (model.live.size() < most && (model.live.empty() || grows)) {
         auto const group = random() % 5 == 0 ? block_group::large : block_group::small;
-        live.push_back({1 + static_cast<std::int64_t>(random() % 500), group});
-        numbers.count(come(live.back().bytes, group, thread));
-        change(live.back(), 1);
-      } else if (!live.empty()) {
-        std::size_t const i = random() % live.size();
-        numbers.count(go(live[i].bytes, live[i].group, thread));
-        change(live[i], -1);
-        live[i] = live.back();
-        live.pop_back();
+        model.allocate(numbers, 1 + static_cast<std::int64_t>(random() % 500), group, thread);
+      } else if (!model.live.empty()) {
+        model.free(numbers, random() % model.live.size(), thread);
       }
       in_shares += numbers.sharing() >= 2;
       if (random() % 5'000 == 0) {
         if (marked) {
           high_water_mark const m = numbers.read(mark);
-          CHECK(m.current == current[1][0]);
-          (void)is_near(m.peak, mark_peak, error);
+          CHECK(m.current == model.current[1][0]);
+          (void)is_near(m.peak, model.mark_peak, error);
           numbers.remove(mark);
         } else {
           numbers.add(mark, peak_of::all_threads);
-          CHECK(mark.start == current[1][0]);
-          mark_peak = current[1][0];
+          CHECK(mark.start == model.current[1][0]);
+          model.begin_mark();
         }
         marked = !marked;
       }
@@ -680,10 +673,10 @@ TEST_CASE("tracked::peak_error bounds how far peaks are off, in random programs"
       tracked_statistics const s = numbers.statistics();
       for (std::size_t g = 0; g < 3; ++g) {
         auto const is = [&](tarn::stat const& n, std::size_t k, std::int64_t bound) {
-          CHECK(n.current == current[k][g]);
-          CHECK(n.allocated == came[k][g]);
-          CHECK(n.freed == came[k][g] - current[k][g]);
-          return is_near(n.peak, peak[k][g], bound);
+          CHECK(n.current == model.current[k][g]);
+          CHECK(n.allocated == model.came[k][g]);
+          CHECK(n.freed == model.came[k][g] - model.current[k][g]);
+          return is_near(n.peak, model.peak[k][g], bound);
         };
         (void)is(s.allocations[g], 0, blocks_error);
         most_off = std::max(most_off, is(s.allocated_bytes[g], 1, error));
