@@ -852,8 +852,8 @@ PLANTED = {
         Mutant(
             "nothing is left beside the headroom for what an allocation needs more",
             "policy/headroom.hpp",
-            "    return bytes_ + more;\n",
-            "    return bytes_;\n",
+            "return bytes_ != 0 ? bytes_ + allocation_overhead(this->driver()) : 0;",
+            "return bytes_;",
             finder="tests/policy/headroom.cpp",
         ),
         Mutant(
@@ -1995,8 +1995,8 @@ PLANTED = {
         Mutant(
             "a block of an owner that was allocated outside a capture is freed into the pool",
             "pool/graph/graph_memories.hpp",
-            "      blocks_.note(p, from);\n",
-            "      (void)0;\n",
+            "    note(p, from, as, bytes, alignment, nullptr);\n",
+            "",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
