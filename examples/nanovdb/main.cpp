@@ -7,13 +7,12 @@
 #include <array>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "../clients/own_process.hpp"
+#include "../clients/results.hpp"
 #include "context_json.hpp"
 #include "peers/find_cuda.hpp"
 #include "points_to_grids.hpp"
@@ -21,15 +20,13 @@
 namespace {
 
 using namespace tarn_nanovdb;
-using nlohmann::ordered_json;
+using tarn_clients::mib;
+using tarn_clients::ordered_json;
 
 constexpr std::array ways{way::async, way::kept, way::temporaries, way::one_pool};
 
-double mib(std::size_t bytes) {
-  return static_cast<double>(bytes * 10 / (1U << 20)) / 10;
-}
 double hundredth(double x) {
-  return static_cast<double>(static_cast<long long>(x * 100 + 0.5)) / 100;
+  return tarn_clients::rounded(x, 100);
 }
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -60,8 +57,7 @@ int work_here(way w, work const& what) {
 struct row {
   way memory = way::async;
   double beside = 0;
-  std::vector<ordered_json> runs;
-  std::string problem;
+  tarn_clients::repeated_runs runs;
 };
 
 /// A message of NanoVDB without the folder that it was compiled in: "... (/folder/nanovdb/cuda/file:1)".
@@ -74,17 +70,14 @@ std::string without_folder(std::string text) {
 }
 
 void run_once(row& r, work const& what) {
-  auto const run =
+  auto run =
       tarn_clients::run_self({"--worker", std::to_string(static_cast<int>(r.memory)), "--beside",
                               std::to_string(r.beside), "--rounds", std::to_string(what.rounds), "--first",
                               std::to_string(what.first), "--growth", std::to_string(what.growth), "--keep",
                               std::to_string(what.kept), "--passes", std::to_string(what.passes)},
                              30);
-  if (run.status == 0) {
-    r.runs.push_back(ordered_json::parse(run.out));
-  } else {
-    r.problem = "status " + std::to_string(run.status) + ": " + without_folder(run.error);
-  }
+  run.error = without_folder(run.error);
+  r.runs.add(run);
 }
 
 /// The run with the median time; all ran the same work.
@@ -93,17 +86,7 @@ ordered_json json_of(row const& r, tarn::bench::context const& where) {
   line["program"] = "NanoVDB " + nanovdb_version() + ", PointsToGrid";
   line["memory"] = name_of(r.memory);
   if (r.beside > 0) line["left_beside_second_process"] = r.beside;
-  if (!r.problem.empty()) line["problem"] = r.problem;
-  if (!r.runs.empty()) {
-    auto sorted = r.runs;
-    std::sort(sorted.begin(), sorted.end(), [](auto const& a, auto const& b) {
-      return a.at("pass_ms").template get<double>() < b.at("pass_ms").template get<double>();
-    });
-    line["processes"] = sorted.size();
-    line["pass_ms_best"] = sorted.front().at("pass_ms");
-    line["pass_ms_worst"] = sorted.back().at("pass_ms");
-    for (auto const& [name, value] : sorted[sorted.size() / 2].items()) line[name] = value;
-  }
+  r.runs.write(line, "pass_ms");
   write_context(line, where);
   return line;
 }
@@ -134,23 +117,19 @@ int main(int argc, char** argv) {
       std::cout << "skipped, nothing was measured: " << device.text << '\n';
       return 77;
     }
-    std::ofstream file;
-    if (!json.empty()) file.open(json, std::ios::app);
-    if (!json.empty() && !file) throw std::runtime_error("cannot write " + json);
+    tarn_clients::result_lines lines(json);
     auto const where = tarn::bench::find_context(device);
     std::string checksum;
     int wrong = 0;
     for (double const beside : {0.0, 1.02, 1.1, 1.25, 1.5, 2.0}) {
       std::vector<row> rows;
-      for (way const w : ways) rows.push_back({w, beside, {}, {}});
+      for (way const w : ways) rows.push_back({w, beside, {}});
       for (int repeat = 0; repeat < (beside == 0 ? repeats : 1); ++repeat)
         for (row& r : rows) run_once(r, what);
       for (row const& r : rows) {
-        auto const line = json_of(r, where);
-        std::cout << line.dump() << std::endl;
-        if (file) file << line.dump() << '\n' << std::flush;
-        if (beside == 0 && !r.problem.empty()) wrong = 1;
-        for (auto const& run : r.runs) {
+        lines.write(json_of(r, where));
+        if (beside == 0 && !r.runs.problem.empty()) wrong = 1;
+        for (auto const& run : r.runs.all) {
           auto const own = run.at("checksum").get<std::string>();
           if (checksum.empty()) checksum = own;
           if (own == checksum) continue;

@@ -8,13 +8,12 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "../clients/own_process.hpp"
+#include "../clients/results.hpp"
 #include "context_json.hpp"
 #include "peers/find_cuda.hpp"
 #include "train_image.hpp"
@@ -22,13 +21,11 @@
 namespace {
 
 using namespace tarn_tcnn;
-using nlohmann::ordered_json;
+using tarn_clients::mib;
+using tarn_clients::ordered_json;
 
-double mib(std::size_t bytes) {
-  return static_cast<double>(bytes * 10 / (1U << 20)) / 10;
-}
 double thousandth(double x) {
-  return static_cast<double>(static_cast<long long>(x * 1000 + 0.5)) / 1000;
+  return tarn_clients::rounded(x, 1000);
 }
 
 /// Runs in a process of its own: prints its figures as one line.
@@ -53,8 +50,7 @@ int work_here(workspace from, work const& what) {
 struct row {
   workspace from = workspace::per_stream;
   int streams = 1;
-  std::vector<ordered_json> runs;
-  std::string problem;
+  tarn_clients::repeated_runs runs;
 };
 
 /// Returns the largest relative difference of two curves, or 1 if they differ in length.
@@ -73,22 +69,14 @@ ordered_json json_of(row const& r, std::vector<float> const& reference, tarn::be
   ordered_json line;
   line["program"] = "tiny-cuda-nn 2.0, an image learned";
   line["workspace"] = r.from == workspace::tarn ? "tarn" : "tiny-cuda-nn's arenas";
-  if (!r.problem.empty()) line["problem"] = r.problem;
-  if (!r.runs.empty()) {
-    auto sorted = r.runs;
-    std::sort(sorted.begin(), sorted.end(), [](auto const& a, auto const& b) {
-      return a.at("step_ms").template get<double>() < b.at("step_ms").template get<double>();
-    });
-    line["processes"] = sorted.size();
-    line["step_ms_best"] = sorted.front().at("step_ms");
-    line["step_ms_worst"] = sorted.back().at("step_ms");
-    for (auto const& [name, value] : sorted[sorted.size() / 2].items())
-      if (name != "losses") line[name] = value;
+  r.runs.write(line, "step_ms");
+  line.erase("losses");  // in short below
+  if (!r.runs.all.empty()) {
     double most = 0;
-    for (auto const& run : r.runs)
+    for (auto const& run : r.runs.all)
       most = std::max(most, difference(reference, run.at("losses").get<std::vector<float>>()));
     line["first_loss"] = reference.front();
-    line["last_loss"] = r.runs.front().at("losses").back();
+    line["last_loss"] = r.runs.all.front().at("losses").back();
     line["largest_difference_of_losses"] = most;
   }
   write_context(line, where);
@@ -118,36 +106,28 @@ int main(int argc, char** argv) {
       std::cout << "skipped, nothing was measured: " << device.text << '\n';
       return 77;
     }
-    std::ofstream file;
-    if (!json.empty()) file.open(json, std::ios::app);
-    if (!json.empty() && !file) throw std::runtime_error("cannot write " + json);
+    tarn_clients::result_lines lines(json);
     std::vector<row> rows;
     for (int const streams : {1, 8})
-      for (workspace const w : {workspace::per_stream, workspace::tarn}) rows.push_back({w, streams, {}, {}});
+      for (workspace const w : {workspace::per_stream, workspace::tarn}) rows.push_back({w, streams, {}});
     for (int repeat = 0; repeat < repeats; ++repeat) {
       for (row& r : rows) {
-        auto const run =
+        r.runs.add(
             tarn_clients::run_self({what.image, "--worker", r.from == workspace::tarn ? "1" : "0",
                                     "--streams", std::to_string(r.streams), "--steps",
                                     std::to_string(what.steps), "--last", std::to_string(what.last_log2)},
-                                   40);
-        if (run.status == 0) {
-          r.runs.push_back(ordered_json::parse(run.out));
-        } else {
-          r.problem = "status " + std::to_string(run.status) + ": " + run.error;
-        }
+                                   40));
       }
     }
-    if (rows.front().runs.empty()) throw std::runtime_error(rows.front().problem);
-    auto const reference = rows.front().runs.front().at("losses").get<std::vector<float>>();
+    if (rows.front().runs.all.empty()) throw std::runtime_error(rows.front().runs.problem);
+    auto const reference = rows.front().runs.all.front().at("losses").get<std::vector<float>>();
     auto const where = tarn::bench::find_context(device);
     int wrong = 0;
     for (row const& r : rows) {
       auto const line = json_of(r, reference, where);
-      std::cout << line.dump() << std::endl;
-      if (file) file << line.dump() << '\n';
-      if (!r.problem.empty()) wrong = 1;
-      if (!r.runs.empty() && line.at("largest_difference_of_losses").get<double>() > 1e-3) {
+      lines.write(line);
+      if (!r.runs.problem.empty()) wrong = 1;
+      if (!r.runs.all.empty() && line.at("largest_difference_of_losses").get<double>() > 1e-3) {
         std::cerr << "tarn_tcnn: the losses differ\n";
         wrong = 1;
       }
