@@ -69,10 +69,10 @@ class model_checked_layer {
             "a block is freed with its allocated size and alignment");
     machine_.freed(p, bytes, exists(stream) ? stream : tarn::stream_ref{});
   }
-  /// The checker knows only streams that were not destroyed.
+  /// The checker knows only streams that were not destroyed. Asks the machine: a call would invalidate the stream's capture.
   [[nodiscard]] bool exists(tarn::stream_ref stream) const noexcept {
-    tarn::stream_id now = 0;
-    return driver().identify(tarn::stream_ref::from(stream.handle()), now).ok() &&
+    tarn::stream_id const now = driver().made_identity(stream.handle());
+    return now != tarn::stream_ref::unknown_id &&
            (stream.id() == tarn::stream_ref::unknown_id || stream.id() == now);
   }
 

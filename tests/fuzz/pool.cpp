@@ -144,10 +144,13 @@ class program {
     while (!streams_[s].alive) s = (s + 1) % streams_.size();
     return s;
   }
-  /// A stream with or without its identity: a user may have either.
+  /// A stream with or without its identity: a user may have either. A bare handle of a captured stream is refused outside of a
+  /// capture_scope, and invalidates the capture.
   stream_ref named(std::size_t s) {
     stream_ref const known = streams_[s].ref;
-    return streams_[s].alive && input_.below(2) == 0 ? stream_ref::from(known.handle()) : known;
+    return streams_[s].alive && input_.below(2) == 0 && !streams_[s].captured
+               ? stream_ref::from(known.handle())
+               : known;
   }
   [[nodiscard]] bool works(std::size_t s) const {
     bool captured = true;
