@@ -9,7 +9,7 @@ import sys
 
 # Required lines of a complete run.
 WANTED = ["host_tests", "simulation", "simulation_without_pages", "old_headers", "soak", "free_threads", "driver_fault_sites", "driver_faults", "host_faults", "endings",
-          "misuse_host_sanitizers", "misuse_nvtx_calls", "asan_ubsan_tarn_tests", "asan_ubsan_tarn_tests_policies", "tsan", "mutants", "coverage",
+          "misuse_host_sanitizers", "misuse_nvtx_calls", "asan_ubsan_tarn_tests", "asan_ubsan_tarn_tests_half", "tsan", "mutants", "coverage",
           "warnings"]
 # Keys whose value must be 0.
 BAD = {"failed", "failures", "findings", "missed", "false_reports", "errors", "out_of_date",

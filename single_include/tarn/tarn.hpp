@@ -6961,7 +6961,7 @@ struct pooled {
   /// left, see pool/growth/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
   std::size_t largest_handle = 0;
   /// Reserved bytes that the pool never gives back by itself. Beyond them it gives free handles back once the live peak has stayed
-  /// lower for long: pool/arena/live_window.hpp says when. With ~std::size_t{0} it gives back only what trim() or empty_cache()
+  /// lower for long: pool/arena/live_window.hpp says when. With the largest std::size_t it gives back only what trim() or empty_cache()
   /// asks for, and what other pools lack.
   std::size_t release_threshold = std::size_t{128} << 20;
   /// When the pool looks for captures. With `always`, a capture without a capture_scope is safe, too: allocation on its streams is

@@ -198,7 +198,7 @@ TEST_CASE("has_property, resource and page_source distinguish resources",
 }
 
 TEST_CASE("stat keeps its peak through decreases and resets", "[core][counter]") {
-  stat s;
+  tarn::stat s;
   s.increase(10);
   s.decrease(4);
   s.increase(2);

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles every header alone, included twice in one file, with the project's warnings: without CUDA, and CUDA headers also
-with CUDA. A second compiler, clang++ where installed, compiles all of them in one file: the first compiler already finds
-missing includes. With TARN_EVERY_COMPILER, set by ./dev evidence, the second also compiles each header alone.
-A program that only includes them does nothing before main()."""
+"""Compiles every header, included twice in one file, with the project's warnings: without CUDA, and what uses CUDA also with CUDA.
+Each compiler reads all of them in one file. With TARN_EVERY_COMPILER, set by ./dev evidence, each also compiles each header alone;
+./dev checks does that by clang-tidy. A program that only includes the headers does nothing before main()."""
 import concurrent.futures
 import os
 import pathlib
@@ -29,36 +28,38 @@ def folder_of(*candidates):
 
 cuda = folder_of("/usr/local/cuda/include")
 host_thrust = folder_of("/usr/include/thrust", "/usr/local/cuda/include/cccl/thrust", "/usr/local/cuda/include/thrust")
-jobs, skipped, together, together_flags = [], [], [], []
+cuda_flags = ["-isystem", str(cuda / "cccl"), "-isystem", str(cuda)] if cuda else []
+skipped, together, together_flags, with_cuda = [], [], [], []
 for header in headers:
     text = (include / header).read_text()
     needs_cuda = header.parts[1] == "driver" and header.name.startswith("cuda_") or header.name == "cuda_mr.hpp"
     needs_thrust = "#include <thrust/" in text
-    extra = []
     if needs_thrust and not host_thrust:
         skipped.append(f"{header} without CUDA: no Thrust")
     elif not needs_cuda:
-        extra = ["-isystem", str(host_thrust.parent)] if needs_thrust and str(host_thrust.parent) != "/usr/include" else []
-        jobs.append((compilers[0], [header], without_cuda + extra))
         together.append(header)
-        together_flags += [f for f in extra if f not in together_flags]
+        if needs_thrust and str(host_thrust.parent) != "/usr/include":
+            together_flags = ["-isystem", str(host_thrust.parent)]
     if needs_cuda or needs_thrust or "TARN_HAS_CUDA" in text or header.name == "tarn.hpp":
         if cuda:
-            jobs.append((compilers[0], [header], ["-isystem", str(cuda / "cccl"), "-isystem", str(cuda)]))
+            with_cuda.append(header)
         else:
             skipped.append(f"{header} with CUDA: no CUDA headers")
 
 
-for compiler in compilers[1:]:
-    groups = [[h] for h in together] if os.environ.get("TARN_EVERY_COMPILER") else [together]
-    jobs += [(compiler, group, without_cuda + together_flags) for group in groups]
+def groups_of(files):
+    return ([[f] for f in files] if os.environ.get("TARN_EVERY_COMPILER") else []) + ([files] if files else [])
+
+
+jobs = [(compiler, group, without_cuda + together_flags) for compiler in compilers for group in groups_of(together)]
+jobs += [(compilers[0], group, cuda_flags) for group in groups_of(with_cuda)]
 
 
 def check(job):
     compiler, group, extra = job
     source = "".join(f'#include "{header}"\n' for header in [*group, *group])
     run = subprocess.run([compiler, *extra, *flags], input=source, text=True, capture_output=True)
-    return compiler, group[0] if len(group) == 1 else "all headers", run.returncode, run.stderr
+    return compiler, group[0] if len(group) == 1 else f"{len(group)} headers", run.returncode, run.stderr
 
 
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -163,7 +163,7 @@ TEST_CASE("json_text escapes every byte, also in long texts", "[report][json_tex
   for (int i = 0; i < 300; ++i) all += "0123456789";
   for (int i = 0; i < 200; ++i) all += all.substr(256, 1000);
   std::ostringstream out;
-  detail::json_text json(out);
+  tarn::detail::json_text json(out);
   json.begin_array()
       .text(all)
       .number(-5)
@@ -173,7 +173,7 @@ TEST_CASE("json_text escapes every byte, also in long texts", "[report][json_tex
       .address(0);
   json.begin_object().end_object().begin_array().end_array().end_array().flush();
   auto const read = nlohmann::json::parse(out.str());
-  CHECK(read[0] == detail::as_utf8(all));
+  CHECK(read[0] == tarn::detail::as_utf8(all));
   CHECK(read[1] == -5);
   CHECK(read[2] == ~std::uint64_t{0});
   CHECK(read[3].get<double>() == Approx(1234.007));

@@ -61,7 +61,7 @@ TEST_CASE("pickle_text writes numbers of every length and texts of any bytes", "
   numbers.push_back(std::numeric_limits<std::uint64_t>::max());
   std::ostringstream out;
   {
-    detail::pickle_text p(out);
+    tarn::detail::pickle_text p(out);
     p.begin_list();
     for (std::uint64_t const n : numbers) {
       p.item();
@@ -84,7 +84,7 @@ TEST_CASE("pickle_text writes numbers of every length and texts of any bytes", "
 TEST_CASE("pickle_text writes long lists in batches and repeated words once", "[report][pickle]") {
   for (std::size_t const count : {0, 1, 999, 1000, 1001, 2000, 5000}) {
     std::ostringstream out;
-    detail::pickle_text p(out);
+    tarn::detail::pickle_text p(out);
     p.begin_list();
     for (std::size_t i = 0; i < count; ++i) {
       p.item();
@@ -102,11 +102,11 @@ TEST_CASE("pickle_text writes long lists in batches and repeated words once", "[
 TEST_CASE("utf8_length accepts only well-formed characters", "[report][utf8]") {
   for (char const* good : {"a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xef\xbf\xbf",
                            "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
-    CHECK(detail::utf8_length(good) == std::string(good).size());
+    CHECK(tarn::detail::utf8_length(good) == std::string(good).size());
   for (char const* bad : {"", "\x80", "\xc1\xbf", "\xc2", "\xc2(", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xe2\x82",
                           "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff"})
-    CHECK(detail::utf8_length(bad) == 0);
-  CHECK(detail::as_utf8(awkward_name) == awkward_as_utf8);
+    CHECK(tarn::detail::utf8_length(bad) == 0);
+  CHECK(tarn::detail::as_utf8(awkward_name) == awkward_as_utf8);
 }
 
 TEST_CASE("write_pickle has the fields of PyTorch's snapshots", "[report][pickle]") {

@@ -16,7 +16,7 @@ run() {
   "${fixed[@]}" "$@" >"$log" 2>&1
 }
 build() {
-  "$compiler" -std=c++20 -O1 -g1 -w -DTARN_NO_CUDA -I"$root/include" -fsanitize="$1" -pthread "$source" -o "$folder/planted_$1"
+  "$compiler" -std=c++20 -O0 -g1 -w -DTARN_NO_CUDA -I"$root/include" -fsanitize="$1" -pthread "$source" -o "$folder/planted_$1"
 }
 # expect TOOL CASE TEXT: the report's line; empty if nothing may be reported.
 expect() {
