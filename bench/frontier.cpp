@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
   for (trace const& t : traces) std::printf(" | %-19.19s", t.name.c_str());
   std::printf("\n");
   row("defaults", traces, left_over, {});
-  for (std::size_t const mib : {2, 4, 8, 16, 20, 32, 64, 96}) {
+  for (std::size_t const mib : {2U, 4U, 8U, 16U, 20U, 32U, 64U, 96U}) {
     for (unsigned const slack : {0U, 6U, 12U}) {
       pooled options;
       options.largest_handle = mib * 1_MiB;

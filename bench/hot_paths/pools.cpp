@@ -48,7 +48,7 @@ std::vector<entry> all_entries(bool cuda_found) {
   add_works<tarn_pool<simulated_device, with_watching>>(all);
   add_works<stack_arena<simulated_device>>(all);
   add_limits<simulated_device>(all);
-  for (std::size_t const count : {1, 2, 9, 64, 1000}) {
+  for (std::size_t const count : {1U, 2U, 9U, 64U, 1000U}) {
     all.push_back({"pools/" + std::to_string(count), "tarn_host", "host", 1,
                    [count](plan const& p, row& r) { many_pools(p, r, count); }});
   }

@@ -583,7 +583,7 @@ void graph_memories_marking_all(trial& t) {
 
 constexpr scene all[] = {
     {"growth_and_remap", small_machine, growth_and_remap},
-    {"growth_while_roomy", roomy_machine, growth_while_roomy},
+    {"growth_while_roomy", roomy_machine, growth_while_roomy, false, true},
     {"no_remap", small_machine, no_remap},
     {"across_streams", small_machine, across_streams},
     {"across_streams_marking_all", small_machine, across_streams_marking_all},

@@ -1105,7 +1105,7 @@ TEST_CASE("reading statistics does not keep the memory of an ended owner", "[gra
     while (!stop) (void)memory_reserved(pool);
   });
   int refused = 0;
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 300; ++i) {
     try {
       {
         graph_memory memory{pool};
