@@ -4,8 +4,8 @@
 # paths with their peers, and writes bench/results/; logs are in build-gpu/logs/. Needs no network there.
 #
 #   bench/gpu.sh prepare     on a Debian or Ubuntu machine: gathers into .gpu-deps/ what a GPU machine lacks
-#                            (Catch2, CLI11, nlohmann-json, zlib, mimalloc; RMM and DALI's core if pip has them; the
-#                            sources of NanoVDB and tiny-cuda-nn if git can fetch them)
+#                            (Catch2, CLI11, nlohmann-json, zlib, mimalloc; Open MPI if it is installed; RMM and DALI's core
+#                            if pip has them; the sources of NanoVDB and tiny-cuda-nn if git can fetch them)
 #   bench/gpu.sh             on the GPU machine, with .gpu-deps/ in the repository root: runs all stages
 #   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
 #                            Stages after build need a build that is there
@@ -13,7 +13,7 @@
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  replay_dali
 #   hot_paths_cuda  hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  hot_paths_dali
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
-#   moving  sleep  compact  reservations  convert  graphs  tests  endings  sanitize  planted  examples  snapshots  summary
+#   moving  sleep  compact  reservations  convert  graphs  nccl  tests  endings  sanitize  planted  examples  snapshots  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
 #   clients_torch  clients_rmm  clients_cupy  clients_build  clients_nanovdb  clients_tcnn: other people's programs on tarn, only where
 #   they are named; clients means all of them
@@ -52,9 +52,18 @@ prepare() {
   fi
   rm -rf "$deps"
   mkdir -p "$deps"
+  # Starts the processes of examples/data_parallel.
+  if command -v mpicxx.openmpi >/dev/null; then
+    for package in openmpi-bin openmpi-common libopenmpi-dev libopenmpi3 libhwloc15 libevent-core-2.1-7 libevent-pthreads-2.1-7 \
+        libpmix2; do  # what one machine needs, no network's libraries
+      dpkg -L "$package" >/dev/null 2>&1 && packages+=("$package")
+    done
+  else
+    say "skipped Open MPI: not installed (openmpi-bin libopenmpi-dev)"
+  fi
   for package in "${packages[@]}"; do
     # libz.so is a link to a library that the GPU machine has or not; the archive always works.
-    dpkg -L "$package" | grep -E '^/usr/(include|lib|share/cmake)' | grep -v '/libz\.so$' |
+    dpkg -L "$package" | sed 's|^/lib/|/usr/lib/|' | grep -E '^/usr/(bin|include|lib|share/cmake|share/openmpi)' | grep -v '/libz\.so$' |
       while read -r file; do [ -d "$file" ] || printf '%s\n' "$file"; done |
       tar -C / -c -T <(sed 's|^/||') 2>/dev/null | tar -C "$deps" -x
   done
@@ -177,7 +186,9 @@ find_python_packages() {
   [ -f "$deps/nanovdb/nanovdb/nanovdb/NanoVDB.h" ] && nanovdb_dir=$deps/nanovdb/nanovdb
   tcnn_dir=
   [ -d "$deps/tcnn/dependencies/cutlass/include" ] && tcnn_dir=$deps/tcnn
-  export torch_dir rmm_dir dali_dir nccl_dir nanovdb_dir tcnn_dir
+  mpi_dir=
+  [ -x "$deps/usr/bin/mpirun.openmpi" ] && mpi_dir=$deps/usr && export OPAL_PREFIX=$mpi_dir
+  export torch_dir rmm_dir dali_dir nccl_dir nanovdb_dir tcnn_dir mpi_dir
 }
 
 # Of the header that CMake finds first.
@@ -208,10 +219,12 @@ EOF
 run_configure() {
   local generator=()
   command -v ninja >/dev/null && generator=(-G Ninja)
+  local mpi=()
+  [ -n "$mpi_dir" ] && mpi=(-DMPI_CXX_COMPILER="$mpi_dir/bin/mpicxx.openmpi" -DMPIEXEC_EXECUTABLE="$mpi_dir/bin/mpirun.openmpi")
   cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$deps/usr" \
     -DTARN_BUILD_TESTS=ON -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH=ON -DTARN_WARNINGS_AS_ERRORS=OFF \
     -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir" \
-    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_dir"
+    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_dir" "${mpi[@]}"
 }
 
 # Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times
@@ -238,6 +251,14 @@ counted() {
   echo "evidence: $2 ${figures:-FAILED}" >>"$1"
 }
 export -f counted
+
+# Collectives on a pool's memory; needs two GPUs.
+run_nccl() {
+  local program
+  [ -n "$devices" ] || { say "there is one GPU"; return 77; }
+  program=$(built tarn_nccl) || { say "tarn_nccl was not built"; return 77; }
+  "$program" --json "$results/nccl.jsonl.new"
+}
 
 run_tests() {
   [ -x "$build/tests/tarn_cuda_tests" ] || { say "tarn_cuda_tests was not built"; return 1; }
@@ -287,6 +308,13 @@ run_examples() {
     say "-- $name"
     timeout 30 python3 "$root/examples/compare.py" "$root/examples/$name.expected" "$program" || { say "FAILED: $name"; failed=1; }
   done >>"$log" 2>&1
+  # One process for each of two GPUs.
+  if [ -n "$devices" ] && [ -n "$mpi_dir" ] && [ -x "$build/examples/data_parallel_cuda_mpi" ]; then
+    say "-- data_parallel, started by mpirun"
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated timeout 60 \
+      python3 "$root/examples/compare.py" "$root/examples/data_parallel_mpi.expected" "$mpi_dir/bin/mpirun.openmpi" -n 2 \
+      "$build/examples/data_parallel_cuda_mpi" || { say "FAILED: data_parallel_cuda_mpi"; failed=1; }
+  fi >>"$log" 2>&1
   sed -i "s|$root/||g" "$log"
   grep -q "running on CUDA" "$log" || { say "FAILED: no example ran on the GPU" >>"$log"; failed=1; }
   grep -B 25 FAILED "$log"
@@ -616,6 +644,7 @@ stage compact 60 run_compact
 stage reservations 60 run_reservations
 stage convert 20 run_convert
 stage graphs 30 run_graphs
+stage nccl 60 run_nccl
 stage tests 90 run_tests
 stage endings 60 run_endings
 stage sanitize 120 run_sanitize

@@ -99,7 +99,7 @@ double call_ns(unsigned times, Call const& call) {
 
 }  // namespace
 
-void measure_graphs(graph_effort const& e, graph_figure_handler const& on_figure) {
+void measure_graphs(graph_effort const& e, figure_handler const& on_figure) {
   device_pool pool;
   tarn::stream s;
   auto data = make_device_buffer<float>(pool, 1024, s);
