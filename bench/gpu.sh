@@ -180,21 +180,25 @@ find_python_packages() {
   dali_dir=
   [ -f "$deps/dali/libdali_core.so" ] && dali_dir=$deps/dali
   [ -n "$dali_dir" ] || say "skipped DALI's pool: not in .gpu-deps"
-  # CMake finds it in the same way; its version is for the log.
+  # PyTorch's, which is often newer than the toolkit's.
   nccl_dir=$(python3 -c 'import importlib.util as u; print(u.find_spec("nvidia.nccl").submodule_search_locations[0])' 2>/dev/null)
   nanovdb_dir=
   [ -f "$deps/nanovdb/nanovdb/nanovdb/NanoVDB.h" ] && nanovdb_dir=$deps/nanovdb/nanovdb
   tcnn_dir=
   [ -d "$deps/tcnn/dependencies/cutlass/include" ] && tcnn_dir=$deps/tcnn
   mpi_dir=
-  [ -x "$deps/usr/bin/mpirun.openmpi" ] && mpi_dir=$deps/usr && export OPAL_PREFIX=$mpi_dir
+  if [ -x "$deps/usr/bin/mpirun.openmpi" ]; then
+    mpi_dir=$deps/usr
+    # Its libraries find the rest of it by these.
+    export OPAL_PREFIX=$mpi_dir PMIX_INSTALL_PREFIX=$mpi_dir/lib/x86_64-linux-gnu/pmix2 PMIX_MCA_pcompress_base_silence_warning=1
+  fi
   export torch_dir rmm_dir dali_dir nccl_dir nanovdb_dir tcnn_dir mpi_dir
 }
 
-# Of the header that CMake finds first.
+# Of the header that is compiled with.
 nccl_version() {
   local header
-  for header in /usr/local/cuda/include/nccl.h /usr/include/nccl.h "$nccl_dir/include/nccl.h"; do
+  for header in "$nccl_dir/include/nccl.h" /usr/local/cuda/include/nccl.h /usr/include/nccl.h; do
     sed -n '/^#define NCCL_\(MAJOR\|MINOR\|PATCH\) /s/.* //p' "$header" 2>/dev/null | paste -sd.
   done | grep -m 1 . || echo none
 }
@@ -219,12 +223,14 @@ EOF
 run_configure() {
   local generator=()
   command -v ninja >/dev/null && generator=(-G Ninja)
-  local mpi=()
+  local mpi=() nccl=()
+  [ -f "$nccl_dir/lib/libnccl.so.2" ] &&
+    nccl=(-DTARN_NCCL_INCLUDE="$nccl_dir/include" -DTARN_NCCL_LIBRARY="$nccl_dir/lib/libnccl.so.2")
   [ -n "$mpi_dir" ] && mpi=(-DMPI_CXX_COMPILER="$mpi_dir/bin/mpicxx.openmpi" -DMPIEXEC_EXECUTABLE="$mpi_dir/bin/mpirun.openmpi")
   cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$deps/usr" \
     -DTARN_BUILD_TESTS=ON -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH=ON -DTARN_WARNINGS_AS_ERRORS=OFF \
     -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir" \
-    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_dir" "${mpi[@]}"
+    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_dir" "${mpi[@]}" "${nccl[@]}"
 }
 
 # Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times

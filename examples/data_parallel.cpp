@@ -182,7 +182,7 @@ class reduction<gpu_or_simulated<tarn::cuda_driver>> {
     std::size_t const layers = mine_.front().net.gradients().size();
     auto registered = registered_.begin();
     for (rank_type& r : mine_) {
-      for (auto const part : r.net.gradients()) (void)registered->ensure(part.data(), part.size_bytes());
+      for (auto const part : r.net.gradients()) registered->ensure(part.data(), part.size_bytes());
       ++registered;
     }
     require(ncclGroupStart(), "ncclGroupStart");

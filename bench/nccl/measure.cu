@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <functional>
+#include <iterator>
 #include <list>
 #include <stdexcept>
 #include <string>
@@ -74,8 +74,8 @@ class memory {
   memory(memory const&) = delete;
   memory& operator=(memory const&) = delete;
   virtual ~memory() = default;
-  /// The buffers of a GPU, before each collective.
-  virtual buffers at(std::size_t gpu) = 0;
+  /// The buffers of a GPU, before each collective of so many bytes.
+  virtual buffers at(std::size_t gpu, std::size_t bytes) = 0;
   /// Calls that registered memory, so far.
   [[nodiscard]] virtual std::size_t registrations() const { return 0; }
 };
@@ -104,7 +104,7 @@ class nccl_memory final : public memory {
       }
     }
   }
-  buffers at(std::size_t gpu) override {
+  buffers at(std::size_t gpu, std::size_t) override {
     part const& p = parts_[gpu];
     return {static_cast<char*>(p.memory[0]), static_cast<char*>(p.memory[1])};
   }
@@ -124,7 +124,7 @@ template <class Pool>
 class pool_memory final : public memory {
  public:
   template <class Make>
-  pool_memory(group& all, std::size_t bytes, Make const& make) : bytes_(bytes) {
+  pool_memory(group& all, std::size_t bytes, Make const& make) {
     int device = 0;
     for (group::member& m : all.members) {
       device_guard const here(device_id{device});
@@ -132,10 +132,10 @@ class pool_memory final : public memory {
       ++device;
     }
   }
-  buffers at(std::size_t gpu) override {
+  buffers at(std::size_t gpu, std::size_t bytes) override {
     part& p = *std::next(parts_.begin(), static_cast<std::ptrdiff_t>(gpu));
-    (void)p.registered.ensure(p.send.data(), bytes_);
-    (void)p.registered.ensure(p.receive.data(), bytes_);
+    p.registered.ensure(p.send.data(), bytes);
+    p.registered.ensure(p.receive.data(), bytes);
     return {p.send.data(), p.receive.data()};
   }
   [[nodiscard]] std::size_t registrations() const override {
@@ -156,7 +156,6 @@ class pool_memory final : public memory {
     device_buffer<char, Pool> receive;
     nccl_registrations<Pool> registered;
   };
-  std::size_t bytes_;
   std::list<part> parts_;
 };
 
@@ -194,7 +193,7 @@ double seconds_of(group& all, memory& m, collective const& c, std::size_t bytes,
     require(ncclGroupStart(), "ncclGroupStart");
     std::size_t gpu = 0;
     for (group::member const& g : all.members) {
-      require(c.start(m.at(gpu++), bytes, gpus, g.communicator, g.stream.get()), c.name);
+      require(c.start(m.at(gpu++, bytes), bytes, gpus, g.communicator, g.stream.get()), c.name);
     }
     require(ncclGroupEnd(), "ncclGroupEnd");
   }
@@ -227,41 +226,52 @@ void measure_nccl(nccl_effort const& e, figure_handler const& on_figure) {
   group all(devices);
   nccl_memory reference(all, e.largest);
   auto const usual = [](device_id d) { return device_pool(d); };
-  auto const fine = [](device_id d) { return cuda_pages{d} | pooled{.largest_handle = 4_MiB} | tracked{}; };
-  pool_memory<device_pool> whole(all, e.largest, usual);
-  pool_memory<decltype(fine(device_id{0}))> split(all, e.largest, fine);
+  auto const with = [](pooled options) {
+    return [options](device_id d) { return cuda_pages{d} | options | tracked{}; };
+  };
+  using pool_type = decltype(with({})(device_id{0}));
+  pool_memory<device_pool> usual_pool(all, e.largest, usual);
+  pool_memory<pool_type> one(all, e.largest, with({.handles = handles_per_block::one}));
+  pool_memory<pool_type> split(all, e.largest, with({.largest_handle = 4_MiB}));
   struct candidate {
     char const* way;
     memory& used;
   };
-  candidate const candidates[] = {{"device_pool", whole}, {"pool with handles of at most 4 MiB", split}};
-  std::size_t first_registrations[2] = {};
-  for (std::size_t k = 0; k < 2; ++k) {
-    (void)seconds_of(all, candidates[k].used, collectives[0], e.smallest, 1);
+  candidate const candidates[] = {{"device_pool", usual_pool},
+                                  {"pool with one handle per block", one},
+                                  {"pool with handles of at most 4 MiB", split}};
+  constexpr std::size_t count = std::size(candidates);
+  int version = 0;
+  require(ncclGetVersion(&version), "ncclGetVersion");
+  std::string const compared_with = "ncclMemAlloc, NCCL " + std::to_string(version / 10000) + '.' +
+                                    std::to_string(version / 100 % 100) + '.' + std::to_string(version % 100);
+  std::size_t first_registrations[count] = {};
+  for (std::size_t k = 0; k < count; ++k) {
+    (void)seconds_of(all, candidates[k].used, collectives[0], e.largest, 1);
     first_registrations[k] = candidates[k].used.registrations();
   }
 
   for (collective const& c : collectives) {
     for (std::size_t bytes = e.smallest; bytes <= e.largest; bytes *= 4) {
       auto const rounds = static_cast<unsigned>(std::clamp<std::size_t>((2_GiB) / bytes, 4, 200));
-      std::vector<double> own[2], other;
+      std::vector<double> own[count], other;
       for (candidate const& k : candidates) (void)seconds_of(all, k.used, c, bytes, rounds);
       (void)seconds_of(all, reference, c, bytes, rounds);
       for (unsigned i = 0; i < e.repetitions; ++i) {
-        for (std::size_t k = 0; k < 2; ++k) {
+        for (std::size_t k = 0; k < count; ++k) {
           own[k].push_back(seconds_of(all, candidates[k].used, c, bytes, rounds));
         }
         other.push_back(seconds_of(all, reference, c, bytes, rounds));
       }
       double const moved = static_cast<double>(bytes) * c.factor(devices) / 1e9;
-      for (std::size_t k = 0; k < 2; ++k) {
+      for (std::size_t k = 0; k < count; ++k) {
         on_figure({std::string(c.name) + " of " + std::to_string(bytes >> 20) + " MiB on " +
                        std::to_string(devices) + " GPUs",
                    candidates[k].way, "GB/s", moved / median(own[k]), moved / median(other), "ncclMemAlloc"});
       }
     }
   }
-  for (std::size_t k = 0; k < 2; ++k) {
+  for (std::size_t k = 0; k < count; ++k) {
     on_figure({"calls that registered memory after the first collective", candidates[k].way, "calls",
                static_cast<double>(candidates[k].used.registrations() - first_registrations[k]), 0, ""});
   }

@@ -79,7 +79,7 @@ inline void all_reduce(int devices) {
     for (int d = 0; d < devices; ++d) {
       device_guard const on(device_id{d});
       rank& r = *std::next(ranks.begin(), d);
-      (void)registered[static_cast<std::size_t>(d)].ensure(r.gradients.data(), rank::count * sizeof(float));
+      registered[static_cast<std::size_t>(d)].ensure(r.gradients.data(), rank::count * sizeof(float));
       fill<<<256, 256, 0, r.stream.get()>>>(r.gradients.data(), rank::count, static_cast<float>(d + 1));
     }
     REQUIRE(ncclGroupStart() == ncclSuccess);
@@ -101,9 +101,76 @@ inline void all_reduce(int devices) {
       REQUIRE(cudaStreamSynchronize(r.stream.get()) == cudaSuccess);
       CHECK(found == 0);
       // Warm from the second round on, and nothing that the pool gives back is registered.
-      CHECK(registered[static_cast<std::size_t>(d)].added() == 1);
+      CHECK(registered[static_cast<std::size_t>(d)].added() == rank::count * sizeof(float) / 4_MiB);
       empty_cache(r.pool);
     }
+  }
+  registered.clear();
+}
+
+/// All-gathers into parts of one block, each in another handle than the ones before. The parts are large enough for NCCL to write into
+/// the registered memory of the other device.
+inline void gather_into_each_handle(int devices) {
+  constexpr std::size_t handle = 64_MiB;
+  constexpr std::size_t handles = 4;
+  constexpr std::size_t gathered = 32_MiB / sizeof(float);  // of all devices together
+  std::size_t const part = gathered / static_cast<std::size_t>(devices);
+  communicators const comms(devices);
+  struct member {
+    explicit member(int device)
+        : stream(cuda_driver{device_id{device}}),
+          pool(cuda_pages{device_id{device}} | pooled{.largest_handle = handle} | tracked{}),
+          all(make_device_buffer<float>(pool, handles * handle / sizeof(float), stream)),
+          own(make_device_buffer<float>(pool, gathered, stream)),
+          wrong(make_device_buffer<unsigned long long>(pool, 1, stream)) {}
+    basic_stream<cuda_driver> stream;
+    pool_type pool;
+    device_buffer<float, pool_type> all;
+    device_buffer<float, pool_type> own;
+    device_buffer<unsigned long long, pool_type> wrong;
+  };
+  std::list<member> members;
+  std::vector<nccl_registrations<pool_type>> registered;
+  for (int d = 0; d < devices; ++d) {
+    device_guard const on(device_id{d});
+    member& m = members.emplace_back(d);
+    auto& r = registered.emplace_back(register_with_nccl(m.pool, comms[d]));
+    r.ensure(m.all.data(), handles * handle);
+    r.ensure(m.own.data(), gathered * sizeof(float));
+    REQUIRE(segments_of(m.pool, m.all.data(), handles * handle).size() == handles);
+    fill<<<256, 256, 0, m.stream.get()>>>(m.all.data(), handles * handle / sizeof(float), -1);
+    REQUIRE(cudaMemsetAsync(m.wrong.data(), 0, sizeof(unsigned long long), m.stream.get()) == cudaSuccess);
+  }
+  for (std::size_t h = 0; h < handles; ++h) {
+    for (int d = 0; d < devices; ++d) {
+      device_guard const on(device_id{d});
+      member& m = *std::next(members.begin(), d);
+      fill<<<256, 256, 0, m.stream.get()>>>(m.own.data(), part, static_cast<float>(100 * h + d));
+    }
+    REQUIRE(ncclGroupStart() == ncclSuccess);
+    for (int d = 0; d < devices; ++d) {
+      member& m = *std::next(members.begin(), d);
+      REQUIRE(ncclAllGather(m.own.data(), m.all.data() + h * handle / sizeof(float), part, ncclFloat,
+                            comms[d], m.stream.get()) == ncclSuccess);
+    }
+    REQUIRE(ncclGroupEnd() == ncclSuccess);
+  }
+  for (int d = 0; d < devices; ++d) {
+    device_guard const on(device_id{d});
+    member& m = *std::next(members.begin(), d);
+    for (std::size_t h = 0; h < handles; ++h) {
+      for (int from = 0; from < devices; ++from) {
+        compare<<<256, 256, 0, m.stream.get()>>>(
+            m.all.data() + h * handle / sizeof(float) + static_cast<std::size_t>(from) * part, part,
+            static_cast<float>(100 * h + from), 1, m.wrong.data());
+      }
+    }
+    unsigned long long found = 0;
+    REQUIRE(cudaMemcpyAsync(&found, m.wrong.data(), sizeof found, cudaMemcpyDeviceToHost, m.stream.get()) ==
+            cudaSuccess);
+    REQUIRE(cudaStreamSynchronize(m.stream.get()) == cudaSuccess);
+    CHECK(found == 0);
+    CHECK(registered[static_cast<std::size_t>(d)].size() >= handles);
   }
   registered.clear();
 }
@@ -118,6 +185,11 @@ TEST_CASE("an all-reduce of NCCL on two devices runs on registered blocks of man
           "[interop][nccl][cuda]") {
   if (!has_cuda_devices(2) || !cuda_pages{}.has_pages() || cuda_driver{}.memory_tool()) return;
   nccl_test::all_reduce(2);
+}
+
+TEST_CASE("what NCCL gathers into several handles of one block arrives in each", "[interop][nccl][cuda]") {
+  if (!has_cuda_devices(2)) return;
+  nccl_test::gather_into_each_handle(2);
 }
 
 TEST_CASE("nccl_error names the call, the error and what to do", "[interop][nccl][cuda]") {

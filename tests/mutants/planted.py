@@ -1831,6 +1831,20 @@ PLANTED = {
             finder="tests/raii/page_registrations.cpp",
         ),
         Mutant(
+            "a block whose first handle is registered counts as registered",
+            "raii/page_registrations.hpp",
+            "if (bytes <= covered) return true;",
+            "if (bytes <= covered || bytes > 4096) return true;",
+            finder="tests/raii/page_registrations.cpp",
+        ),
+        Mutant(
+            "the handles of a block get one registration where each needs its own",
+            "raii/page_registrations.hpp",
+            "for (memory_segment const& s : pin.segments(where)) (void)ensure(s.address, s.bytes, where);",
+            "(void)ensure(p, bytes, where);",
+            finder="tests/raii/page_registrations.cpp",
+        ),
+        Mutant(
             "segments that became too small are kept",
             "pool/ladder.hpp",
             "        give_back_spare();\n",

@@ -124,6 +124,49 @@ TEST_CASE("page_registrations registers the handles of a block once", "[raii][re
   t.memory.deallocate({}, large, 30_MiB);
 }
 
+TEST_CASE("ensure_each registers each handle of a block on its own, once", "[raii][registrations]") {
+  registered_pool t;
+  void* const p = t.memory.allocate({}, 30_MiB);
+  auto* const first = static_cast<char*>(p);
+  auto const segments = segments_of(t.memory, p, 30_MiB);
+  REQUIRE(segments.size() >= 8);
+  CHECK_FALSE(t.pages.covers_each(p, 30_MiB));
+  // A part in one handle: only that one.
+  t.pages.ensure_each(segments[2].address, segments[2].bytes);
+  CHECK(t.pages.added() == 1);
+  CHECK_FALSE(t.pages.covers_each(p, 30_MiB));
+  t.pages.ensure_each(p, 30_MiB);
+  CHECK(t.pages.added() == segments.size());
+  CHECK(t.pages.size() == segments.size());
+  CHECK(t.pages.covers_each(p, 30_MiB));
+  CHECK_FALSE(t.pages.covers(p, 30_MiB));
+  for (auto const& [number, range] : t.known->all) CHECK(range.bytes <= 4_MiB);
+  for (std::size_t at = 0; at < 30_MiB; at += 1_MiB) {
+    CHECK(t.pages.covers_each(first + at, 30_MiB - at));
+    t.pages.ensure_each(first + at, 1_MiB);
+  }
+  CHECK(t.pages.added() == segments.size());
+
+  // Without one in the middle.
+  t.pages.forget(segments[3].address, 1);
+  CHECK(t.pages.size() == segments.size() - 1);
+  CHECK_FALSE(t.pages.covers_each(p, 30_MiB));
+  CHECK(t.pages.covers_each(p, static_cast<std::size_t>(static_cast<char*>(segments[3].address) - first)));
+  t.pages.ensure_each(p, 30_MiB);
+  CHECK(t.pages.added() == segments.size() + 1);
+
+  // The library refuses the third of a block: the others stay, and it can be tried again.
+  t.pages.clear();
+  t.known->refuse_after = 2;
+  CHECK_THROWS_AS(t.pages.ensure_each(p, 30_MiB), std::runtime_error);
+  CHECK(t.pages.size() == 2);
+  CHECK(t.known->all.size() == 2);
+  t.known->refuse_after = -1;
+  t.pages.ensure_each(p, 30_MiB);
+  CHECK(t.pages.size() == segments.size());
+  t.memory.deallocate({}, p, 30_MiB);
+}
+
 TEST_CASE("registered pages stay mapped while the pool frees, trims, compacts and sleeps",
           "[raii][registrations]") {
   registered_pool t;
