@@ -348,10 +348,10 @@ built() {
   return 1
 }
 
-# Sets `small` to the traces of the repository, and `all` to these and the other ones.
+# Sets `all` to the traces of the repository and the other ones, and `small` to the short ones of the repository.
 find_traces() {
-  small=("$root"/examples/traces/*.trace.gz)
-  all=("${small[@]}")
+  all=("$root"/examples/traces/*.trace.gz)
+  mapfile -t small < <(find "$root/examples/traces" -name '*.trace.gz' -size -200k | sort)
   [ -d "$more_traces" ] || return 0
   for trace in "$more_traces"/*.trace.gz; do
     [ -e "$root/examples/traces/$(basename "$trace")" ] || all+=("$trace")

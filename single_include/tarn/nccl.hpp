@@ -190,7 +190,8 @@ concept page_library = std::movable<L> && std::copyable<typename L::handle> &&
 /// block was freed, until forget(), clear() or the end. So a registration always ends before its pages go.
 ///
 /// Nothing is deregistered before, because work may be using it: a block that lies partly in registered handles gets one registration
-/// over all of these handles, and the earlier ones stay beside it.
+/// over all of these handles, and the earlier ones stay beside it. A library that looks at the first handle of a registration only
+/// must get each handle on its own: ensure_each().
 ///
 /// In a forked child the library is not called: forget(), clear() and the end drop the registrations, which stay the parent's.
 ///
@@ -228,6 +229,28 @@ class [[nodiscard]] page_registrations {
     e.held.push_back(std::move(made));
     entries_.merge(fresh);
     return e.held.back().registered;
+  }
+  /// Registers each handle behind the bytes on its own, where it is not registered.
+  ///
+  /// @throws as ensure(); handles that were registered before the failure stay so
+  /// O(log n + k) if all k handles are registered; otherwise O(views + segments) and a call of the library for each of the others.
+  void ensure_each(void const* p, std::size_t bytes, source_location where = source_location::current()) {
+    if (covers_each(p, bytes)) return;
+    page_pin<Memory> const pin(memory_, p, bytes, where);
+    for (memory_segment const& s : pin.segments(where)) (void)ensure(s.address, s.bytes, where);
+  }
+  /// Whether ensure_each() would find the bytes registered. O(log n + k).
+  [[nodiscard]] bool covers_each(void const* p, std::size_t bytes) const noexcept {
+    auto at = reinterpret_cast<std::uintptr_t>(p);
+    auto i = entries_.upper_bound(at);
+    if (i == entries_.begin()) return false;
+    for (--i; i != entries_.end() && i->first <= at && at - i->first < i->second.bytes; ++i) {
+      std::size_t const covered = i->second.bytes - (at - i->first);
+      if (bytes <= covered) return true;
+      at += covered;
+      bytes -= covered;
+    }
+    return false;
   }
   /// Whether ensure() would find the bytes registered. O(log n).
   [[nodiscard]] bool covers(void const* p, std::size_t bytes) const noexcept {
@@ -366,19 +389,53 @@ class nccl_pages {
   ncclComm_t communicator_;
 };
 
-/// The registrations of a pool's pages with one communicator, see page_registrations: `registered.ensure(p, bytes)` before a
-/// collective. They must end before the communicator: declare them after it, or clear() them before ncclCommDestroy. No collective
-/// that uses a buffer may still run when its registration ends.
+/// The registrations of a pool's pages with one communicator: `registered.ensure(p, bytes)` before a collective registers the handles
+/// behind a block that are not registered yet, and pins them, see page_registrations. They must end before the communicator: declare
+/// them after it, or clear() them before ncclCommDestroy. No collective that uses a buffer may still run when its registration ends.
+///
+/// Each handle is registered on its own. NCCL 2.28 copies a buffer that lies in several handles through buffers of its own; if one
+/// registration covered them, NCCL up to 2.30 would keep the address of the first handle that it used and send the bytes of the others
+/// to wrong addresses (NVIDIA/nccl#2362). `pooled{.handles = handles_per_block::one}` gives blocks that lie in one handle each, which
+/// NCCL uses in place.
 ///
 /// NCCL's windows (ncclCommWindowRegister) are not used: all ranks must register the same offsets at the same time, and each rank's
 /// pool decides for itself where a block lies.
+///
+/// Move-only. For one thread at a time.
 template <class Memory>
-using nccl_registrations = page_registrations<Memory, nccl_pages>;
+class [[nodiscard]] nccl_registrations {
+ public:
+  nccl_registrations(Memory memory, ncclComm_t communicator)
+      : pages_(std::move(memory), nccl_pages(communicator)) {}
+
+  /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of(); nccl_error; std::bad_alloc: handles
+  ///         that were registered before the failure stay so
+  /// O(log n + k) if all k handles are registered.
+  void ensure(void const* p, std::size_t bytes, source_location where = source_location::current()) {
+    pages_.ensure_each(p, bytes, where);
+  }
+  /// Whether ensure() would find the bytes registered.
+  [[nodiscard]] bool covers(void const* p, std::size_t bytes) const noexcept {
+    return pages_.covers_each(p, bytes);
+  }
+  /// Ends the registrations of the handles that hold any of these bytes. No work may use them any more.
+  void forget(void const* p, std::size_t bytes) noexcept { pages_.forget(p, bytes); }
+  /// Ends all. No work may use them any more.
+  void clear() noexcept { pages_.clear(); }
+
+  /// Handles that are registered.
+  [[nodiscard]] std::size_t size() const noexcept { return pages_.size(); }
+  /// Calls of ncclCommRegister so far that succeeded. Constant while a program is warm.
+  [[nodiscard]] std::size_t added() const noexcept { return pages_.added(); }
+
+ private:
+  page_registrations<Memory, nccl_pages> pages_;
+};
 
 /// @throws std::bad_alloc
 template <class Memory>
 [[nodiscard]] nccl_registrations<Memory> register_with_nccl(Memory memory, ncclComm_t communicator) {
-  return {std::move(memory), nccl_pages(communicator)};
+  return {std::move(memory), communicator};
 }
 #else
 namespace detail {

@@ -1361,7 +1361,8 @@ concept page_library = std::movable<L> && std::copyable<typename L::handle> &&
 /// block was freed, until forget(), clear() or the end. So a registration always ends before its pages go.
 ///
 /// Nothing is deregistered before, because work may be using it: a block that lies partly in registered handles gets one registration
-/// over all of these handles, and the earlier ones stay beside it.
+/// over all of these handles, and the earlier ones stay beside it. A library that looks at the first handle of a registration only
+/// must get each handle on its own: ensure_each().
 ///
 /// In a forked child the library is not called: forget(), clear() and the end drop the registrations, which stay the parent's.
 ///
@@ -1399,6 +1400,28 @@ class [[nodiscard]] page_registrations {
     e.held.push_back(std::move(made));
     entries_.merge(fresh);
     return e.held.back().registered;
+  }
+  /// Registers each handle behind the bytes on its own, where it is not registered.
+  ///
+  /// @throws as ensure(); handles that were registered before the failure stay so
+  /// O(log n + k) if all k handles are registered; otherwise O(views + segments) and a call of the library for each of the others.
+  void ensure_each(void const* p, std::size_t bytes, source_location where = source_location::current()) {
+    if (covers_each(p, bytes)) return;
+    page_pin<Memory> const pin(memory_, p, bytes, where);
+    for (memory_segment const& s : pin.segments(where)) (void)ensure(s.address, s.bytes, where);
+  }
+  /// Whether ensure_each() would find the bytes registered. O(log n + k).
+  [[nodiscard]] bool covers_each(void const* p, std::size_t bytes) const noexcept {
+    auto at = reinterpret_cast<std::uintptr_t>(p);
+    auto i = entries_.upper_bound(at);
+    if (i == entries_.begin()) return false;
+    for (--i; i != entries_.end() && i->first <= at && at - i->first < i->second.bytes; ++i) {
+      std::size_t const covered = i->second.bytes - (at - i->first);
+      if (bytes <= covered) return true;
+      at += covered;
+      bytes -= covered;
+    }
+    return false;
   }
   /// Whether ensure() would find the bytes registered. O(log n).
   [[nodiscard]] bool covers(void const* p, std::size_t bytes) const noexcept {

@@ -1845,6 +1845,20 @@ PLANTED = {
             finder="tests/raii/page_registrations.cpp",
         ),
         Mutant(
+            "a small pool exceeds its live peak by large handles",
+            "pool/ladder.hpp",
+            "} else if (may_remap(options) && needs_finest_handles(live, reserved, request_.bytes)) {",
+            "} else if (may_remap(options) && needs_finest_handles(live, reserved, 0)) {",
+            finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
+            "a large pool exceeds its live peak by the finest handles",
+            "pool/growth/growth.hpp",
+            "return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;",
+            "return reserved >= peak && bytes > 1_MiB;",
+            finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
             "segments that became too small are kept",
             "pool/ladder.hpp",
             "        give_back_spare();\n",

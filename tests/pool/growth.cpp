@@ -429,6 +429,32 @@ TEST_CASE("owns of a pool over blocks covers a segment to its last byte and not 
   memory.deallocate(s.a, p, 3_MiB);
 }
 
+TEST_CASE("a small pool exceeds its live peak by handles of 2 MiB, a larger one by the usual handles",
+          "[pool][ladder][page_growth]") {
+  // Bytes of the handles that are created for a block of 18 MiB. Each handle holds parts of two smaller blocks, of which none or every
+  // second one is freed before.
+  auto const made_for_18_mib = [](pooled const& options, std::size_t blocks, bool frees) {
+    one_stream s;
+    auto memory = sim_pages{s.driver} | options;
+    std::vector<void*> live;
+    for (std::size_t i = 0; i < blocks; ++i) live.push_back(memory.allocate(s.a, 1536_KiB));
+    for (std::size_t i = 0; i < blocks && frees; i += 2) memory.deallocate(s.a, live[i], 1536_KiB);
+    pool_state const before = memory->state();
+    void* const p = memory.allocate(s.a, 18_MiB);
+    pool_state const after = memory->state();
+    REQUIRE(after.creates > before.creates);
+    memory.deallocate(s.a, p, 18_MiB);
+    for (std::size_t i = frees ? 1 : 0; i < blocks; i += frees ? 2 : 1)
+      memory.deallocate(s.a, live[i], 1536_KiB);
+    return (after.reserved - before.reserved) / (after.creates - before.creates);
+  };
+  CHECK(made_for_18_mib({}, 60, true) == 2_MiB);
+  CHECK(made_for_18_mib({}, 60, false) > 4_MiB);  // the peak rises
+  CHECK(made_for_18_mib({}, 600, true) > 4_MiB);
+  CHECK(made_for_18_mib({.remap = remapping::off}, 60, true) > 4_MiB);
+  CHECK(made_for_18_mib({.largest_handle = 8_MiB}, 60, true) > 4_MiB);
+}
+
 TEST_CASE("pooled grows while it is small instead of taking memory freed on another stream",
           "[pool][ladder]") {
   one_stream s;

@@ -279,9 +279,13 @@ class ladder {
     pooled const& options = heap_.options;
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
     std::size_t const reserved = heap_.counters.reserved;
-    request_.largest_handle = options.largest_handle != 0
-                                  ? max_of(align_down(options.largest_handle, usual_granule), usual_granule)
-                                  : min_of(handle_limit(live), handle_limit_near_full(left()));
+    if (options.largest_handle != 0) {
+      request_.largest_handle = max_of(align_down(options.largest_handle, usual_granule), usual_granule);
+    } else if (may_remap(options) && needs_finest_handles(live, reserved, request_.bytes)) {
+      request_.largest_handle = usual_granule;
+    } else {
+      request_.largest_handle = min_of(handle_limit(live), handle_limit_near_full(left()));
+    }
     request_.least_growth =
         request_.where == zone::large ? min_of(shared_handle(live), request_.largest_handle) : usual_granule;
     request_.may_remap = may_remap(options);
