@@ -388,8 +388,9 @@ one_by_one() {
 # A machine that has just started is slow, whoever runs first: the simulated device and the host's pools come before the
 # GPU's, and the GPU's first process does not count. PyTorch follows at once.
 run_replay_tarn() {
-  local runs=() pool program
-  program=$(built tarn_replay) && "$program" --device cuda --pool tarn "$root"/examples/traces/*.trace.gz
+  local runs=() pool program all small trace
+  find_traces
+  program=$(built tarn_replay) && "$program" --device cuda --passes 20 --pool tarn "${all[@]}"
   for pool in tarn tarn_no_remap host_malloc std_pmr mimalloc; do
     runs+=("--device sim --json --passes 6 --pool $pool @ALL")
   done

@@ -202,7 +202,7 @@ def readme_replay(rows):
     lines = [["trace", "peak live", "tarn holds", "PyTorch holds", "time cold", "time warm", "streams known"]]
     used = []
     for trace in sorted(distinct(row["trace"] for row in rows)):
-        mine, other = at.get(("tarn", trace)), at.get(("torch_expandable", trace))
+        mine, other = at.get(("tarn_tracked", trace)), at.get(("torch_expandable", trace))
         if not mine or not other:
             continue
         used += [mine, other]

@@ -27,7 +27,7 @@ void run(auto gpu) {
   std::cout << "the second pool gets it: " << (tarn::memory_allocated(second) >= most)
             << ", and the first pool gave it back: " << (tarn::memory_reserved(first) < most) << '\n';
   try {
-    (void)tarn::make_device_buffer<std::byte>(first, free / 5, tarn::stream_ref{});
+    (void)tarn::make_device_buffer<std::byte>(first, free / 6, tarn::stream_ref{});
   } catch (tarn::out_of_memory const& error) {
     std::cout << "the rest is left to others: " << (error.report().headroom == spare) << '\n';
   }
