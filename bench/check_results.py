@@ -30,7 +30,7 @@ def main():
         folder = pathlib.Path(name)
         summary.summary(folder)
         expect("a folder without results makes a summary", (folder / "summary.txt").exists())
-        whole, other = replayed("tarn", "a"), replayed("torch_expandable", "a", cold_ns_per_event=200)
+        whole, other = replayed("tarn_tracked", "a"), replayed("torch_expandable", "a", cold_ns_per_event=200)
         (folder / "replay_tarn.jsonl").write_text(whole + "\n" + whole[:40])
         (folder / "replay_torch.jsonl").write_text(other + "\n[1, 2]\n\n{}\n")
         (folder / "replay_rmm.jsonl").write_text("")
