@@ -7,7 +7,7 @@ Every example, every header that a user includes (include/tarn/*.hpp) and the te
 g++ 11 and 12, clang++ 14, 15 and 16, clang++ 16 with libc++, and nvcc.
 
     compile_as_user.py            each file by itself
-    compile_as_user.py --short    all examples and headers in one file: by g++ at each level, by the others at one, as .ci/run does
+    compile_as_user.py --short    all examples and headers in one file: by g++ at -O0 and -O3, by the others at one level, as .ci/run does
     compile_as_user.py --only RE  the jobs whose names match
     compile_as_user.py --list     name the jobs and stop
 
@@ -149,7 +149,7 @@ def jobs_and_skipped(short, folder):
         interop_here = [d for d in interop if catch and (has_thrust or not names_thrust(d))]
         # clang's warnings come from its front end, which knows of the level only that there is one.
         once = short and "clang" in name
-        for level in ["-O2"] if once else LEVELS:
+        for level in ["-O2"] if once else ["-O0", "-O3"] if short else LEVELS:
             def add(what, flags, text):
                 more = ["-fsyntax-only"] if once else []
                 jobs.append(Job(f"{name} {level} {what}", [*flags[:1], *WARNINGS, *flags[1:], level, *more], text))

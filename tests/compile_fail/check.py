@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes that must not compile, and the words that the first error or its notes must contain. Each case is a .cpp here whose second
-line is `// error: words`, and whose third may be `// flags: options`. With TARN_EVERY_COMPILER, set by ./dev evidence, runs with
+line is `// error: words`, and whose third may be `// flags: options`. With TARN_THOROUGH, set by ./dev evidence, runs with
 each installed compiler, because a user reads the first error of any of them."""
 import concurrent.futures
 import os
@@ -11,7 +11,7 @@ import sys
 
 root = pathlib.Path(sys.argv[1])
 compilers = [sys.argv[2]]
-if os.environ.get("TARN_EVERY_COMPILER") and "clang" not in sys.argv[2] and shutil.which("clang++"):
+if os.environ.get("TARN_THOROUGH") and "clang" not in sys.argv[2] and shutil.which("clang++"):
     compilers.append("clang++")
 
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <set>
 #include <string>
 
 #include "faults/scene_run.hpp"
@@ -95,6 +96,7 @@ struct arguments {
   std::uint64_t call = 0;
   std::string sites;
   bool all_ways = false;
+  bool few_calls = false;
   bool list = false;
 };
 
@@ -124,6 +126,19 @@ void note_sites(scene_result const& r, totals& sum) {
   }
 }
 
+/// For `once` in a slow scene with --few-calls: the first and the last call that each place of the library makes.
+std::set<std::uint64_t> usual_calls(std::vector<made_call> const& calls) {
+  std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> by_place;
+  for (std::uint64_t k = 1; k <= calls.size(); ++k) {
+    made_call const& c = calls[k - 1];
+    std::string const place = std::string(c.file) + ':' + std::to_string(c.line) + ' ' + c.name;
+    by_place.try_emplace(place, k, k).first->second.second = k;
+  }
+  std::set<std::uint64_t> chosen;
+  for (auto const& [place, ends] : by_place) chosen.insert({ends.first, ends.second});
+  return chosen;
+}
+
 void sweep(scene const& s, arguments const& a, totals& sum) {
   scene_result const plain = run(s, ways[0], 0);
   print_complaints(s, ways[0], 0, plain, sum);
@@ -132,6 +147,7 @@ void sweep(scene const& s, arguments const& a, totals& sum) {
     for (made_call const& c : plain.calls)
       std::cout << ++k << ' ' << c.name << ' ' << c.file << ':' << c.line << '\n';
   }
+  std::set<std::uint64_t> const usual = usual_calls(plain.calls);
   std::uint64_t runs = 0;
   std::uint64_t quick_ways = 0;
   for (way const& w : ways) {
@@ -140,7 +156,8 @@ void sweep(scene const& s, arguments const& a, totals& sum) {
     if (a.way.empty() && s.is_slow && !w.in_slow_scenes && !a.all_ways) continue;
     for (std::uint64_t k = 1; k <= plain.calls.size(); ++k) {
       if (a.call != 0 && a.call != k) continue;
-      bool const in_turn = quick_ways == 1 || (k + 4 * quick_ways) % 8 == 0;
+      bool const in_turn =
+          quick_ways == 1 ? !a.few_calls || usual.contains(k) : (k + 4 * quick_ways) % 8 == 0;
       if (a.call == 0 && a.way.empty() && s.is_slow && !a.all_ways && !in_turn) continue;
       if (!applies(w, plain.calls[k - 1].kind)) continue;
       scene_result const r = run(s, w, k);
@@ -166,6 +183,8 @@ int main(int argc, char** argv) {
   app.add_option("--call", a.call, "only the call of this number");
   app.add_option("--sites", a.sites, "file for the call sites that were made to fail");
   app.add_flag("--all-ways", a.all_ways, "slow scenes fail in every way, too");
+  app.add_flag("--few-calls", a.few_calls,
+               "slow scenes fail once at the first and the last call of each place");
   app.add_flag("--list", a.list, "print the calls of each scene");
   CLI11_PARSE(app, argc, argv);
   totals sum;

@@ -36,14 +36,14 @@ class held_blocks {
   }
 
   /// Allocates a block, which a kernel of the stream writes. Returns null if that was refused.
-  void* get(stream_ref stream, std::size_t bytes, step_outcome expected = step_outcome::served) {
+  void* get(stream_ref s, std::size_t bytes, step_outcome expected = step_outcome::served) {
     void* p = nullptr;
     trial_.attempt(
-        "allocate", [&] { p = memory_.allocate(stream, bytes); }, expected);
+        "allocate", [&] { p = memory_.allocate(s, bytes); }, expected);
     if (p == nullptr) return p;
     host_faults::not_counted const own;
-    blocks_.push_back({p, bytes, stream});
-    use(stream, p, bytes);
+    blocks_.push_back({p, bytes, s});
+    use(s, p, bytes);
     check();
     return p;
   }
@@ -56,12 +56,12 @@ class held_blocks {
     check();
     return p;
   }
-  void use(stream_ref stream, void* p, std::size_t bytes, sim_nanoseconds duration = 10'000) {
+  void use(stream_ref s, void* p, std::size_t bytes, sim_nanoseconds duration = 10'000) {
     host_faults::not_counted const own;
-    if (p != nullptr) (void)trial_.machine().launch(stream, duration, {sim_writes(p, bytes)});
+    if (p != nullptr) (void)trial_.machine().launch(s, duration, {sim_writes(p, bytes)});
   }
   /// Frees on a stream; ignores null, the result of a refusal.
-  void give(stream_ref stream, void* p) {
+  void give(stream_ref s, void* p) {
     host_faults::not_counted const own;
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       if (blocks_[i].p != p) continue;
@@ -69,7 +69,7 @@ class held_blocks {
       blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(i));
       {
         host_faults::counted const library;
-        memory_.deallocate(stream, p, gone.bytes);
+        memory_.deallocate(s, p, gone.bytes);
       }
       check();
       return;

@@ -17,7 +17,7 @@
 
 namespace tarn_test {
 
-namespace {
+namespace of_across {
 
 sim_options three_devices() {
   sim_options o = machine_of(32_MiB, 8_MiB);
@@ -162,10 +162,10 @@ constexpr scene all[] = {
     {"a_buffer_over_devices", three_devices, a_buffer_over_devices},
 };
 
-}  // namespace
+}  // namespace of_across
 
 std::span<scene const> across_scenes() {
-  return all;
+  return of_across::all;
 }
 
 }  // namespace tarn_test

@@ -28,7 +28,7 @@
 
 namespace tarn_test {
 
-namespace {
+namespace of_owner {
 
 sim_options small_machine() {
   sim_options o = machine_of(32_MiB, 8_MiB);
@@ -283,10 +283,10 @@ constexpr scene all[] = {
     {"early_release", small_machine, early_release},
 };
 
-}  // namespace
+}  // namespace of_owner
 
 std::span<scene const> owner_scenes() {
-  return all;
+  return of_owner::all;
 }
 
 }  // namespace tarn_test

@@ -26,7 +26,7 @@
 
 namespace tarn_test {
 
-namespace {
+namespace of_policy {
 
 sim_options small_machine() {
   return machine_of(24_MiB, 16_MiB);
@@ -277,12 +277,12 @@ constexpr scene all[] = {
     {"watching", small_machine, watching},
 };
 
-}  // namespace
+}  // namespace of_policy
 
 std::span<scene const> policy_scenes() {
   // The registry of checked resources keeps its memory for the life of the process.
   static auto const first = host_memory{} | checked{};
-  return all;
+  return of_policy::all;
 }
 
 }  // namespace tarn_test

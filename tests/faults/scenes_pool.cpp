@@ -24,7 +24,7 @@
 
 namespace tarn_test {
 
-namespace {
+namespace of_pool {
 
 constexpr sim_nanoseconds long_time = 1'000'000'000;
 
@@ -611,10 +611,10 @@ constexpr scene all[] = {
     {"no_memory_for_an_unknown_stream", small_machine, no_memory_for_an_unknown_stream, true},
 };
 
-}  // namespace
+}  // namespace of_pool
 
 std::span<scene const> pool_scenes() {
-  return all;
+  return of_pool::all;
 }
 
 }  // namespace tarn_test

@@ -23,7 +23,7 @@
 
 namespace tarn_test {
 
-namespace {
+namespace of_report {
 
 sim_options small_machine() {
   return machine_of(24_MiB, sim_options{}.host_capacity);
@@ -110,10 +110,10 @@ void snapshots(trial& t) {
 
 constexpr scene all[] = {{"snapshots", small_machine, snapshots}, {"line profile", small_machine, lines}};
 
-}  // namespace
+}  // namespace of_report
 
 std::span<scene const> report_scenes() {
-  return all;
+  return of_report::all;
 }
 
 }  // namespace tarn_test

@@ -15,7 +15,7 @@
 
 namespace tarn_test {
 
-namespace {
+namespace of_sharing {
 
 sim_options sharing_machine() {
   sim_options o = machine_of(24_MiB, 16_MiB);
@@ -116,10 +116,10 @@ void sharing(trial& t) {
 
 constexpr scene all[] = {{"sharing", sharing_machine, sharing}};
 
-}  // namespace
+}  // namespace of_sharing
 
 std::span<scene const> sharing_scenes() {
-  return all;
+  return of_sharing::all;
 }
 
 }  // namespace tarn_test

@@ -15,7 +15,7 @@
 
 namespace tarn_test {
 
-namespace {
+namespace of_sleep {
 
 sim_options small_machine() {
   return machine_of(14_MiB, 32_MiB);
@@ -265,10 +265,10 @@ constexpr scene all[] = {
     {"sleep_below_checked", small_machine, sleeping_below_checked, false, true},
 };
 
-}  // namespace
+}  // namespace of_sleep
 
 std::span<scene const> sleep_scenes() {
-  return all;
+  return of_sleep::all;
 }
 
 }  // namespace tarn_test

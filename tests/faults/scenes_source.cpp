@@ -15,7 +15,7 @@
 
 namespace tarn_test {
 
-namespace {
+namespace of_source {
 
 sim_options small_machine() {
   sim_options o = machine_of(16_MiB, 16_MiB);
@@ -85,10 +85,10 @@ constexpr scene all[] = {
     {"pages_by_hand", small_machine, pages_by_hand},
 };
 
-}  // namespace
+}  // namespace of_source
 
 std::span<scene const> source_scenes() {
-  return all;
+  return of_source::all;
 }
 
 }  // namespace tarn_test

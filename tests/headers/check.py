@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles every header, included twice in one file, with the project's warnings: without CUDA, and what uses CUDA also with CUDA.
-Each compiler reads all of them in one file. With TARN_EVERY_COMPILER, set by ./dev evidence, each also compiles each header alone;
+Each compiler reads all of them in one file. With TARN_THOROUGH, set by ./dev evidence, each also compiles each header alone;
 ./dev checks does that by clang-tidy. A program that only includes the headers does nothing before main()."""
 import concurrent.futures
 import os
@@ -48,7 +48,7 @@ for header in headers:
 
 
 def groups_of(files):
-    return ([[f] for f in files] if os.environ.get("TARN_EVERY_COMPILER") else []) + ([files] if files else [])
+    return ([[f] for f in files] if os.environ.get("TARN_THOROUGH") else []) + ([files] if files else [])
 
 
 jobs = [(compiler, group, without_cuda + together_flags) for compiler in compilers for group in groups_of(together)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Every stack of every file. With TARN_MATRIX_SHORT only those of stacks_short.cpp, which compile faster; with
-// TARN_MATRIX_FEWER_PAIRS a quarter of the pairs of policies.
+// TARN_FEWER_CASES a quarter of the pairs of policies.
 
 #include <iterator>
 #include <utility>
@@ -21,7 +21,7 @@ namespace policy_matrix {
     all.insert(all.end(), std::make_move_iterator(some.begin()), std::make_move_iterator(some.end()));
   }
   add_pairs_of_part<0>(all);
-#if !defined(TARN_MATRIX_FEWER_PAIRS)
+#if !defined(TARN_FEWER_CASES)
   add_pairs_of_part<1>(all);
   add_pairs_of_part<2>(all);
   add_pairs_of_part<3>(all);

@@ -2,6 +2,8 @@
 #pragma once
 // The driver calls of sleep(), wake() and compact(), and how each fails.
 
+#include <cstdint>
+
 #include "driver/faulty.hpp"
 
 namespace tarn_test {
@@ -32,5 +34,12 @@ inline constexpr failing_call failing_calls[] = {
     {driver_call::destroy_event, fault_moment::after},
     {driver_call::destroy_stream, fault_moment::after},
 };
+
+/// Which of the calls of one kind fail: every one, or, without TARN_ALL_CASES, the first, the fourth and so on.
+#ifdef TARN_FEWER_CASES
+inline constexpr std::uint64_t next_failing = 3;
+#else
+inline constexpr std::uint64_t next_failing = 1;
+#endif
 
 }  // namespace tarn_test

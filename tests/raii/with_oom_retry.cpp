@@ -249,7 +249,9 @@ TEST_CASE("with_oom_retry throws a typed error and leaks nothing, whichever driv
           "[raii][with_oom_retry]") {
   for (std::uint64_t nth = 1;; ++nth) {
     REQUIRE(nth < 2'000);
-    sim_machine const machine{small()};
+    sim_options options = small();
+    options.backing = sim_backing::address_only;  // nothing is written
+    sim_machine const machine{options};
     fault_plan const plan;
     {
       using faulty_driver = faulty<sim_driver>;
