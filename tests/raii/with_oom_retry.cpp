@@ -9,6 +9,7 @@
 
 #include "catch.hpp"
 #include "driver/faulty.hpp"
+#include "raii/failing_calls.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/report/stats.hpp"
@@ -247,7 +248,7 @@ TEST_CASE("with_oom_retry frees what a failed attempt took before the next attem
 
 TEST_CASE("with_oom_retry throws a typed error and leaks nothing, whichever driver call fails",
           "[raii][with_oom_retry]") {
-  for (std::uint64_t nth = 1;; ++nth) {
+  for (std::uint64_t nth = 1;; nth += tarn_test::next_failing) {
     REQUIRE(nth < 2'000);
     sim_options options = small();
     options.backing = sim_backing::address_only;  // nothing is written
