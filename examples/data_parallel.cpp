@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data-parallel training: the network of train.cpp on several GPUs, each with a part of every batch. NCCL sums the gradients in the
-// pools' own buffers, which are registered with it once.
+// pools' own buffers, which are registered with it once; so each block lies in one physical handle.
 //
 //   data_parallel                      one process with all its GPUs
 //   mpirun -n 4 data_parallel_mpi      one process for each GPU; NCCL's id travels by MPI. Other machines: mpirun --hostfile FILE
@@ -99,10 +99,13 @@ class processes {
 template <class Gpu>
 struct rank {
   using driver_type = typename Gpu::driver_type;
-  using pool_type = decltype(std::declval<Gpu const&>().device_pool());
+  static auto pool_on(Gpu const& gpu, tarn::device_id where) {
+    return gpu.cuda_pages(where) | tarn::pooled{.handles = tarn::handles_per_block::one} | tarn::tracked{};
+  }
+  using pool_type = decltype(pool_on(std::declval<Gpu const&>(), tarn::device_id{}));
   rank(Gpu const& gpu, tarn::device_id where, std::span<sample const> share)
       : device(where),
-        pool(gpu.device_pool(where)),
+        pool(pool_on(gpu, where)),
         stream(gpu.stream(where)),
         net(pool, {gpu.driver(where), stream}, {}),
         data(tarn::make_device_buffer<sample>(pool, share, stream)) {}
@@ -182,7 +185,7 @@ class reduction<gpu_or_simulated<tarn::cuda_driver>> {
     std::size_t const layers = mine_.front().net.gradients().size();
     auto registered = registered_.begin();
     for (rank_type& r : mine_) {
-      for (auto const part : r.net.gradients()) registered->ensure(part.data(), part.size_bytes());
+      for (auto const part : r.net.gradients()) (void)registered->ensure(part.data(), part.size_bytes());
       ++registered;
     }
     require(ncclGroupStart(), "ncclGroupStart");

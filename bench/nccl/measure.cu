@@ -119,8 +119,8 @@ class nccl_memory final : public memory {
   std::vector<part> parts_;
 };
 
-/// A pool's memory: registered where it was not, as a program does before each collective.
-template <class Pool>
+/// A pool's memory. `Registers`: registered where it was not, as a program does before each collective.
+template <class Pool, bool Registers>
 class pool_memory final : public memory {
  public:
   template <class Make>
@@ -134,13 +134,17 @@ class pool_memory final : public memory {
   }
   buffers at(std::size_t gpu, std::size_t bytes) override {
     part& p = *std::next(parts_.begin(), static_cast<std::ptrdiff_t>(gpu));
-    p.registered.ensure(p.send.data(), bytes);
-    p.registered.ensure(p.receive.data(), bytes);
+    if constexpr (Registers) {
+      (void)p.registered.front().ensure(p.send.data(), bytes);
+      (void)p.registered.front().ensure(p.receive.data(), bytes);
+    }
     return {p.send.data(), p.receive.data()};
   }
   [[nodiscard]] std::size_t registrations() const override {
     std::size_t sum = 0;
-    for (part const& p : parts_) sum += p.registered.added();
+    for (part const& p : parts_) {
+      for (auto const& r : p.registered) sum += r.added();
+    }
     return sum;
   }
 
@@ -149,12 +153,13 @@ class pool_memory final : public memory {
     part(Pool const& memory, group::member& m, std::size_t bytes)
         : pool(memory),
           send(make_device_buffer<char>(pool, bytes, m.stream)),
-          receive(make_device_buffer<char>(pool, bytes, m.stream)),
-          registered(register_with_nccl(pool, m.communicator)) {}
+          receive(make_device_buffer<char>(pool, bytes, m.stream)) {
+      if constexpr (Registers) registered.push_back(register_with_nccl(pool, m.communicator));
+    }
     Pool pool;
     device_buffer<char, Pool> send;
     device_buffer<char, Pool> receive;
-    nccl_registrations<Pool> registered;
+    std::vector<nccl_registrations<Pool>> registered;  ///< one, or none
   };
   std::list<part> parts_;
 };
@@ -225,21 +230,17 @@ void measure_nccl(nccl_effort const& e, figure_handler const& on_figure) {
   if (devices < 2) throw std::runtime_error("a collective needs two GPUs, there is one");
   group all(devices);
   nccl_memory reference(all, e.largest);
-  auto const usual = [](device_id d) { return device_pool(d); };
-  auto const with = [](pooled options) {
-    return [options](device_id d) { return cuda_pages{d} | options | tracked{}; };
+  auto const one = [](device_id d) {
+    return cuda_pages{d} | pooled{.handles = handles_per_block::one} | tracked{};
   };
-  using pool_type = decltype(with({})(device_id{0}));
-  pool_memory<device_pool> usual_pool(all, e.largest, usual);
-  pool_memory<pool_type> one(all, e.largest, with({.handles = handles_per_block::one}));
-  pool_memory<pool_type> split(all, e.largest, with({.largest_handle = 4_MiB}));
+  pool_memory<decltype(one(device_id{0})), true> registered(all, e.largest, one);
+  pool_memory<device_pool, false> usual(all, e.largest, [](device_id d) { return device_pool(d); });
   struct candidate {
     char const* way;
     memory& used;
   };
-  candidate const candidates[] = {{"device_pool", usual_pool},
-                                  {"pool with one handle per block", one},
-                                  {"pool with handles of at most 4 MiB", split}};
+  candidate const candidates[] = {{"pool with one handle per block, registered", registered},
+                                  {"device_pool, not registered", usual}};
   constexpr std::size_t count = std::size(candidates);
   int version = 0;
   require(ncclGetVersion(&version), "ncclGetVersion");

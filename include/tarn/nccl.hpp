@@ -47,6 +47,7 @@ class nccl_error : public std::exception {
 class nccl_pages {
  public:
   using handle = void*;
+  static constexpr bool takes_one_handle = true;
   explicit nccl_pages(ncclComm_t communicator) noexcept : communicator_(communicator) {}
 
   /// @throws nccl_error
@@ -62,53 +63,26 @@ class nccl_pages {
   ncclComm_t communicator_;
 };
 
-/// The registrations of a pool's pages with one communicator: `registered.ensure(p, bytes)` before a collective registers the handles
-/// behind a block that are not registered yet, and pins them, see page_registrations. They must end before the communicator: declare
-/// them after it, or clear() them before ncclCommDestroy. No collective that uses a buffer may still run when its registration ends.
+/// The registrations of a pool's pages with one communicator, see page_registrations: `registered.ensure(p, bytes)` before a
+/// collective. They must end before the communicator: declare them after it, or clear() them before ncclCommDestroy. No collective
+/// that uses a buffer may still run when its registration ends.
 ///
-/// Each handle is registered on its own. NCCL 2.28 copies a buffer that lies in several handles through buffers of its own; if one
-/// registration covered them, NCCL up to 2.30 would keep the address of the first handle that it used and send the bytes of the others
-/// to wrong addresses (NVIDIA/nccl#2362). `pooled{.handles = handles_per_block::one}` gives blocks that lie in one handle each, which
-/// NCCL uses in place.
+/// The pool must have been made with `pooled{.handles = handles_per_block::one}`, on all ranks. NCCL uses only buffers that lie in one
+/// handle in place. If one registration covered several handles, NCCL up to 2.30 would use the address of one for the others
+/// (NVIDIA/nccl#2362); and NCCL does not allow that some ranks of a collective use registered buffers and others do not, which would
+/// depend on where each rank's pool found memory. Buffers of other pools work without registration: NCCL copies them.
 ///
 /// NCCL's windows (ncclCommWindowRegister) are not used: all ranks must register the same offsets at the same time, and each rank's
 /// pool decides for itself where a block lies.
-///
-/// Move-only. For one thread at a time.
 template <class Memory>
-class [[nodiscard]] nccl_registrations {
- public:
-  nccl_registrations(Memory memory, ncclComm_t communicator)
-      : pages_(std::move(memory), nccl_pages(communicator)) {}
+using nccl_registrations = page_registrations<Memory, nccl_pages>;
 
-  /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of(); nccl_error; std::bad_alloc: handles
-  ///         that were registered before the failure stay so
-  /// O(log n + k) if all k handles are registered.
-  void ensure(void const* p, std::size_t bytes, source_location where = source_location::current()) {
-    pages_.ensure_each(p, bytes, where);
-  }
-  /// Whether ensure() would find the bytes registered.
-  [[nodiscard]] bool covers(void const* p, std::size_t bytes) const noexcept {
-    return pages_.covers_each(p, bytes);
-  }
-  /// Ends the registrations of the handles that hold any of these bytes. No work may use them any more.
-  void forget(void const* p, std::size_t bytes) noexcept { pages_.forget(p, bytes); }
-  /// Ends all. No work may use them any more.
-  void clear() noexcept { pages_.clear(); }
-
-  /// Handles that are registered.
-  [[nodiscard]] std::size_t size() const noexcept { return pages_.size(); }
-  /// Calls of ncclCommRegister so far that succeeded. Constant while a program is warm.
-  [[nodiscard]] std::size_t added() const noexcept { return pages_.added(); }
-
- private:
-  page_registrations<Memory, nccl_pages> pages_;
-};
-
+/// @throws cuda_error (unsupported)  blocks of the pool may lie in several handles
 /// @throws std::bad_alloc
 template <class Memory>
-[[nodiscard]] nccl_registrations<Memory> register_with_nccl(Memory memory, ncclComm_t communicator) {
-  return {std::move(memory), communicator};
+[[nodiscard]] nccl_registrations<Memory> register_with_nccl(
+    Memory memory, ncclComm_t communicator, source_location where = source_location::current()) {
+  return {std::move(memory), nccl_pages(communicator), where};
 }
 #else
 namespace detail {

@@ -176,6 +176,8 @@ namespace tarn {
 /// |-------------|-------------|------------------------------------------------------------------------------------------------|
 /// | l.add(p, n) | as it likes | registers n bytes, which stay mapped to the same memory until remove(); ranges may overlap        |
 /// | l.remove(h) | never       | ends a registration, named by what add() returned                                               |
+///
+/// A library that uses only the first handle of a registration says so by `static constexpr bool takes_one_handle = true`.
 template <class L>
 concept page_library = std::movable<L> && std::copyable<typename L::handle> &&
                        std::is_nothrow_copy_constructible_v<typename L::handle> &&
@@ -185,13 +187,24 @@ concept page_library = std::movable<L> && std::copyable<typename L::handle> &&
                          requires noexcept(l.remove(h));
                        };
 
+namespace detail {
+
+template <class Library>
+inline constexpr bool takes_one_handle = requires { requires Library::takes_one_handle; };
+
+inline constexpr char const* several_handles_to_register =
+    "page_registrations or register_with_nccl (this library uses only the first handle of a registration, "
+    "and a block of this pool "
+    "may lie in several: allocate what it uses from a pool with pooled{.handles = handles_per_block::one})";
+
+}  // namespace detail
+
 /// The registrations of a pool's pages with one library. ensure() registers all handles behind a block, once: later blocks in the
 /// same handles cost a lookup. Registered pages are pinned, see page_pin: the pool neither unmaps nor moves them, also after the
 /// block was freed, until forget(), clear() or the end. So a registration always ends before its pages go.
 ///
 /// Nothing is deregistered before, because work may be using it: a block that lies partly in registered handles gets one registration
-/// over all of these handles, and the earlier ones stay beside it. A library that looks at the first handle of a registration only
-/// must get each handle on its own: ensure_each().
+/// over all of these handles, and the earlier ones stay beside it.
 ///
 /// In a forked child the library is not called: forget(), clear() and the end drop the registrations, which stay the parent's.
 ///
@@ -201,8 +214,19 @@ class [[nodiscard]] page_registrations {
  public:
   using handle = typename Library::handle;
 
-  page_registrations(Memory memory, Library library)
-      : memory_(std::move(memory)), library_(std::move(library)) {}
+  /// @throws cuda_error (unsupported)  the library uses only the first handle of a registration, and blocks of the pool may lie in
+  ///                                   several
+  page_registrations(Memory memory, Library library, source_location where = source_location::current())
+      : memory_(std::move(memory)), library_(std::move(library)) {
+    if constexpr (detail::takes_one_handle<Library>) {
+      if (!nearest(memory_, [](auto& l) -> decltype(l.has_one_handle_per_block()) {
+            return l.has_one_handle_per_block();
+          }))
+        throw cuda_error(
+            status{failure::unsupported, 801, "cudaErrorNotSupported", detail::several_handles_to_register},
+            memory_.driver().device().value, where);
+    }
+  }
   page_registrations(page_registrations&&) noexcept = default;
   page_registrations& operator=(page_registrations&&) = delete;
   ~page_registrations() { clear(); }
@@ -229,28 +253,6 @@ class [[nodiscard]] page_registrations {
     e.held.push_back(std::move(made));
     entries_.merge(fresh);
     return e.held.back().registered;
-  }
-  /// Registers each handle behind the bytes on its own, where it is not registered.
-  ///
-  /// @throws as ensure(); handles that were registered before the failure stay so
-  /// O(log n + k) if all k handles are registered; otherwise O(views + segments) and a call of the library for each of the others.
-  void ensure_each(void const* p, std::size_t bytes, source_location where = source_location::current()) {
-    if (covers_each(p, bytes)) return;
-    page_pin<Memory> const pin(memory_, p, bytes, where);
-    for (memory_segment const& s : pin.segments(where)) (void)ensure(s.address, s.bytes, where);
-  }
-  /// Whether ensure_each() would find the bytes registered. O(log n + k).
-  [[nodiscard]] bool covers_each(void const* p, std::size_t bytes) const noexcept {
-    auto at = reinterpret_cast<std::uintptr_t>(p);
-    auto i = entries_.upper_bound(at);
-    if (i == entries_.begin()) return false;
-    for (--i; i != entries_.end() && i->first <= at && at - i->first < i->second.bytes; ++i) {
-      std::size_t const covered = i->second.bytes - (at - i->first);
-      if (bytes <= covered) return true;
-      at += covered;
-      bytes -= covered;
-    }
-    return false;
   }
   /// Whether ensure() would find the bytes registered. O(log n).
   [[nodiscard]] bool covers(void const* p, std::size_t bytes) const noexcept {
@@ -374,6 +376,7 @@ class nccl_error : public std::exception {
 class nccl_pages {
  public:
   using handle = void*;
+  static constexpr bool takes_one_handle = true;
   explicit nccl_pages(ncclComm_t communicator) noexcept : communicator_(communicator) {}
 
   /// @throws nccl_error
@@ -389,53 +392,26 @@ class nccl_pages {
   ncclComm_t communicator_;
 };
 
-/// The registrations of a pool's pages with one communicator: `registered.ensure(p, bytes)` before a collective registers the handles
-/// behind a block that are not registered yet, and pins them, see page_registrations. They must end before the communicator: declare
-/// them after it, or clear() them before ncclCommDestroy. No collective that uses a buffer may still run when its registration ends.
+/// The registrations of a pool's pages with one communicator, see page_registrations: `registered.ensure(p, bytes)` before a
+/// collective. They must end before the communicator: declare them after it, or clear() them before ncclCommDestroy. No collective
+/// that uses a buffer may still run when its registration ends.
 ///
-/// Each handle is registered on its own. NCCL 2.28 copies a buffer that lies in several handles through buffers of its own; if one
-/// registration covered them, NCCL up to 2.30 would keep the address of the first handle that it used and send the bytes of the others
-/// to wrong addresses (NVIDIA/nccl#2362). `pooled{.handles = handles_per_block::one}` gives blocks that lie in one handle each, which
-/// NCCL uses in place.
+/// The pool must have been made with `pooled{.handles = handles_per_block::one}`, on all ranks. NCCL uses only buffers that lie in one
+/// handle in place. If one registration covered several handles, NCCL up to 2.30 would use the address of one for the others
+/// (NVIDIA/nccl#2362); and NCCL does not allow that some ranks of a collective use registered buffers and others do not, which would
+/// depend on where each rank's pool found memory. Buffers of other pools work without registration: NCCL copies them.
 ///
 /// NCCL's windows (ncclCommWindowRegister) are not used: all ranks must register the same offsets at the same time, and each rank's
 /// pool decides for itself where a block lies.
-///
-/// Move-only. For one thread at a time.
 template <class Memory>
-class [[nodiscard]] nccl_registrations {
- public:
-  nccl_registrations(Memory memory, ncclComm_t communicator)
-      : pages_(std::move(memory), nccl_pages(communicator)) {}
+using nccl_registrations = page_registrations<Memory, nccl_pages>;
 
-  /// @throws misuse (foreign_pointer), pool_asleep, cuda_error (unsupported) as segments_of(); nccl_error; std::bad_alloc: handles
-  ///         that were registered before the failure stay so
-  /// O(log n + k) if all k handles are registered.
-  void ensure(void const* p, std::size_t bytes, source_location where = source_location::current()) {
-    pages_.ensure_each(p, bytes, where);
-  }
-  /// Whether ensure() would find the bytes registered.
-  [[nodiscard]] bool covers(void const* p, std::size_t bytes) const noexcept {
-    return pages_.covers_each(p, bytes);
-  }
-  /// Ends the registrations of the handles that hold any of these bytes. No work may use them any more.
-  void forget(void const* p, std::size_t bytes) noexcept { pages_.forget(p, bytes); }
-  /// Ends all. No work may use them any more.
-  void clear() noexcept { pages_.clear(); }
-
-  /// Handles that are registered.
-  [[nodiscard]] std::size_t size() const noexcept { return pages_.size(); }
-  /// Calls of ncclCommRegister so far that succeeded. Constant while a program is warm.
-  [[nodiscard]] std::size_t added() const noexcept { return pages_.added(); }
-
- private:
-  page_registrations<Memory, nccl_pages> pages_;
-};
-
+/// @throws cuda_error (unsupported)  blocks of the pool may lie in several handles
 /// @throws std::bad_alloc
 template <class Memory>
-[[nodiscard]] nccl_registrations<Memory> register_with_nccl(Memory memory, ncclComm_t communicator) {
-  return {std::move(memory), communicator};
+[[nodiscard]] nccl_registrations<Memory> register_with_nccl(
+    Memory memory, ncclComm_t communicator, source_location where = source_location::current()) {
+  return {std::move(memory), nccl_pages(communicator), where};
 }
 #else
 namespace detail {

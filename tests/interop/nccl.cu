@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of several handles registered with a communicator of NCCL, on one GPU and, where there are two, on both.
+// Blocks registered with a communicator of NCCL, on one GPU and, where there are two, on both.
 
 #include "tarn/nccl.hpp"
 
@@ -53,7 +53,7 @@ using pool_type = decltype(cuda_pages{} | pooled{} | tracked{});
 struct rank {
   explicit rank(int device)
       : stream(cuda_driver{device_id{device}}),
-        pool(cuda_pages{device_id{device}} | pooled{.largest_handle = 4_MiB} | tracked{}),
+        pool(cuda_pages{device_id{device}} | pooled{.handles = handles_per_block::one} | tracked{}),
         gradients(make_device_buffer<float>(pool, count, stream)),
         wrong(make_device_buffer<unsigned long long>(pool, 1, stream)) {}
   static constexpr std::size_t count = 128_MiB / sizeof(float);
@@ -63,7 +63,7 @@ struct rank {
   device_buffer<unsigned long long, pool_type> wrong;
 };
 
-/// An all-reduce over so many devices, in place, in blocks of 32 handles.
+/// An all-reduce over so many devices, in place.
 inline void all_reduce(int devices) {
   communicators const comms(devices);
   std::list<rank> ranks;
@@ -79,7 +79,7 @@ inline void all_reduce(int devices) {
     for (int d = 0; d < devices; ++d) {
       device_guard const on(device_id{d});
       rank& r = *std::next(ranks.begin(), d);
-      registered[static_cast<std::size_t>(d)].ensure(r.gradients.data(), rank::count * sizeof(float));
+      (void)registered[static_cast<std::size_t>(d)].ensure(r.gradients.data(), rank::count * sizeof(float));
       fill<<<256, 256, 0, r.stream.get()>>>(r.gradients.data(), rank::count, static_cast<float>(d + 1));
     }
     REQUIRE(ncclGroupStart() == ncclSuccess);
@@ -101,31 +101,32 @@ inline void all_reduce(int devices) {
       REQUIRE(cudaStreamSynchronize(r.stream.get()) == cudaSuccess);
       CHECK(found == 0);
       // Warm from the second round on, and nothing that the pool gives back is registered.
-      CHECK(registered[static_cast<std::size_t>(d)].added() == rank::count * sizeof(float) / 4_MiB);
+      CHECK(registered[static_cast<std::size_t>(d)].added() == 1);
       empty_cache(r.pool);
     }
   }
   registered.clear();
 }
 
-/// All-gathers into parts of one block, each in another handle than the ones before. The parts are large enough for NCCL to write into
-/// the registered memory of the other device.
+/// All-gathers into several blocks, each in a handle of its own. They are large enough for NCCL to write into the registered memory of
+/// the other device.
 inline void gather_into_each_handle(int devices) {
-  constexpr std::size_t handle = 64_MiB;
-  constexpr std::size_t handles = 4;
+  constexpr std::size_t blocks = 4;
   constexpr std::size_t gathered = 32_MiB / sizeof(float);  // of all devices together
   std::size_t const part = gathered / static_cast<std::size_t>(devices);
   communicators const comms(devices);
   struct member {
     explicit member(int device)
         : stream(cuda_driver{device_id{device}}),
-          pool(cuda_pages{device_id{device}} | pooled{.largest_handle = handle} | tracked{}),
-          all(make_device_buffer<float>(pool, handles * handle / sizeof(float), stream)),
+          pool(cuda_pages{device_id{device}} | pooled{.handles = handles_per_block::one} | tracked{}),
           own(make_device_buffer<float>(pool, gathered, stream)),
-          wrong(make_device_buffer<unsigned long long>(pool, 1, stream)) {}
+          wrong(make_device_buffer<unsigned long long>(pool, 1, stream)) {
+      for (std::size_t b = 0; b < blocks; ++b)
+        all.push_back(make_device_buffer<float>(pool, gathered, stream));
+    }
     basic_stream<cuda_driver> stream;
     pool_type pool;
-    device_buffer<float, pool_type> all;
+    std::vector<device_buffer<float, pool_type>> all;
     device_buffer<float, pool_type> own;
     device_buffer<unsigned long long, pool_type> wrong;
   };
@@ -135,34 +136,35 @@ inline void gather_into_each_handle(int devices) {
     device_guard const on(device_id{d});
     member& m = members.emplace_back(d);
     auto& r = registered.emplace_back(register_with_nccl(m.pool, comms[d]));
-    r.ensure(m.all.data(), handles * handle);
-    r.ensure(m.own.data(), gathered * sizeof(float));
-    REQUIRE(segments_of(m.pool, m.all.data(), handles * handle).size() == handles);
-    fill<<<256, 256, 0, m.stream.get()>>>(m.all.data(), handles * handle / sizeof(float), -1);
+    for (auto const& buffer : m.all) {
+      (void)r.ensure(buffer.data(), gathered * sizeof(float));
+      fill<<<256, 256, 0, m.stream.get()>>>(const_cast<float*>(buffer.data()), gathered, -1);
+    }
+    (void)r.ensure(m.own.data(), gathered * sizeof(float));
+    CHECK(r.size() >= 2);
     REQUIRE(cudaMemsetAsync(m.wrong.data(), 0, sizeof(unsigned long long), m.stream.get()) == cudaSuccess);
   }
-  for (std::size_t h = 0; h < handles; ++h) {
+  for (std::size_t b = 0; b < blocks; ++b) {
     for (int d = 0; d < devices; ++d) {
       device_guard const on(device_id{d});
       member& m = *std::next(members.begin(), d);
-      fill<<<256, 256, 0, m.stream.get()>>>(m.own.data(), part, static_cast<float>(100 * h + d));
+      fill<<<256, 256, 0, m.stream.get()>>>(m.own.data(), part, static_cast<float>(100 * b + d));
     }
     REQUIRE(ncclGroupStart() == ncclSuccess);
     for (int d = 0; d < devices; ++d) {
       member& m = *std::next(members.begin(), d);
-      REQUIRE(ncclAllGather(m.own.data(), m.all.data() + h * handle / sizeof(float), part, ncclFloat,
-                            comms[d], m.stream.get()) == ncclSuccess);
+      REQUIRE(ncclAllGather(m.own.data(), m.all[b].data(), part, ncclFloat, comms[d], m.stream.get()) ==
+              ncclSuccess);
     }
     REQUIRE(ncclGroupEnd() == ncclSuccess);
   }
   for (int d = 0; d < devices; ++d) {
     device_guard const on(device_id{d});
     member& m = *std::next(members.begin(), d);
-    for (std::size_t h = 0; h < handles; ++h) {
+    for (std::size_t b = 0; b < blocks; ++b) {
       for (int from = 0; from < devices; ++from) {
-        compare<<<256, 256, 0, m.stream.get()>>>(
-            m.all.data() + h * handle / sizeof(float) + static_cast<std::size_t>(from) * part, part,
-            static_cast<float>(100 * h + from), 1, m.wrong.data());
+        compare<<<256, 256, 0, m.stream.get()>>>(m.all[b].data() + static_cast<std::size_t>(from) * part,
+                                                 part, static_cast<float>(100 * b + from), 1, m.wrong.data());
       }
     }
     unsigned long long found = 0;
@@ -170,30 +172,41 @@ inline void gather_into_each_handle(int devices) {
             cudaSuccess);
     REQUIRE(cudaStreamSynchronize(m.stream.get()) == cudaSuccess);
     CHECK(found == 0);
-    CHECK(registered[static_cast<std::size_t>(d)].size() >= handles);
   }
   registered.clear();
 }
 
 }  // namespace nccl_test
 
-TEST_CASE("an all-reduce of NCCL runs on a registered block of many handles", "[interop][nccl][cuda]") {
+TEST_CASE("an all-reduce of NCCL runs on a registered block", "[interop][nccl][cuda]") {
   if (!has_cuda_devices() || !cuda_pages{}.has_pages() || cuda_driver{}.memory_tool()) return;
   nccl_test::all_reduce(1);
 }
-TEST_CASE("an all-reduce of NCCL on two devices runs on registered blocks of many handles",
-          "[interop][nccl][cuda]") {
+TEST_CASE("an all-reduce of NCCL on two devices runs on registered blocks", "[interop][nccl][cuda]") {
   if (!has_cuda_devices(2) || !cuda_pages{}.has_pages() || cuda_driver{}.memory_tool()) return;
   nccl_test::all_reduce(2);
 }
 
-TEST_CASE("what NCCL gathers into several handles of one block arrives in each", "[interop][nccl][cuda]") {
+TEST_CASE("what NCCL gathers into several registered blocks arrives in each", "[interop][nccl][cuda]") {
   if (!has_cuda_devices(2)) return;
   if (static_cast<bool>(cuda_driver{}.memory_tool())) {
     WARN("skipped: with a memory tool the pool uses no pages, so there are no handles");
     return;
   }
   nccl_test::gather_into_each_handle(2);
+}
+
+TEST_CASE("register_with_nccl refuses a pool whose blocks may lie in several handles",
+          "[interop][nccl][cuda]") {
+  if (!has_cuda_devices()) return;
+  nccl_test::communicators const comms(1);
+  device_pool const pool;
+  try {
+    (void)register_with_nccl(pool, comms[0]);
+    FAIL("it was taken");
+  } catch (cuda_error const& error) {
+    CHECK(error.kind() == failure::unsupported);
+  }
 }
 
 TEST_CASE("nccl_error names the call, the error and what to do", "[interop][nccl][cuda]") {

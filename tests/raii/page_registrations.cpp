@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -78,6 +79,10 @@ class fake_library {
   std::shared_ptr<known_ranges> known_;
 };
 static_assert(page_library<fake_library>);
+struct first_handle_only : fake_library {
+  using fake_library::fake_library;
+  static constexpr bool takes_one_handle = true;
+};
 
 struct registered_pool {
   explicit registered_pool(pooled options = {.largest_handle = 4_MiB})
@@ -124,47 +129,44 @@ TEST_CASE("page_registrations registers the handles of a block once", "[raii][re
   t.memory.deallocate({}, large, 30_MiB);
 }
 
-TEST_CASE("ensure_each registers each handle of a block on its own, once", "[raii][registrations]") {
-  registered_pool t;
-  void* const p = t.memory.allocate({}, 30_MiB);
-  auto* const first = static_cast<char*>(p);
-  auto const segments = segments_of(t.memory, p, 30_MiB);
-  REQUIRE(segments.size() >= 8);
-  CHECK_FALSE(t.pages.covers_each(p, 30_MiB));
-  // A part in one handle: only that one.
-  t.pages.ensure_each(segments[2].address, segments[2].bytes);
-  CHECK(t.pages.added() == 1);
-  CHECK_FALSE(t.pages.covers_each(p, 30_MiB));
-  t.pages.ensure_each(p, 30_MiB);
-  CHECK(t.pages.added() == segments.size());
-  CHECK(t.pages.size() == segments.size());
-  CHECK(t.pages.covers_each(p, 30_MiB));
-  CHECK_FALSE(t.pages.covers(p, 30_MiB));
-  for (auto const& [number, range] : t.known->all) CHECK(range.bytes <= 4_MiB);
-  for (std::size_t at = 0; at < 30_MiB; at += 1_MiB) {
-    CHECK(t.pages.covers_each(first + at, 30_MiB - at));
-    t.pages.ensure_each(first + at, 1_MiB);
+TEST_CASE("a library that uses the first handle of a registration gets only blocks that lie in one",
+          "[raii][registrations]") {
+  sim_machine const machine{small_machine()};
+  auto const known = std::make_shared<known_ranges>(machine);
+  auto const registered = [&](pooled const& options) {
+    auto memory = sim_pages{machine.driver(0)} | options | tracked{};
+    return page_registrations<decltype(memory), first_handle_only>(memory, first_handle_only(known));
+  };
+  for (pooled const& options : {pooled{}, pooled{.remap = remapping::off}, pooled{.largest_handle = 4_MiB}}) {
+    try {
+      (void)registered(options);
+      FAIL("a pool whose blocks lie in several handles was taken");
+    } catch (cuda_error const& error) {
+      CHECK(error.kind() == failure::unsupported);
+      CHECK(std::string_view(error.what()).find("handles_per_block::one") != std::string_view::npos);
+    }
   }
-  CHECK(t.pages.added() == segments.size());
-
-  // Without one in the middle.
-  t.pages.forget(segments[3].address, 1);
-  CHECK(t.pages.size() == segments.size() - 1);
-  CHECK_FALSE(t.pages.covers_each(p, 30_MiB));
-  CHECK(t.pages.covers_each(p, static_cast<std::size_t>(static_cast<char*>(segments[3].address) - first)));
-  t.pages.ensure_each(p, 30_MiB);
-  CHECK(t.pages.added() == segments.size() + 1);
-
-  // The library refuses the third of a block: the others stay, and it can be tried again.
-  t.pages.clear();
-  t.known->refuse_after = 2;
-  CHECK_THROWS_AS(t.pages.ensure_each(p, 30_MiB), std::runtime_error);
-  CHECK(t.pages.size() == 2);
-  CHECK(t.known->all.size() == 2);
-  t.known->refuse_after = -1;
-  t.pages.ensure_each(p, 30_MiB);
-  CHECK(t.pages.size() == segments.size());
-  t.memory.deallocate({}, p, 30_MiB);
+  auto memory = sim_pages{machine.driver(0)} | pooled{.handles = handles_per_block::one} | tracked{};
+  page_registrations<decltype(memory), first_handle_only> pages(memory, first_handle_only(known));
+  std::vector<std::pair<void*, std::size_t>> blocks;
+  for (std::size_t const bytes : {std::size_t{5000}, 3_MiB, 30_MiB, 4_MiB, 100_MiB, 7_MiB})
+    blocks.emplace_back(memory.allocate({}, bytes), bytes);
+  for (auto const& [p, bytes] : blocks) {
+    REQUIRE(segments_of(memory, p, bytes).size() == 1);
+    (void)pages.ensure(p, bytes);
+    CHECK(pages.covers(p, bytes));
+  }
+  // No registration covers two handles.
+  CHECK(pages.added() == known->all.size());
+  for (auto const& [p, bytes] : blocks) {
+    std::size_t covering = 0;
+    for (auto const& [number, range] : known->all) {
+      auto const begin = static_cast<char*>(range.p);
+      if (begin <= static_cast<char*>(p) && static_cast<char*>(p) + bytes <= begin + range.bytes) ++covering;
+    }
+    CHECK(covering == 1);
+  }
+  for (auto const& [p, bytes] : blocks) memory.deallocate({}, p, bytes);
 }
 
 TEST_CASE("registered pages stay mapped while the pool frees, trims, compacts and sleeps",

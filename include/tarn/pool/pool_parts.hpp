@@ -60,6 +60,10 @@ class pool_parts {
 
   /// Whether the memory is pages, which can be put together: false over blocks, and where pages cannot be used. Needs no lock.
   [[nodiscard]] bool uses_pages() const noexcept { return heap_.uses_pages(); }
+  /// Whether each block lies within one handle, see pooled::handles.
+  [[nodiscard]] bool has_one_handle_per_block() const noexcept {
+    return heap_.options.handles == handles_per_block::one;
+  }
   /// Where the memory comes from, see tarn::allocator_backend(). Static storage. Needs no lock.
   [[nodiscard]] char const* allocator_backend() const noexcept {
     if (heap_.uses_plain_blocks()) return "cudaMalloc";

@@ -24,6 +24,8 @@ namespace tarn {
 /// |-------------|-------------|------------------------------------------------------------------------------------------------|
 /// | l.add(p, n) | as it likes | registers n bytes, which stay mapped to the same memory until remove(); ranges may overlap        |
 /// | l.remove(h) | never       | ends a registration, named by what add() returned                                               |
+///
+/// A library that uses only the first handle of a registration says so by `static constexpr bool takes_one_handle = true`.
 template <class L>
 concept page_library = std::movable<L> && std::copyable<typename L::handle> &&
                        std::is_nothrow_copy_constructible_v<typename L::handle> &&
@@ -33,13 +35,24 @@ concept page_library = std::movable<L> && std::copyable<typename L::handle> &&
                          requires noexcept(l.remove(h));
                        };
 
+namespace detail {
+
+template <class Library>
+inline constexpr bool takes_one_handle = requires { requires Library::takes_one_handle; };
+
+inline constexpr char const* several_handles_to_register =
+    "page_registrations or register_with_nccl (this library uses only the first handle of a registration, "
+    "and a block of this pool "
+    "may lie in several: allocate what it uses from a pool with pooled{.handles = handles_per_block::one})";
+
+}  // namespace detail
+
 /// The registrations of a pool's pages with one library. ensure() registers all handles behind a block, once: later blocks in the
 /// same handles cost a lookup. Registered pages are pinned, see page_pin: the pool neither unmaps nor moves them, also after the
 /// block was freed, until forget(), clear() or the end. So a registration always ends before its pages go.
 ///
 /// Nothing is deregistered before, because work may be using it: a block that lies partly in registered handles gets one registration
-/// over all of these handles, and the earlier ones stay beside it. A library that looks at the first handle of a registration only
-/// must get each handle on its own: ensure_each().
+/// over all of these handles, and the earlier ones stay beside it.
 ///
 /// In a forked child the library is not called: forget(), clear() and the end drop the registrations, which stay the parent's.
 ///
@@ -49,8 +62,19 @@ class [[nodiscard]] page_registrations {
  public:
   using handle = typename Library::handle;
 
-  page_registrations(Memory memory, Library library)
-      : memory_(std::move(memory)), library_(std::move(library)) {}
+  /// @throws cuda_error (unsupported)  the library uses only the first handle of a registration, and blocks of the pool may lie in
+  ///                                   several
+  page_registrations(Memory memory, Library library, source_location where = source_location::current())
+      : memory_(std::move(memory)), library_(std::move(library)) {
+    if constexpr (detail::takes_one_handle<Library>) {
+      if (!nearest(memory_, [](auto& l) -> decltype(l.has_one_handle_per_block()) {
+            return l.has_one_handle_per_block();
+          }))
+        throw cuda_error(
+            status{failure::unsupported, 801, "cudaErrorNotSupported", detail::several_handles_to_register},
+            memory_.driver().device().value, where);
+    }
+  }
   page_registrations(page_registrations&&) noexcept = default;
   page_registrations& operator=(page_registrations&&) = delete;
   ~page_registrations() { clear(); }
@@ -77,28 +101,6 @@ class [[nodiscard]] page_registrations {
     e.held.push_back(std::move(made));
     entries_.merge(fresh);
     return e.held.back().registered;
-  }
-  /// Registers each handle behind the bytes on its own, where it is not registered.
-  ///
-  /// @throws as ensure(); handles that were registered before the failure stay so
-  /// O(log n + k) if all k handles are registered; otherwise O(views + segments) and a call of the library for each of the others.
-  void ensure_each(void const* p, std::size_t bytes, source_location where = source_location::current()) {
-    if (covers_each(p, bytes)) return;
-    page_pin<Memory> const pin(memory_, p, bytes, where);
-    for (memory_segment const& s : pin.segments(where)) (void)ensure(s.address, s.bytes, where);
-  }
-  /// Whether ensure_each() would find the bytes registered. O(log n + k).
-  [[nodiscard]] bool covers_each(void const* p, std::size_t bytes) const noexcept {
-    auto at = reinterpret_cast<std::uintptr_t>(p);
-    auto i = entries_.upper_bound(at);
-    if (i == entries_.begin()) return false;
-    for (--i; i != entries_.end() && i->first <= at && at - i->first < i->second.bytes; ++i) {
-      std::size_t const covered = i->second.bytes - (at - i->first);
-      if (bytes <= covered) return true;
-      at += covered;
-      bytes -= covered;
-    }
-    return false;
   }
   /// Whether ensure() would find the bytes registered. O(log n).
   [[nodiscard]] bool covers(void const* p, std::size_t bytes) const noexcept {
