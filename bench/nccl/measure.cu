@@ -268,7 +268,7 @@ void measure_nccl(nccl_effort const& e, figure_handler const& on_figure) {
       for (std::size_t k = 0; k < count; ++k) {
         on_figure({std::string(c.name) + " of " + std::to_string(bytes >> 20) + " MiB on " +
                        std::to_string(devices) + " GPUs",
-                   candidates[k].way, "GB/s", moved / median(own[k]), moved / median(other), "ncclMemAlloc"});
+                   candidates[k].way, "GB/s", moved / median(own[k]), moved / median(other), compared_with});
       }
     }
   }

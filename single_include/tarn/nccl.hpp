@@ -222,9 +222,8 @@ class [[nodiscard]] page_registrations {
       if (!nearest(memory_, [](auto& l) -> decltype(l.has_one_handle_per_block()) {
             return l.has_one_handle_per_block();
           }))
-        throw cuda_error(
-            status{failure::unsupported, 801, "cudaErrorNotSupported", detail::several_handles_to_register},
-            memory_.driver().device().value, where);
+        throw cuda_error(detail::unsupported_call(detail::several_handles_to_register),
+                         memory_.driver().device().value, where);
     }
   }
   page_registrations(page_registrations&&) noexcept = default;

@@ -586,10 +586,6 @@ inline constexpr char const* several_handles =
     "each segment of "
     "segments_of() to a dma_buf)";
 
-[[nodiscard]] inline status unsupported_call(char const* call) noexcept {
-  return {failure::unsupported, 801, "cudaErrorNotSupported", call};
-}
-
 /// Numbers the exports of this process, from 1.
 [[nodiscard]] inline std::uint64_t next_export() noexcept {
   static std::atomic<std::uint64_t> last{0};
@@ -1393,9 +1389,8 @@ class [[nodiscard]] page_registrations {
       if (!nearest(memory_, [](auto& l) -> decltype(l.has_one_handle_per_block()) {
             return l.has_one_handle_per_block();
           }))
-        throw cuda_error(
-            status{failure::unsupported, 801, "cudaErrorNotSupported", detail::several_handles_to_register},
-            memory_.driver().device().value, where);
+        throw cuda_error(detail::unsupported_call(detail::several_handles_to_register),
+                         memory_.driver().device().value, where);
     }
   }
   page_registrations(page_registrations&&) noexcept = default;

@@ -923,6 +923,15 @@ class pool_asleep : public out_of_memory {
   void throw_same(memory_report const& report) const override { throw pool_asleep(report); }
 };
 
+namespace detail {
+
+/// The status of a call that cannot be made. @param call  what was called, and why it is refused; static storage
+[[nodiscard]] constexpr status unsupported_call(char const* call) noexcept {
+  return {failure::unsupported, 801, "cudaErrorNotSupported", call};
+}
+
+}  // namespace detail
+
 /// The kind of memory misuse that a checked build detects.
 enum class misuse_kind : std::uint8_t {
   foreign_pointer,  ///< not from this resource
@@ -2543,8 +2552,7 @@ class block_source {
     if constexpr (may_be_missing) {
       char const* const refusal = Calls::refusal(driver_);
       if (refusal == nullptr) return;
-      throw cuda_error({failure::unsupported, 801, "cudaErrorNotSupported", refusal}, driver_.device().value,
-                       source_location{});
+      throw cuda_error(detail::unsupported_call(refusal), driver_.device().value, source_location{});
     }
   }
 
@@ -4485,7 +4493,7 @@ template <class Source>
 
 /// The error of a call that needs pages. @param call  what was called, and why it is refused; static storage
 [[nodiscard]] constexpr status without_pages(char const* call) noexcept {
-  return {failure::unsupported, 801, "cudaErrorNotSupported", call};
+  return unsupported_call(call);
 }
 
 /// Throws cuda_error of kind `unsupported` if the device has no pages.

@@ -302,6 +302,15 @@ class pool_asleep : public out_of_memory {
   void throw_same(memory_report const& report) const override { throw pool_asleep(report); }
 };
 
+namespace detail {
+
+/// The status of a call that cannot be made. @param call  what was called, and why it is refused; static storage
+[[nodiscard]] constexpr status unsupported_call(char const* call) noexcept {
+  return {failure::unsupported, 801, "cudaErrorNotSupported", call};
+}
+
+}  // namespace detail
+
 /// The kind of memory misuse that a checked build detects.
 enum class misuse_kind : std::uint8_t {
   foreign_pointer,  ///< not from this resource

@@ -39,10 +39,6 @@ inline constexpr char const* several_handles =
     "each segment of "
     "segments_of() to a dma_buf)";
 
-[[nodiscard]] inline status unsupported_call(char const* call) noexcept {
-  return {failure::unsupported, 801, "cudaErrorNotSupported", call};
-}
-
 /// Numbers the exports of this process, from 1.
 [[nodiscard]] inline std::uint64_t next_export() noexcept {
   static std::atomic<std::uint64_t> last{0};

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/creating_process.hpp"
@@ -70,9 +71,8 @@ class [[nodiscard]] page_registrations {
       if (!nearest(memory_, [](auto& l) -> decltype(l.has_one_handle_per_block()) {
             return l.has_one_handle_per_block();
           }))
-        throw cuda_error(
-            status{failure::unsupported, 801, "cudaErrorNotSupported", detail::several_handles_to_register},
-            memory_.driver().device().value, where);
+        throw cuda_error(detail::unsupported_call(detail::several_handles_to_register),
+                         memory_.driver().device().value, where);
     }
   }
   page_registrations(page_registrations&&) noexcept = default;

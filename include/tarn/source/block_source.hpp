@@ -187,8 +187,7 @@ class block_source {
     if constexpr (may_be_missing) {
       char const* const refusal = Calls::refusal(driver_);
       if (refusal == nullptr) return;
-      throw cuda_error({failure::unsupported, 801, "cudaErrorNotSupported", refusal}, driver_.device().value,
-                       source_location{});
+      throw cuda_error(detail::unsupported_call(refusal), driver_.device().value, source_location{});
     }
   }
 

@@ -21,7 +21,7 @@ template <class Source>
 
 /// The error of a call that needs pages. @param call  what was called, and why it is refused; static storage
 [[nodiscard]] constexpr status without_pages(char const* call) noexcept {
-  return {failure::unsupported, 801, "cudaErrorNotSupported", call};
+  return unsupported_call(call);
 }
 
 /// Throws cuda_error of kind `unsupported` if the device has no pages.
