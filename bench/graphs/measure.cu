@@ -108,13 +108,13 @@ void measure_graphs(graph_effort const& e, figure_handler const& on_figure) {
   touch<<<1, 32, 0, s.get()>>>(data.data(), 32);
   s.synchronize();
 
-  auto const compare = [&](char const* way) {
-    graph_memory memory{pool};
+  auto const compare = [&](auto& from, char const* way) {
+    graph_memory memory{from};
     std::vector<double> with, without;
     for (unsigned i = 0; i < e.captures + 10; ++i) {
       double const a = capture(s, [&](auto const& run) {
         capture_scope const scope(memory, s);
-        run(pool, data.data(), e.nodes, 512);
+        run(from, data.data(), e.nodes, 512);
       });
       double const b = capture(s, [&](auto const& run) { run(before, data.data(), e.nodes, 512); });
       if (i >= 10) with.push_back(a), without.push_back(b);
@@ -123,7 +123,11 @@ void measure_graphs(graph_effort const& e, figure_handler const& on_figure) {
                    " temporary buffers",
                way, "us", median(with) * 1e6, median(without) * 1e6, "memory allocated before"});
   };
-  compare("device_pool, one thread");
+  compare(pool, "device_pool, one thread");
+  {
+    auto without_statistics = cuda_pages{} | pooled{};
+    compare(without_statistics, "a pool without statistics, one thread");
+  }
   {
     std::atomic<bool> over{false};
     std::atomic<std::uint64_t> calls{0};
@@ -136,7 +140,7 @@ void measure_graphs(graph_effort const& e, figure_handler const& on_figure) {
         calls += made;
       });
     }
-    compare("device_pool, beside 15 threads that allocate and free");
+    compare(pool, "device_pool, beside 15 threads that allocate and free");
     over = true;
     for (auto& t : threads) t.join();
   }
@@ -190,6 +194,22 @@ void measure_graphs(graph_effort const& e, figure_handler const& on_figure) {
   on_figure({"is_capturing of a stream", "cuda_driver", "ns",
              call_ns(e.pairs, [&] { (void)driver.is_capturing(bare, captured); }),
              call_ns(e.pairs, [&] { (void)driver.identify(bare, id); }), "identify"});
+  {
+    std::atomic<bool> over{false};
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < 14; ++t) {
+      threads.emplace_back([&] {
+        tarn::stream const own;
+        tarn::stream_ref const its(own.get());
+        bool answer = false;
+        while (!over) (void)driver.is_capturing(its, answer);
+      });
+    }
+    on_figure({"is_capturing of a stream while 14 threads ask of theirs", "cuda_driver", "ns",
+               call_ns(e.pairs, [&] { (void)driver.is_capturing(bare, captured); }), 0, ""});
+    over = true;
+    for (auto& t : threads) t.join();
+  }
 }
 
 }  // namespace tarn::bench

@@ -298,10 +298,10 @@ PLANTED = {
         Mutant(
             "a block enters a magazine of the wrong size class",
             "pool/front/front.hpp",
-            """        unsigned const k = size.its_class();
-        done = put_in(*cache, *of_stream, k, p);""",
-            """        unsigned const k = class_of(align_up(size.bytes_in(size.its_class()), range_grain));
-        done = put_in(*cache, *of_stream, k, p);""",
+            """      unsigned const k = size.its_class();
+      if (!put_in(cache, *of_stream, k, p)) return false;""",
+            """      unsigned const k = class_of(align_up(size.bytes_in(size.its_class()), range_grain));
+      if (!put_in(cache, *of_stream, k, p)) return false;""",
         ),
         Mutant(
             "the cached large block serves a smaller request",
@@ -1980,8 +1980,15 @@ PLANTED = {
         Mutant(
             "a block of the pool that a capture frees returns to the pool",
             "pool/cache_misses.hpp",
-            "    if (graphs_.is_watching() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) [[unlikely]]\n      return;\n",
+            "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;\n",
             "",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a thread's cache takes a freed block before it is asked whether the stream is captured",
+            "pool/cache_misses.hpp",
+            "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;\n      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n",
+            "      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;\n",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(

@@ -304,8 +304,12 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.is_lost()) [[unlikely]]
       return;
     misuse_report const last = report_misuse_at_end();
-    if (graphs_.is_watching() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) [[unlikely]]
-      return;
+    if (graphs_.is_watching()) [[unlikely]] {
+      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;
+      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes &&
+          front_.put_watched(id, p, lazy_block_size{bytes}))
+        return;
+    }
     // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
     if (heap_.is_crowded()) [[unlikely]]
       heap_.sweep_streams(sweep_of::default_streams);

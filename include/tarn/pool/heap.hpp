@@ -127,6 +127,8 @@ class heap {
   }
   /// Whether the memory is pages: physical handles at addresses that the pool keeps.
   [[nodiscard]] bool uses_pages() const noexcept { return page_source<source_type> && !uses_plain_blocks(); }
+  /// Whether give_back_unused() may do anything: only pages go back by themselves, and a graph's stay.
+  [[nodiscard]] bool trims_itself() const noexcept { return uses_pages() && !space_.keeps_addresses; }
 
   // ---- taking
 
@@ -140,7 +142,7 @@ class heap {
     } else if ((batch.blocks[0] = space_.take(taker, r.where, r.block, r.alignment)) != nullptr) {
       batch.count = 1;
     }
-    batch.ends_step = space_.window.is_step_over();
+    batch.ends_step = space_.window.is_step_over() && trims_itself();
     return batch.count != 0;
   }
 
@@ -277,10 +279,10 @@ class heap {
   /// no work uses. Never waits: work of the stream `id` is marked, and what is not complete stays until a later step. Only
   /// where memory is pages, since the driver waits for the device before it frees a plain block.
   void give_back_unused(stream_id id) {
-    if (!uses_pages() || is_asleep()) return;
+    if (is_asleep()) return;
     hot_lock held(hot);
     may_release const releasing(held);
-    if (!space_.window.is_step_over() || space_.keeps_addresses) return;
+    if (!space_.window.is_step_over() || !trims_itself()) return;
     std::size_t const peak = space_.window.peak();
     bool const fell = space_.window.end_step(counters.reserved, space_.live_bytes, space_.live_peak);
     std::size_t const keep =

@@ -91,20 +91,17 @@ class front {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return false;
-    bool done = false;
-    if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
-      if (size.has_class()) [[likely]] {
-        unsigned const k = size.its_class();
-        done = put_in(*cache, *of_stream, k, p);
-        if (done) cache->count_live(-static_cast<std::int64_t>(size.bytes_in(k)), -1);
-      } else if (of_stream->large_block == nullptr && of_stream->newest_large == p) {
-        of_stream->large_block = p;
-        of_stream->large_bytes = size.large_bytes();
-        cache->count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
-        cache->count_held(of_stream->large_bytes, 0);
-        done = true;
-      }
-    }
+    bool const done = put_inside(*cache, id, p, size);
+    cache->lock.leave();
+    return done;
+  }
+  /// As put(), also while calls are watched.
+  template <class Size>
+  [[nodiscard]] bool put_watched(stream_id id, void* p, Size size) noexcept {
+    thread_cache* const cache = local();
+    if (cache == nullptr) return false;
+    cache->lock.enter();
+    bool const done = put_inside(*cache, id, p, size);
     cache->lock.leave();
     return done;
   }
@@ -423,6 +420,26 @@ class front {
       }
     }
     return p;
+  }
+
+  template <class Size>
+  [[nodiscard]] TARN_ALWAYS_INLINE bool put_inside(thread_cache& cache, stream_id id, void* p,
+                                                   Size size) noexcept {
+    stream_cache* const of_stream = cache.find(id);
+    if (of_stream == nullptr) [[unlikely]]
+      return false;
+    if (size.has_class()) [[likely]] {
+      unsigned const k = size.its_class();
+      if (!put_in(cache, *of_stream, k, p)) return false;
+      cache.count_live(-static_cast<std::int64_t>(size.bytes_in(k)), -1);
+      return true;
+    }
+    if (of_stream->large_block != nullptr || of_stream->newest_large != p) return false;
+    of_stream->large_block = p;
+    of_stream->large_bytes = size.large_bytes();
+    cache.count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
+    cache.count_held(of_stream->large_bytes, 0);
+    return true;
   }
 
   /// Whether the stream still has the cache: a capture_scope may have closed it since. Called inside the owner lock.
