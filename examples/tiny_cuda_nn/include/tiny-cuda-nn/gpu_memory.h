@@ -23,10 +23,12 @@ namespace tcnn {
 namespace tarn_workspace {
 /// Whether workspace comes from a pool of tarn; otherwise from tiny-cuda-nn's own arenas, one for each stream.
 bool in_use() noexcept;
-/// Allocates for work on the stream. @throws what std::bad_alloc catches: nothing has changed
-uint8_t* allocate(cudaStream_t stream, size_t n_bytes);
-/// Frees in the order of the stream.
-void free(cudaStream_t stream, uint8_t* data, size_t n_bytes) noexcept;
+/// Returns the identity of a stream, which CUDA does not tell while the stream is captured; 0 if the program did not create it.
+unsigned long long identity_of(cudaStream_t stream) noexcept;
+/// Allocates for work on the stream with that identity. @throws what std::bad_alloc catches: nothing has changed
+uint8_t* allocate(cudaStream_t stream, unsigned long long id, size_t n_bytes);
+/// Frees in the order of the stream, which may have been destroyed.
+void free(cudaStream_t stream, unsigned long long id, uint8_t* data, size_t n_bytes) noexcept;
 /// Gives the pool's cached memory back to the driver.
 void free_cached() noexcept;
 }  // namespace tarn_workspace
@@ -34,14 +36,16 @@ void free_cached() noexcept;
 class GPUMemoryArena {
  public:
   /// A block of workspace, freed in the order of its stream. The training step allocates and frees it while its stream is
-  /// captured; the graph is launched once, on the same stream, before the stream gets other work, so the pool needs no
-  /// capture_scope.
+  /// captured; the graph is launched once, on the same stream, before the stream gets other work. The order of the stream is
+  /// therefore enough, and a capture_scope, which would keep the blocks for later launches, is not needed. The identity of the
+  /// stream was noted when it was created: the pool cannot ask for it while the stream is captured.
   class Allocation {
    public:
     Allocation() = default;
     Allocation(cudaStream_t stream, size_t n_bytes) : m_stream{stream} {
       if (tarn_workspace::in_use()) {
-        m_data = tarn_workspace::allocate(stream, n_bytes);
+        m_stream_id = tarn_workspace::identity_of(stream);
+        m_data = tarn_workspace::allocate(stream, m_stream_id, n_bytes);
         m_n_bytes = n_bytes;
       } else {
         m_from_arena = allocate_workspace_per_stream(stream, n_bytes);
@@ -49,7 +53,7 @@ class GPUMemoryArena {
       }
     }
     ~Allocation() {
-      if (m_n_bytes != 0) tarn_workspace::free(m_stream, m_data, m_n_bytes);
+      if (m_n_bytes != 0) tarn_workspace::free(m_stream, m_stream_id, m_data, m_n_bytes);
     }
     Allocation(Allocation&& other) { swap(other); }
     Allocation& operator=(Allocation&& other) {
@@ -64,12 +68,14 @@ class GPUMemoryArena {
    private:
     void swap(Allocation& other) {
       std::swap(m_stream, other.m_stream);
+      std::swap(m_stream_id, other.m_stream_id);
       std::swap(m_data, other.m_data);
       std::swap(m_n_bytes, other.m_n_bytes);
       std::swap(m_from_arena, other.m_from_arena);
     }
 
     cudaStream_t m_stream = nullptr;
+    unsigned long long m_stream_id = 0;
     uint8_t* m_data = nullptr;
     size_t m_n_bytes = 0;  // from tarn
     GPUMemoryArenaPerStream::Allocation m_from_arena;
