@@ -9,6 +9,7 @@
 // No exception leaves a function. One that fails returns null, and tarn_c_error() on the same thread returns the reason.
 // Without CUDA's headers, or with -DTARN_NO_CUDA, the same functions stand on the simulated device, for tests.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -16,8 +17,8 @@
 #include <limits>
 #include <mutex>
 #include <optional>
-#include <unordered_map>
 
+#include "block_table.hpp"
 #include "tarn/tarn.hpp"
 #if !TARN_HAS_CUDA
 #include "tarn/sim.hpp"
@@ -100,28 +101,20 @@ struct tarn_c_pool {
   /// @param user  a stream that exists and may have used the block; null: none besides the block's own
   void free(void* p, tarn::stream_ref const* user) noexcept {
     block b{};
-    {
-      std::lock_guard const guard(mutex);
-      auto const found = blocks.find(p);
-      if (found == blocks.end()) return;  // null, or not a block of this pool
-      b = found->second;
-      blocks.erase(found);
-    }
+    if (p == nullptr || !blocks.take(p, b)) return;  // not a block of this pool
     if (user != nullptr) wait_for(*user, p, b);
     give_back(p, b);
   }
 
   pool_type memory;
   std::optional<recorded_type> recorder;  ///< the same pool, with a trace of its calls
-  std::mutex mutex;
-  std::unordered_map<void*, block> blocks;
+  tarn_c::block_table<block> blocks;
 
  private:
   void* remember(void* p, block const& b) {
     if (p == nullptr) return p;
     try {
-      std::lock_guard const guard(mutex);
-      blocks.emplace(p, b);
+      blocks.add(p, b);
     } catch (...) {
       give_back(p, b);
       throw;
@@ -135,7 +128,8 @@ struct tarn_c_pool {
       memory.deallocate(b.stream, p, b.bytes);
     }
   }
-  /// Has the block wait for the work that `user` has now, if that is another stream than the block's own.
+  /// Has the block wait for the work that `user` has now, if that is another stream than the block's own. Equal handles are not enough:
+  /// the block's stream may have been destroyed, and its handle be another stream's. Default streams are identified without CUDA.
   void wait_for(tarn::stream_ref user, void* p, block const& b) noexcept {
     try {
       tarn::stream_ref const known = tarn::identified(memory, user);
@@ -149,21 +143,27 @@ struct tarn_c_pool {
 namespace {
 
 constexpr int most_devices = 64;
-std::mutex pools_mutex;
-tarn_c_pool* pools[most_devices];  // never destroyed
+std::mutex pools_mutex;                         // held while one is made
+std::atomic<tarn_c_pool*> pools[most_devices];  // never destroyed
 
 tarn_c_pool* pool_of(int device, char const* trace) {
   if (device < 0 || device >= most_devices) {
     set_error(other_error, "there is no device of that number");
     return nullptr;
   }
+  std::atomic<tarn_c_pool*>& here = pools[device];
+  tarn_c_pool* pool = here.load(std::memory_order_acquire);
+  if (pool != nullptr && trace == nullptr) return pool;
   std::lock_guard const guard(pools_mutex);
-  tarn_c_pool*& pool = pools[device];
+  pool = here.load(std::memory_order_relaxed);
   if (pool != nullptr && trace != nullptr) {
     set_error(other_error, "the pool of this device is in use already: record from its first call");
     return nullptr;
   }
-  if (pool == nullptr) pool = new tarn_c_pool(device, trace);
+  if (pool == nullptr) {
+    pool = new tarn_c_pool(device, trace);
+    here.store(pool, std::memory_order_release);
+  }
   return pool;
 }
 

@@ -3,6 +3,7 @@
 """Tests of tarn_c without a GPU, on a libtarn_c.so of the simulated device: TARN_C_LIBRARY=... python3 test_tarn_c.py"""
 import ctypes
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,20 @@ class Functions(unittest.TestCase):
         thread.join()
         self.assertEqual(seen, [""])
         self.assertNotEqual(tarn_c.error_text(), "")
+
+    def test_each_of_many_live_blocks_is_found_once(self):
+        live = [lib.tarn_c_allocate(self.p, 100, None) for _ in range(20_000)]
+        self.assertEqual(len(set(live)), len(live))
+        random.Random(1).shuffle(live)
+        for left in (15_000, 3_000, 0):  # some parts of the table shrink, and are searched past freed places
+            gone, live = live[left:], live[:left]
+            for a in gone + gone[:1000]:
+                lib.tarn_c_free(self.p, a)
+            self.assertEqual(self.pool.numbers().blocks, left)
+            if left:
+                live += [lib.tarn_c_allocate(self.p, 100, None) for _ in range(500)]
+                random.Random(left).shuffle(live)
+                self.assertEqual(self.pool.numbers().blocks, left + 500)
 
     def test_many_threads(self):
         def work(seed):
