@@ -5,7 +5,11 @@
 #
 #   bench/gpu.sh prepare     on a Debian or Ubuntu machine: gathers into .gpu-deps/ what a GPU machine lacks
 #                            (Catch2, CLI11, nlohmann-json, zlib, mimalloc; Open MPI if it is installed; RMM and DALI's core
-#                            if pip has them; the sources of NanoVDB and tiny-cuda-nn if git can fetch them)
+#                            if pip has them; the sources of NanoVDB and tiny-cuda-nn, and the tests of RMM and of PyTorch's
+#                            allocator, if git can fetch them)
+#   bench/gpu.sh prepare clients    gathers only what the stage clients needs
+#   bench/gpu.sh prebuild    on a machine with nvcc, after prepare: compiles the programs of clients for ARCH into .gpu-deps/built,
+#                            from where clients_build takes them
 #   bench/gpu.sh             on the GPU machine, with .gpu-deps/ in the repository root: runs all stages
 #   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
 #                            Stages after build need a build that is there
@@ -15,16 +19,19 @@
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
 #   moving  sleep  compact  reservations  convert  graphs  nccl  tests  endings  sanitize  planted  examples  snapshots  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
-#   clients_torch  clients_rmm  clients_cupy  clients_build  clients_nanovdb  clients_tcnn: other people's programs on tarn, only where
-#   they are named; clients means all of them
+#   clients_build  clients_nanovdb  clients_cupy  clients_tcnn  clients_torch  clients_torch_tests  clients_rmm: other people's programs on
+#   tarn, only where they are named. clients means all of them, and needs no other stage: clients_build configures and builds what
+#   they need. Their logs, shortened, are bench/results/clients_*.log
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
 #              MIRRORS        folder of bare repositories that prepare takes the sources from, instead of GitHub
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
-#              RMM_TESTS      cpp/tests of RMM's sources, for clients_rmm; prepare takes a copy along, and GoogleTest if installed
+#              TORCH_TESTS    PyTorch's test/test_cuda.py, for clients_torch_tests; prepare takes it instead of fetching it
 #              OUT            folder that gets the results once more, packed
 #              JOBS           compile jobs (all cores)
-#              TOTAL_SECONDS  after which the stages that are left get no time (570)
+#              ARCH           compute capability that prebuild compiles for (90)
+#              TOTAL_SECONDS  after which the stages that are left get no time (570; with clients 1900). If it is less than the stages
+#                             of clients may take together, each gets its share, and those that measure make fewer repeats
 # A stage that fails or takes too long costs only its own figures; the exit status reports it.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -34,15 +41,16 @@ build=${BUILD:-$root/build-gpu}
 logs=$build/logs
 results=$root/bench/results
 jobs=${JOBS:-$(nproc)}
-total=${TOTAL_SECONDS:-570}
+total=${TOTAL_SECONDS:-}  # set below, where the stages are known
 commit=${TARN_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || echo unknown)}
 export TARN_COMMIT=$commit
 
 say() { printf '%s\n' "$*"; }
 
 prepare() {
-  local missing=() package
+  local missing=() package only=${1:-}
   local packages=(catch2 libcli11-dev nlohmann-json3-dev zlib1g-dev libmimalloc2.0)
+  [ "$only" != clients ] || packages=(libcli11-dev nlohmann-json3-dev)
   for package in "${packages[@]}"; do
     dpkg -L "$package" >/dev/null 2>&1 || missing+=("$package")
   done
@@ -53,7 +61,9 @@ prepare() {
   rm -rf "$deps"
   mkdir -p "$deps"
   # Starts the processes of examples/data_parallel.
-  if command -v mpicxx.openmpi >/dev/null; then
+  if [ "$only" = clients ]; then
+    :
+  elif command -v mpicxx.openmpi >/dev/null; then
     for package in openmpi-bin openmpi-common libopenmpi-dev libopenmpi3 libhwloc15 libevent-core-2.1-7 libevent-pthreads-2.1-7 \
         libpmix2; do  # what one machine needs, no network's libraries
       dpkg -L "$package" >/dev/null 2>&1 && packages+=("$package")
@@ -75,8 +85,10 @@ prepare() {
     say "skipped RMM: pip could not fetch it"
   fi
   rm -rf "$deps/wheels"
-  say "downloading nvidia-dali-cuda130 with pip, 200 MB; its headers and core library are kept"
-  if python3 -m pip download -q --no-deps --only-binary=:all: -d "$deps/wheels" nvidia-dali-cuda130; then
+  [ "$only" = clients ] || say "downloading nvidia-dali-cuda130 with pip, 200 MB; its headers and core library are kept"
+  if [ "$only" = clients ]; then
+    :
+  elif python3 -m pip download -q --no-deps --only-binary=:all: -d "$deps/wheels" nvidia-dali-cuda130; then
     python3 -m zipfile -e "$deps"/wheels/*.whl "$deps/wheels"
     mkdir -p "$deps/dali/include/dali"
     mv "$deps/wheels/nvidia/dali/libdali_core.so" "$deps/dali"
@@ -94,18 +106,30 @@ prepare() {
       include tools/util/include
     fetch_sources tcnn/dependencies/fmt https://github.com/fmtlib/fmt fa2eb2d2e3ec5c21629f8ccd88ae05ec40b963fa include
   fi
-  if [ -n "${TRACES:-}" ]; then
+  # RMM's own suites need GoogleTest.
+  if dpkg -L libgtest-dev libgmock-dev >/dev/null 2>&1; then
+    fetch_sources rmm_tests https://github.com/rapidsai/rmm 5d50a37b9612e29d53f8202fba792b1a36f88a79 cpp/tests
+    dpkg -L libgtest-dev libgmock-dev | grep -E '^/usr/(include/g|lib/.*\.a$)' |
+      while read -r file; do [ -d "$file" ] || printf '%s\n' "${file#/}"; done | tar -C / -c -T - | tar -C "$deps" -x
+  else
+    say "skipped RMM's test suites: they need libgtest-dev and libgmock-dev"
+  fi
+  # The tests of PyTorch 2.11.0, and the two packages they need.
+  if [ -n "${TORCH_TESTS:-}" ]; then
+    mkdir -p "$deps/torch_tests/test"
+    cp "$TORCH_TESTS" "$deps/torch_tests/test/test_cuda.py"
+  else
+    fetch_sources torch_tests https://github.com/pytorch/pytorch 70d99e998b4955e0049d13a98d77ae1b14db1f45 test/test_cuda.py
+  fi
+  if [ -d "$deps/torch_tests" ]; then
+    python3 -m pip install -q --no-deps --no-compile --only-binary=:all: --target "$deps/torch_tests/python" expecttest psutil ||
+      say "skipped expecttest and psutil, for PyTorch's tests: pip could not fetch them"
+  fi
+  if [ -n "${TRACES:-}" ] && [ "$only" != clients ]; then
     mkdir "$deps/traces"
     cp "$TRACES"/*.trace.gz "$deps/traces"
   fi
-  if [ -z "${RMM_TESTS:-}" ] || ! dpkg -L libgtest-dev libgmock-dev >/dev/null 2>&1; then
-    say "skipped RMM's test suites: they need RMM_TESTS=FOLDER, libgtest-dev and libgmock-dev"
-  else
-    mkdir "$deps/rmm_tests"
-    cp -r "$RMM_TESTS" "$deps/rmm_tests/tests"
-    dpkg -L libgtest-dev libgmock-dev | grep -E '^/usr/(include/g|lib/.*\.a$)' |
-      while read -r file; do [ -d "$file" ] || printf '%s\n' "${file#/}"; done | tar -C / -c -T - | tar -C "$deps" -x
-  fi
+  du -sh "$deps"/*
   du -sh "$deps"
 }
 
@@ -122,14 +146,32 @@ fetch_sources() {
     git -C "$repository" fetch -q --depth 1 "$url" "$commit"
   fi
   mkdir -p "$folder"
-  for path in "$@"; do git -C "$repository" archive "$commit" "$path" | tar -C "$folder" -x 2>/dev/null; done
-  if [ -d "$folder/$1" ]; then
+  for path in "$@"; do  # a folder's own tree: a mirror may lack large files elsewhere
+    if [ "$(git -C "$repository" cat-file -t "$commit:$path" 2>/dev/null)" = blob ]; then
+      mkdir -p "$(dirname "$folder/$path")"
+      git -C "$repository" show "$commit:$path" >"$folder/$path"
+    else
+      git -C "$repository" archive --prefix="$path/" "$commit:$path" 2>/dev/null | tar -C "$folder" -x 2>/dev/null
+    fi
+  done
+  if [ -e "$folder/$1" ]; then
     say "$commit" >"$folder/COMMIT"
   else
     rmdir "$folder"
     say "skipped ${name#*/}: git could not fetch it"
   fi
   rm -rf "$deps/.repository"
+}
+
+# share_of NAME SECONDS LEFT: how many of the LEFT seconds the next stage of clients may take, so that the ones after it get theirs.
+declare -A client_seconds=([clients_build]=400 [clients_nanovdb]=150 [clients_cupy]=280 [clients_tcnn]=150 [clients_torch]=500
+  [clients_torch_tests]=200 [clients_rmm]=200)
+share_of() {
+  local other sum=0
+  for other in "${!client_seconds[@]}"; do
+    is_wanted "$other" && [ -z "${outcome[$other]:-}" ] && sum=$((sum + client_seconds[$other]))
+  done
+  if [ "$sum" -gt "$3" ]; then say $(($2 * $3 / sum)); else say "$3"; fi
 }
 
 # stage NAME SECONDS FUNCTION: runs it with its log and its limit; remembers how it went.
@@ -144,6 +186,7 @@ is_wanted() {
 }
 stage() {
   local name=$1 seconds=$2 function=$3 start=$SECONDS status file left=$((total - SECONDS))
+  [[ $name != clients* ]] || left=$(share_of "$name" "$seconds" "$left")
   is_wanted "$name" || return
   order+=("$name")
   if [ "$left" -lt 5 ]; then
@@ -154,6 +197,7 @@ stage() {
   say "== $name"
   # shellcheck disable=SC2163
   export -f "$function"
+  export stage_seconds=$seconds
   timeout --kill-after=5 "$seconds" bash -c "set -u; $function" >"$logs/$name.log" 2>&1
   status=$?
   for file in "$results"/*.new; do  # what was done before a stage was stopped counts; no figures leave the earlier ones
@@ -167,6 +211,10 @@ stage() {
   esac
   outcome[$name]+=" ($((SECONDS - start)) s)"
   say "   ${outcome[$name]}"
+  if [[ $name == clients* && $status -ne 77 ]]; then
+    { cat "$environment_file"; say "$name: ${outcome[$name]}"; tail -n 150 "$logs/$name.log" | cut -c 1-240 | sed "s|$root/||g"; } \
+      >"$results/$name.log"
+  fi
   [[ ${outcome[$name]} == FAILED* ]] && tail -n 25 "$logs/$name.log" | sed 's/^/   | /'
 }
 
@@ -228,7 +276,8 @@ run_configure() {
     nccl=(-DTARN_NCCL_INCLUDE="$nccl_dir/include" -DTARN_NCCL_LIBRARY="$nccl_dir/lib/libnccl.so.2")
   [ -n "$mpi_dir" ] && mpi=(-DMPI_CXX_COMPILER="$mpi_dir/bin/mpicxx.openmpi" -DMPIEXEC_EXECUTABLE="$mpi_dir/bin/mpirun.openmpi")
   cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$deps/usr" \
-    -DTARN_BUILD_TESTS=ON -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH=ON -DTARN_WARNINGS_AS_ERRORS=OFF \
+    -DTARN_BUILD_TESTS="${TARN_BUILD_REST:-ON}" -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH="${TARN_BUILD_REST:-ON}" \
+    -DTARN_WARNINGS_AS_ERRORS=OFF \
     -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir" \
     -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_dir" "${mpi[@]}" "${nccl[@]}"
 }
@@ -529,19 +578,6 @@ run_graphs() {
   "$program" --json "$results/graphs.jsonl.new"
 }
 
-# PyTorch on tarn: builds the extension, runs its tests, and compares workloads under PyTorch's allocators and tarn.
-run_clients_torch() {
-  local status=0
-  [ -n "$torch_dir" ] || { say "no PyTorch with CUDA in python3"; return 77; }
-  export MAX_JOBS=$jobs TARN_TORCH_LIBRARY=$build/tarn_torch/tarn_torch.so
-  cd "$root/examples/pytorch" || return
-  python3 -c 'import tarn_torch; print(tarn_torch.build())' || return
-  python3 -m unittest -v test_tarn_torch || status=1
-  rm -f "$results/clients_torch.jsonl.new"
-  python3 compare_workloads.py "$results/clients_torch.jsonl.new" || status=1
-  return $status
-}
-
 # Who survives on a GPU that has 1.00, 1.01 and 1.05 times a trace's peak live bytes: a ballast takes the rest of it.
 caps=1.00,1.01,1.05
 run_survival_tarn() {
@@ -567,32 +603,28 @@ run_survival_rmm() {
     "--device cuda --json --cap $caps --pool rmm_arena @ALL" "--device cuda --json --cap $caps --pool rmm_binning @ALL"
 }
 
-# Other people's programs on tarn. RMM's own suites of resources, compiled here: 20 s of compiling each.
-run_clients_rmm() {
-  [ -n "$rmm_dir" ] || { say "RMM is not in .gpu-deps"; return 77; }
-  [ -d "$deps/rmm_tests/tests" ] || { say "RMM's tests are not in .gpu-deps (RMM_TESTS=FOLDER bench/gpu.sh prepare)"; return 77; }
-  python3 -B "$root/examples/rmm/run_suites.py" --rmm "$rmm_dir" --tests "$deps/rmm_tests/tests" --prefix "$deps/usr" \
-    --build "$build/clients_rmm" --jobs "$jobs" --json "$results/clients_rmm.jsonl.new"
-}
-# CuPy and Numba: their tests, and the comparison with CuPy's allocators.
-run_clients_cupy() {
-  local folder=$root/examples/python failed=0
-  export TARN_C_LIBRARY=$build/examples/libtarn_c.so PYTHONDONTWRITEBYTECODE=1
-  python3 -c 'import cupy' 2>/dev/null || { say "python3 has no CuPy"; return 77; }
-  [ -f "$TARN_C_LIBRARY" ] || { say "libtarn_c.so was not built"; return 77; }
-  timeout 90 python3 "$folder/test_cupy.py" || { say "FAILED: test_cupy.py"; failed=1; }
-  if python3 -c 'import numba.cuda' 2>/dev/null; then
-    timeout 60 python3 "$folder/test_numba.py" || { say "FAILED: test_numba.py"; failed=1; }
-  else
-    say "skipped Numba: python3 has none"
-  fi
-  timeout 150 python3 "$folder/compare_cupy.py" --json "$results/clients_cupy.jsonl.new" || failed=1
-  return $failed
-}
-# C++ programs. tiny-cuda-nn takes minutes to compile.
+# Other people's programs on tarn. Each takes stage_seconds at most.
+#
+# What they need, and nothing else: configured without tests and benches where there is no build yet. tiny-cuda-nn takes minutes to
+# compile; what prebuild made is taken as it is.
 run_clients_build() {
-  [ -n "$nanovdb_dir$tcnn_dir" ] || { say "skipped: no program's sources in .gpu-deps"; return 77; }
-  cmake --build "$build" -j "$jobs" --target clients
+  local program file targets=() keep_going=-k
+  for file in bench/tarn_nanovdb bench/tarn_tcnn examples/libtarn_c.so tarn_torch/tarn_torch.so; do
+    program=$deps/built/$(basename "$file")
+    [ -f "$program" ] || continue
+    say "prebuilt: $(basename "$file")"
+    mkdir -p "$(dirname "$build/$file")"
+    cp -p "$program" "$build/$file"
+  done
+  [ -f "$deps/built/libtarn_c.so" ] || targets+=(example_tarn_c_cuda)
+  if [ -n "$nanovdb_dir" ] && [ ! -f "$deps/built/tarn_nanovdb" ]; then targets+=(tarn_nanovdb); fi
+  if [ -n "$tcnn_dir" ] && [ ! -f "$deps/built/tarn_tcnn" ]; then targets+=(tarn_tcnn); fi
+  [ ${#targets[@]} -ne 0 ] || return 0
+  if [ ! -f "$build/CMakeCache.txt" ]; then
+    TARN_BUILD_REST=OFF run_configure || return
+  fi
+  [ -f "$build/build.ninja" ] && keep_going=-k0
+  cmake --build "$build" -j "$jobs" --target "${targets[@]}" -- $keep_going
 }
 # client PROGRAM FILE ARGUMENT...: appends nothing where the program was not built.
 client() {
@@ -602,19 +634,93 @@ client() {
   rm -f "$file"
   "$program" "$@" --json "$file"
 }
-export -f client
-run_clients_nanovdb() { client tarn_nanovdb clients_nanovdb.jsonl; }
-run_clients_tcnn() { client tarn_tcnn clients_tcnn.jsonl "$tcnn_dir/data/images/albert.jpg"; }
+export -f client run_configure
+run_clients_nanovdb() { client tarn_nanovdb clients_nanovdb.jsonl --repeats $((stage_seconds < 120 ? 2 : 3)); }
+run_clients_tcnn() {
+  [ -n "$tcnn_dir" ] || { say "tiny-cuda-nn is not in .gpu-deps"; return 77; }
+  client tarn_tcnn clients_tcnn.jsonl "$tcnn_dir/data/images/albert.jpg" --repeats $((stage_seconds < 90 ? 2 : 3))
+}
+# CuPy and Numba: their tests, and the comparison with CuPy's allocators.
+run_clients_cupy() {
+  local folder=$root/examples/python failed=0
+  export TARN_C_LIBRARY=$build/examples/libtarn_c.so PYTHONDONTWRITEBYTECODE=1
+  python3 -c 'import cupy' 2>/dev/null || { say "python3 has no CuPy"; return 77; }
+  [ -f "$TARN_C_LIBRARY" ] || { say "libtarn_c.so was not built"; return 77; }
+  timeout $((stage_seconds / 3)) python3 "$folder/test_cupy.py" -v || { say "FAILED: test_cupy.py"; failed=1; }
+  if python3 -c 'import numba.cuda' 2>/dev/null; then
+    timeout $((stage_seconds / 5)) python3 "$folder/test_numba.py" -v || { say "FAILED: test_numba.py"; failed=1; }
+  else
+    say "skipped Numba: python3 has none"
+  fi
+  timeout $((stage_seconds - SECONDS - 5)) python3 "$folder/compare_cupy.py" --json "$results/clients_cupy.jsonl.new" || failed=1
+  return $failed
+}
+# PyTorch: builds the extension, runs its tests, and compares workloads under PyTorch's allocators and tarn. A workload's rows are in the
+# file as soon as it is measured.
+run_clients_torch() {
+  local status=0 file=$results/clients_torch.jsonl
+  [ -n "$torch_dir" ] || { say "no PyTorch with CUDA in python3"; return 77; }
+  export MAX_JOBS=$jobs TARN_TORCH_LIBRARY=$build/tarn_torch/tarn_torch.so PYTHONDONTWRITEBYTECODE=1
+  cd "$root/examples/pytorch" || return
+  [ -f "$TARN_TORCH_LIBRARY" ] || python3 -c 'import tarn_torch; print(tarn_torch.build())' || return
+  timeout $(((stage_seconds - SECONDS) * 2 / 5)) python3 -m unittest -v test_tarn_torch || { say "FAILED: test_tarn_torch"; status=1; }
+  # shellcheck disable=SC2086
+  timeout $((stage_seconds - SECONDS - 2)) python3 compare_workloads.py "$file" --seconds $((stage_seconds - SECONDS - 15)) \
+    ${TORCH_COMPARE:-} || status=1
+  return $status
+}
+# PyTorch's own tests of its allocator, with tarn installed.
+run_clients_torch_tests() {
+  local tests=$deps/torch_tests
+  [ -n "$torch_dir" ] || { say "no PyTorch with CUDA in python3"; return 77; }
+  [ -f "$tests/test/test_cuda.py" ] || { say "PyTorch's tests are not in .gpu-deps"; return 77; }
+  export MAX_JOBS=$jobs TARN_TORCH_LIBRARY=$build/tarn_torch/tarn_torch.so PYTHONDONTWRITEBYTECODE=1
+  PYTHONPATH=$tests/python python3 "$root/examples/pytorch/run_torch_tests.py" "$tests/test/test_cuda.py" \
+    --json "$results/clients_torch_tests.jsonl.new" --seconds $((stage_seconds - 5))
+}
+# RMM's own suites of resources, compiled here: 20 s of compiling each.
+run_clients_rmm() {
+  [ -n "$rmm_dir" ] || { say "RMM is not in .gpu-deps"; return 77; }
+  [ -d "$deps/rmm_tests/cpp/tests" ] || { say "RMM's tests are not in .gpu-deps"; return 77; }
+  python3 -B "$root/examples/rmm/run_suites.py" --rmm "$rmm_dir" --tests "$deps/rmm_tests/cpp/tests" --prefix "$deps/usr" \
+    --build "$build/clients_rmm" --jobs "$jobs" --json "$results/clients_rmm.jsonl.new"
+}
 
 run_summary() {
   python3 "$root/bench/summary.py" "$results" || return 1
   if python3 -c 'import matplotlib'; then python3 "$root/bench/plots.py" "$results"; else say "skipped the picture: no matplotlib"; fi
 }
 
-if [ "${1:-}" = prepare ]; then
-  prepare
-  exit
-fi
+# prebuild: the programs of clients, for a machine with the CPU and the C library of this one or newer ones. Carry .gpu-deps/built with
+# the rest of .gpu-deps, and build again after a change of tarn's headers.
+prebuild() {
+  local failed=0 program file target sources
+  find_python_packages >/dev/null
+  mkdir -p "$deps/built"
+  if [ ! -f "$build/CMakeCache.txt" ]; then
+    CUDAARCHS=${ARCH:-90} TARN_BUILD_REST=OFF run_configure || return
+  fi
+  for program in bench/tarn_nanovdb:tarn_nanovdb:$nanovdb_dir bench/tarn_tcnn:tarn_tcnn:$tcnn_dir examples/libtarn_c.so:example_tarn_c_cuda:yes; do
+    IFS=: read -r file target sources <<<"$program"
+    [ -n "$sources" ] || { say "skipped $target: its sources are not in .gpu-deps"; continue; }
+    rm -f "$deps/built/$(basename "$file")"
+    if cmake --build "$build" -j "$jobs" --target "$target"; then strip -o "$deps/built/$(basename "$file")" "$build/$file"; else failed=1; fi
+  done
+  ls -l "$deps/built"
+  return $failed
+}
+
+case ${1:-} in
+  prepare)
+    prepare "${2:-}"
+    exit
+    ;;
+  prebuild)
+    build=${BUILD:-$root/build-clients}
+    prebuild
+    exit
+    ;;
+esac
 
 for argument in "$@"; do
   case $argument in
@@ -622,6 +728,12 @@ for argument in "$@"; do
     *) wanted+=("$argument") ;;
   esac
 done
+only_clients=yes  # whether no other stage is wanted: then environment.txt stays that of the other results
+for argument in "${wanted[@]:-all}"; do [[ $argument == clients* ]] || only_clients=; done
+if [ -z "$total" ]; then
+  total=570
+  for argument in "${wanted[@]:-all}"; do [ "$argument" != clients ] || total=1900; done
+fi
 mkdir -p "$results" "$logs"
 more_traces=${TRACES:-$deps/traces}
 TARN_DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
@@ -630,7 +742,9 @@ devices=  # in the names of results that more than one GPU changes
 export caps devices TARN_DRIVER root deps more_traces build logs results jobs commit
 export -f say built find_traces one_by_one
 find_python_packages
-environment | tee "$results/environment.txt"
+environment_file=$results/environment.txt
+[ -z "$only_clients" ] || environment_file=$logs/environment.txt
+environment | tee "$environment_file"
 [ -d "$deps" ] || say "no .gpu-deps: what this machine lacks is skipped (bench/gpu.sh prepare, on Debian, gathers it)"
 export LD_LIBRARY_PATH=$deps/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
@@ -674,12 +788,9 @@ if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
   stage survival_torch 60 run_survival_torch
   stage survival_cuda 150 run_survival_cuda
   stage survival_rmm 90 run_survival_rmm
-  stage clients_rmm 240 run_clients_rmm
-  stage clients_cupy 280 run_clients_cupy
-  stage clients_torch 570 run_clients_torch
-  stage clients_build 400 run_clients_build
-  stage clients_nanovdb 150 run_clients_nanovdb
-  stage clients_tcnn 90 run_clients_tcnn
+  for name in build nanovdb cupy tcnn torch torch_tests rmm; do
+    stage "clients_$name" "${client_seconds[clients_$name]}" "run_clients_$name"
+  done
 fi
 total=$((total + 25))
 stage summary 25 run_summary
