@@ -23,7 +23,7 @@ namespace tcnn {
 namespace tarn_workspace {
 /// Whether workspace comes from a pool of tarn; otherwise from tiny-cuda-nn's own arenas, one for each stream.
 bool in_use() noexcept;
-/// Returns the identity of a stream, which CUDA does not tell while the stream is captured; 0 if the program did not create it.
+/// Returns the identity of a stream, which CUDA does not report while the stream is captured; 0 if the program did not create it.
 unsigned long long identity_of(cudaStream_t stream) noexcept;
 /// Allocates for work on the stream with that identity. @throws what std::bad_alloc catches: nothing has changed
 uint8_t* allocate(cudaStream_t stream, unsigned long long id, size_t n_bytes);
