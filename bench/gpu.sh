@@ -9,7 +9,7 @@
 #                            allocator, if git can fetch them)
 #   bench/gpu.sh prepare clients    gathers only what the stage clients needs
 #   bench/gpu.sh prebuild    on a machine with nvcc, after prepare: compiles the programs of clients for ARCH into .gpu-deps/built,
-#                            from where clients_build takes them
+#                            from where clients_build takes them; with PyTorch in python3, its extension, too
 #   bench/gpu.sh             on the GPU machine, with .gpu-deps/ in the repository root: runs all stages
 #   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
 #                            Stages after build need a build that is there
@@ -233,7 +233,7 @@ find_python_packages() {
   nanovdb_dir=
   [ -f "$deps/nanovdb/nanovdb/nanovdb/NanoVDB.h" ] && nanovdb_dir=$deps/nanovdb/nanovdb
   tcnn_dir=
-  [ -d "$deps/tcnn/dependencies/cutlass/include" ] && tcnn_dir=$deps/tcnn
+  [ -d "$deps/tcnn/dependencies/cutlass/include" ] || [ -f "$deps/built/tarn_tcnn" ] && tcnn_dir=$deps/tcnn
   mpi_dir=
   if [ -x "$deps/usr/bin/mpirun.openmpi" ]; then
     mpi_dir=$deps/usr
@@ -697,15 +697,24 @@ prebuild() {
   local failed=0 program file target sources
   find_python_packages >/dev/null
   mkdir -p "$deps/built"
-  if [ ! -f "$build/CMakeCache.txt" ]; then
-    CUDAARCHS=${ARCH:-90} TARN_BUILD_REST=OFF run_configure || return
-  fi
+  CUDAARCHS=${ARCH:-90} TARN_BUILD_REST=OFF run_configure || return
   for program in bench/tarn_nanovdb:tarn_nanovdb:$nanovdb_dir bench/tarn_tcnn:tarn_tcnn:$tcnn_dir examples/libtarn_c.so:example_tarn_c_cuda:yes; do
     IFS=: read -r file target sources <<<"$program"
     [ -n "$sources" ] || { say "skipped $target: its sources are not in .gpu-deps"; continue; }
     rm -f "$deps/built/$(basename "$file")"
     if cmake --build "$build" -j "$jobs" --target "$target"; then strip -o "$deps/built/$(basename "$file")" "$build/$file"; else failed=1; fi
   done
+  rm -f "$deps/built/tarn_torch.so"
+  if [ -n "$torch_dir" ]; then
+    file=$build/tarn_torch/tarn_torch.so
+    rm -f "$file"
+    if (cd "$root/examples/pytorch" && MAX_JOBS=$jobs TARN_TORCH_LIBRARY=$file PYTHONDONTWRITEBYTECODE=1 \
+        python3 -c 'import tarn_torch; tarn_torch.build()'); then
+      strip -o "$deps/built/tarn_torch.so" "$file"
+    else
+      failed=1
+    fi
+  fi
   ls -l "$deps/built"
   return $failed
 }
