@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -236,6 +238,12 @@ class allocator final : public native::CUDAAllocator {
     for (auto const& pool : its->pools.with_foreign_memory()) add(all, statistics_of(*pool->foreign, {}));
     all.num_ooms = its->ooms.load();
     return all;
+  }
+  /// Reads the counters of a device's pool; all are 0 before its first use.
+  void read_pool_counters(DeviceIndex device, std::uint64_t (&out)[pool_counter_count]) {
+    std::fill(std::begin(out), std::end(out), std::uint64_t{0});
+    device_memory* const its = made_[valid(device)].load(std::memory_order_acquire);
+    if (its != nullptr) read_counters(its->memory, out);
   }
   void resetAccumulatedStats(DeviceIndex device) override {
     device_memory* const its = made_[valid(device)].load(std::memory_order_acquire);
@@ -982,6 +990,29 @@ void put_text(char const* text, char* to, std::size_t room) noexcept {
 }  // namespace tarn_torch
 
 extern "C" {
+
+/// Sets the options of the pools; `slack_per_mille` and `largest_handle` as in tarn::pooled, negative: its default. Returns 1 if tarn is
+/// installed already, and changes nothing.
+__attribute__((visibility("default"))) int tarn_torch_set_pool(int remap, std::int64_t slack_per_mille,
+                                                               std::int64_t largest_handle) noexcept {
+  if (c10::cuda::CUDACachingAllocator::allocator.load() == &tarn_torch::instance()) return 1;
+  tarn::pooled options;
+  if (remap == 0) options.remap = tarn::remapping::off;
+  if (slack_per_mille >= 0) options.slack_per_mille = static_cast<unsigned>(slack_per_mille);
+  if (largest_handle >= 0) options.largest_handle = static_cast<std::size_t>(largest_handle);
+  tarn_torch::pool_options() = options;
+  return 0;
+}
+/// Reads what the pool of a device did so far. Returns 1 if it cannot.
+__attribute__((visibility("default"))) int tarn_torch_pool_counters(
+    int device, std::uint64_t (*out)[tarn_torch::pool_counter_count]) noexcept {
+  try {
+    tarn_torch::instance().read_pool_counters(static_cast<c10::DeviceIndex>(device), *out);
+    return 0;
+  } catch (std::exception const&) {
+    return 1;
+  }
+}
 
 /// Puts tarn under PyTorch in this process. Returns 0, or 1 with the reason in `error`. Does nothing if it is installed already.
 __attribute__((visibility("default"))) int tarn_torch_install(char* error, std::size_t room) noexcept {

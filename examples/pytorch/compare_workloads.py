@@ -2,14 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains and runs small networks under PyTorch's allocator, its expandable segments and tarn, and compares them.
 
-    python3 compare_workloads.py results.jsonl [--workloads a,b] [--repeats 3] [--steps 12]
+    python3 compare_workloads.py RESULTS.jsonl [--workloads a,b] [--allocators native,expandable,tarn] [--repeats 3] [--steps 8]
+                                 [--seconds S]
+    python3 compare_workloads.py --diagnose transformer_train
 
-Each run is a process of its own: torch is imported once, and each run is forked before CUDA is used. The runs of the three
-allocators alternate. Sizes vary from step to step, from one seed, so that all allocators get the same requests; a run
-makes three passes over its sizes. Appends one JSON line for each workload and allocator: medians of the repeats, and whether the
-losses are bit-identical to those under PyTorch's allocator.
+Each run is a process of its own: torch is imported once, and each run is forked before CUDA is used. In each repeat all allocators run
+in turn, beginning with another one. Sizes vary from step to step, from one seed, so that all allocators get the same requests; a run
+warms the clocks of the GPU and then makes three passes over its sizes. The first pass is not measured.
 
-step_ms is the mean of a pass's steps, of each step the median of the passes after the first, with a synchronisation after it.
+An allocator is native, expandable, tarn, or tarn with options of its pool, as in tarn:slack_per_mille=50,largest_handle=8388608.
+
+As soon as a workload is measured, its lines in RESULTS.jsonl are replaced, one for each allocator; lines of other workloads stay. A
+workload begins only if it will probably end within --seconds. Step times of a line:
+
+  step_ms          of a run: the mean of its steps, of each step the median of the passes after the first. Median of the runs
+  step_ms_min      the smallest of the runs
+  step_ms_of_runs  of each run, in the order of the repeats
+  to_expandable    step_ms divided by that of expandable segments in the same repeat: of each repeat, and their median; and the
+                   reserved memory divided by theirs
+
+calls_of_passes counts, for each pass, what the allocator did as torch.cuda.memory_stats() reports it: on tarn, num_device_alloc and
+num_device_free are handles created and destroyed, num_sync_all_streams are waits of the host for a stream. With tarn, its pool's own
+counters follow, among them mappings. losses: whether they are bit-identical to those under PyTorch's allocator.
 """
 
 import argparse
@@ -19,6 +33,7 @@ import json
 import os
 import pathlib
 import random
+import select
 import statistics
 import subprocess
 import sys
@@ -29,14 +44,17 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import tarn_torch  # noqa: E402
 
-ALLOCATORS = ("native", "expandable", "tarn")
 PASSES = 3
 SEED = 7
+WARM_UP_S = 0.5
+CALLS = ("num_device_alloc", "num_device_free", "num_sync_all_streams", "num_alloc_retries")
+DIAGNOSED = ("native", "expandable", "tarn", "tarn:remap=0", "tarn:slack_per_mille=30", "tarn:slack_per_mille=60")
 
 
 class Block(nn.Module):
@@ -240,20 +258,180 @@ def prefetch(steps, rng):
     yield from train(model, steps, rng, loss_of)
 
 
-WORKLOADS = {f.__name__: f for f in (transformer_train, cnn_train, unet_train, llm_decode, moe_train, prefetch)}
+class RecomputedBlock(Block):
+    """Keeps only its input for the backward pass."""
+
+    def forward(self, x, cache=None):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def bert_recompute(steps, rng):
+    """Masked words with an encoder that recomputes its activations; sequences of varying length, padded to the longest."""
+    width, vocabulary = 512, 16384
+    words = nn.Embedding(vocabulary, width)
+    model = nn.Sequential(*(RecomputedBlock(width, 8) for _ in range(8)), nn.LayerNorm(width), nn.Linear(width, vocabulary))
+    both = nn.ModuleList([words, model]).cuda()
+
+    def loss_of(_):
+        length, batch = rng.randrange(64, 512), rng.choice([16, 24, 32, 48])
+        tokens = torch.randint(vocabulary, (batch, length), device="cuda")
+        hidden = torch.rand(batch, length, device="cuda") < 0.15
+        guessed = model(words(tokens.masked_fill(hidden, 0)))
+        return F.cross_entropy(guessed[hidden].float(), tokens[hidden])
+
+    yield from train(both, steps, rng, loss_of)
+
+
+class GraphLayer(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.own, self.others = nn.Linear(width, out), nn.Linear(width, out)
+
+    def forward(self, x, source, target, count):
+        sums = torch.zeros(count, x.shape[1], device=x.device, dtype=x.dtype).index_add(0, target, x[source])
+        degree = torch.bincount(target, minlength=count).clamp(min=1)[:, None]
+        return F.relu(self.own(x[:count]) + self.others((sums / degree).to(x.dtype)))
+
+
+def gcn_sampled(steps, rng):
+    """A graph network on sampled neighbourhoods: how many nodes and edges each layer has changes with every step."""
+    nodes, width = 200_000, 256
+    features = torch.randn(nodes, 128, device="cuda")
+    layers = nn.ModuleList([GraphLayer(128, width), GraphLayer(width, width), GraphLayer(width, 40)]).cuda()
+
+    def loss_of(_):
+        wanted = torch.randint(nodes, (rng.randrange(512, 2048),), device="cuda").unique()
+        hops, needed = [], wanted
+        for most in (15, 10, 5):  # from the last layer to the first
+            degree = torch.randint(1, most + 1, (len(needed),), device="cuda")
+            target = torch.arange(len(needed), device="cuda").repeat_interleave(degree)
+            neighbours = torch.randint(nodes, (len(target),), device="cuda")
+            new = neighbours.unique()
+            new = new[~torch.isin(new, needed)]
+            every = torch.cat([needed, new])
+            order = every.argsort()
+            hops.append((order[torch.searchsorted(every[order], neighbours)], target, len(needed)))
+            needed = every
+        x = features[needed]
+        for layer, hop in zip(layers, reversed(hops)):
+            x = layer(x, *hop)
+        return F.cross_entropy(x.float(), wanted % 40)
+
+    yield from train(layers, steps, rng, loss_of)
+
+
+class Detector(nn.Module):
+    def __init__(self, width=128):
+        super().__init__()
+        self.body = nn.ModuleList(Residual(a, b, 2) for a, b in [(3, 64), (64, 128), (128, 256), (256, 512)])
+        self.side = nn.ModuleList(nn.Conv2d(c, width, 1) for c in (128, 256, 512))
+        self.score, self.boxes = nn.Conv2d(width, 3, 3, 1, 1), nn.Conv2d(width, 12, 3, 1, 1)
+        self.kind = nn.Sequential(nn.Linear(2 * width, 256), nn.ReLU(), nn.Linear(256, 21))
+
+    def forward(self, images):
+        x, levels = images, []
+        for layer, side in zip(self.body, (None, *self.side)):
+            x = layer(x)
+            if side is not None:
+                levels.append(side(x))
+        return levels
+
+
+def overlaps(a, b):
+    """The intersection over union of every box of a with every box of b."""
+    low, high = torch.maximum(a[:, None, :2], b[None, :, :2]), torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    common = (high - low).clamp(min=0).prod(-1)
+    area = [(box[:, 2:] - box[:, :2]).prod(-1) for box in (a, b)]
+    return common / (area[0][:, None] + area[1][None] - common).clamp(min=1e-6)
+
+
+def detection(steps, rng):
+    """A detector on images of varying size: anchors on three levels are matched to a varying number of objects."""
+    model = Detector().cuda()
+
+    def anchors_of(level, stride):
+        height, width = level.shape[-2:]
+        y, x = torch.meshgrid(torch.arange(height, device="cuda"), torch.arange(width, device="cuda"), indexing="ij")
+        middle = torch.stack([x, y], -1).reshape(-1, 1, 2) * float(stride)
+        half = torch.tensor([1.0, 2.0, 3.0], device="cuda").reshape(1, 3, 1) * stride
+        return torch.cat([middle - half, middle + half], -1).reshape(-1, 4)
+
+    def loss_of(_):
+        height, width, batch = rng.randrange(320, 800, 32), rng.randrange(320, 800, 32), rng.choice([2, 4, 6])
+        levels = model(torch.randn(batch, 3, height, width, device="cuda"))
+        anchors = torch.cat([anchors_of(level, 2 ** (i + 2)) for i, level in enumerate(levels)])
+        score = torch.cat([model.score(x).permute(0, 2, 3, 1).reshape(batch, -1) for x in levels], 1)
+        moved = torch.cat([model.boxes(x).permute(0, 2, 3, 1).reshape(batch, -1, 4) for x in levels], 1)
+        total = 0
+        for i in range(batch):
+            count = rng.randrange(4, 60)
+            corner = torch.rand(count, 2, device="cuda") * torch.tensor([width * 0.8, height * 0.8], device="cuda")
+            objects = torch.cat([corner, corner + torch.rand(count, 2, device="cuda") * 80 + 8], 1)
+            best, which = overlaps(anchors, objects).max(1)
+            good = best > 0.3
+            total = total + F.binary_cross_entropy_with_logits(score[i].float(), good.float())
+            total = total + (moved[i][good].float() - objects[which[good]] / 100).abs().sum() / (good.sum() + 1)
+            crops = []
+            for _ in range(rng.randrange(4, 16)):
+                level = levels[rng.randrange(3)][i]
+                top, left = rng.randrange(level.shape[1] - 8), rng.randrange(level.shape[2] - 8)
+                crop = level[:, top : top + rng.randrange(2, 8), left : left + rng.randrange(2, 8)]
+                crops.append(torch.cat([crop.mean((1, 2)), crop.amax((1, 2))]))
+            kinds = torch.randint(21, (len(crops),), device="cuda")
+            total = total + F.cross_entropy(model.kind(torch.stack(crops)).float(), kinds)
+        return total / batch
+
+    yield from train(model, steps, rng, loss_of)
+
+
+WORKLOADS = {
+    f.__name__: f
+    for f in (
+        transformer_train, cnn_train, moe_train, unet_train, detection, bert_recompute, gcn_sampled, llm_decode, prefetch,
+    )
+}  # fmt: skip
+
+
+def options_of(allocator):
+    """The options of tarn's pool in an allocator's name."""
+    given = allocator.partition(":")[2]
+    return {name: int(value) for name, value in (option.split("=") for option in given.split(",") if option)}
+
+
+def warm_clocks():
+    """Keeps the GPU busy, so that its clocks are up, and leaves no memory behind but what cuBLAS keeps."""
+    a = torch.randn(4096, 4096, device="cuda")
+    until = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < until:
+        for _ in range(8):
+            a = torch.nn.functional.normalize(a @ a)
+        torch.cuda.synchronize()
+    del a
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def calls_now(allocator):
+    stats = torch.cuda.memory_stats()
+    calls = {name: stats[name] for name in CALLS}
+    if allocator.startswith("tarn"):
+        calls.update(tarn_torch.pool_counters())
+    return calls
 
 
 def run(workload, allocator, steps):
     """One run, in the process that was forked for it."""
-    if allocator == "tarn":
-        tarn_torch.install()
+    if allocator.startswith("tarn"):
+        tarn_torch.install(**options_of(allocator))
     elif allocator == "expandable":
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
+    warm_clocks()
     torch.manual_seed(SEED)
     torch.cuda.manual_seed(SEED)
     passes, losses = [[] for _ in range(PASSES)], []
+    calls = [calls_now(allocator)]
     torch.cuda.synchronize()
     start = time.perf_counter()
     for step, loss in enumerate(WORKLOADS[workload](steps, random.Random(SEED))):
@@ -261,21 +439,25 @@ def run(workload, allocator, steps):
         now = time.perf_counter()
         passes[step // steps].append((now - start) * 1e3)
         losses.append(float(loss).hex())
+        if step % steps == steps - 1:
+            calls.append(calls_now(allocator))
         start = time.perf_counter()
     # Of each step the median of the later passes: the sizes differ from step to step, and are the same in each pass.
     later = [statistics.median(times) for times in zip(*passes[1:])]
     return {
         "step_ms": sum(later) / len(later),
         "first_pass_ms": sum(passes[0]),
+        "pass_ms": [sum(times) for times in passes],
         "peak_reserved": torch.cuda.max_memory_reserved(),
         "peak_allocated": torch.cuda.max_memory_allocated(),
+        "calls_of_passes": [{key: b[key] - a[key] for key in b} for a, b in zip(calls, calls[1:])],
         "losses": hashlib.sha256("".join(losses).encode()).hexdigest()[:16],
         "last_loss": float.fromhex(losses[-1]),
         "gpu": torch.cuda.get_device_name(),
     }
 
 
-def run_forked(workload, allocator, steps, limit_s=90):
+def run_forked(workload, allocator, steps, limit_s=60):
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -289,14 +471,12 @@ def run_forked(workload, allocator, steps, limit_s=90):
             print(f"{workload} {allocator}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
         os._exit(status)
     os.close(write)
-    until = time.monotonic() + limit_s
     with os.fdopen(read) as pipe:
-        import select
-
         ready = select.select([pipe], [], [], limit_s)[0]
-        text = pipe.read() if ready else ""
-    if time.monotonic() > until:
-        os.kill(child, 9)
+        if not ready:
+            print(f"{workload} {allocator}: ended after {limit_s} s", file=sys.stderr, flush=True)
+            os.kill(child, 9)
+        text = pipe.read()
     os.waitpid(child, 0)
     return json.loads(text) if text else None
 
@@ -309,60 +489,122 @@ def first_line(*command):
         return "unknown"
 
 
+def replace_lines(path, workload, lines):
+    """Replaces the lines of one workload in the file; the others stay. The file is whole at any time."""
+    kept = []
+    if path.exists():
+        kept = [text for text in path.read_text().splitlines() if text and json.loads(text).get("workload") != workload]
+    part = path.with_name(path.name + ".part")
+    part.write_text("".join(text + "\n" for text in kept + [json.dumps(line) for line in lines]))
+    part.replace(path)
+
+
+def lines_of(workload, found, steps, context):
+    """The lines of a workload. `found` has, for each allocator, the run of each repeat, or None where it failed."""
+    keys = ("step_ms", "first_pass_ms", "peak_reserved", "peak_allocated")
+    native = {r["losses"] for r in found.get("native", []) if r}
+    lines = []
+    for allocator, repeats in found.items():
+        runs = [r for r in repeats if r]
+        if not runs:
+            continue
+        own = {r["losses"] for r in runs}
+        pairs = [(r, e) for r, e in zip(repeats, found.get("expandable", [])) if r and e]
+        line = {
+            "workload": workload, "allocator": allocator, "runs": len(runs), "steps": steps, "passes": PASSES,
+            **{key: round(statistics.median(r[key] for r in runs), 3) for key in keys},
+            "step_ms_min": round(min(r["step_ms"] for r in runs), 3),
+            "step_ms_of_runs": [r and round(r["step_ms"], 3) for r in repeats],
+        }  # fmt: skip
+        if pairs:
+            ratios = [r["step_ms"] / e["step_ms"] for r, e in pairs]
+            line["to_expandable"] = {
+                "step_ms": round(statistics.median(ratios), 4),
+                "step_ms_of_repeats": [round(ratio, 4) for ratio in ratios],
+                "peak_reserved": round(statistics.median(r["peak_reserved"] / e["peak_reserved"] for r, e in pairs), 4),
+            }
+        line["calls_of_passes"] = runs[-1]["calls_of_passes"]
+        if not native:
+            line["losses"] = "nothing to compare with"
+        else:
+            line["losses"] = "not deterministic" if len(native) != 1 else "identical" if own == native else "different"
+        lines.append({**line, "last_loss": runs[0]["last_loss"], "gpu": runs[0]["gpu"], **context})
+    return lines
+
+
+def print_lines(lines):
+    for line in lines:
+        to = line.get("to_expandable", {})
+        print(
+            f"{line['workload']:18} {line['allocator']:30} {line['runs']:4} {line['step_ms']:8.2f} {line['step_ms_min']:8.2f} "
+            f"{to.get('step_ms', float('nan')):7.3f} {line['first_pass_ms']:8.0f} {line['peak_reserved'] / 2**20:9.0f} "
+            f"{to.get('peak_reserved', float('nan')):7.3f} {line['peak_allocated'] / 2**20:9.0f}  {line['losses']}",
+            flush=True,
+        )
+
+
+def diagnose(workload, allocators, steps):
+    """Prints what the allocators did in each pass of one run each."""
+    failed = False
+    for allocator in allocators:
+        one = run_forked(workload, allocator, steps)
+        if one is None:
+            failed = True
+            continue
+        print(f"-- {workload}, {allocator}: step {one['step_ms']:.2f} ms, reserved {one['peak_reserved'] / 2**20:.0f} MiB, "
+              f"allocated {one['peak_allocated'] / 2**20:.0f} MiB")  # fmt: skip
+        for number, (ms, calls) in enumerate(zip(one["pass_ms"], one["calls_of_passes"]), 1):
+            print(f"   pass {number}: {ms:8.1f} ms  " + "  ".join(f"{key} {value}" for key, value in calls.items()), flush=True)
+    return failed
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", help="file that the JSON lines are appended to")
+    parser.add_argument("results", nargs="?", help="file in which the JSON lines are replaced")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--allocators", default="native expandable tarn", help="names with blanks between them")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12, help="of each pass")
-    parser.add_argument("--seconds", type=float, default=1e9, help="no further repeat begins after this time")
+    parser.add_argument("--steps", type=int, default=8, help="of each pass")
+    parser.add_argument("--seconds", type=float, default=1e9, help="what all of it may take")
+    parser.add_argument("--diagnose", metavar="WORKLOAD", help="print the calls of each pass instead of measuring")
     arguments = parser.parse_args()
     if not tarn_torch.library().exists():
         tarn_torch.build()
+    allocators = arguments.allocators.split()
+    if arguments.diagnose:
+        given = allocators if arguments.allocators != parser.get_default("allocators") else DIAGNOSED
+        return diagnose(arguments.diagnose, given, arguments.steps)
+    if not arguments.results:
+        parser.error("name the file of the results")
     began = time.monotonic()
-    names = arguments.workloads.split(",")
-    found = {(w, a): [] for w in names for a in ALLOCATORS}
-    for repeat in range(arguments.repeats):
-        for i, workload in enumerate(names):
-            if time.monotonic() - began > arguments.seconds:
-                break
-            turn = (repeat + i) % len(ALLOCATORS)
-            for allocator in ALLOCATORS[turn:] + ALLOCATORS[:turn]:
-                one = run_forked(workload, allocator, arguments.steps)
-                if one is not None:
-                    found[workload, allocator].append(one)
     context = {
         "driver": first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "torch": torch.__version__,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "commit": os.environ.get("TARN_COMMIT") or first_line("git", "rev-parse", "--short", "HEAD"),
     }
-    failed = False
-    keys = ("step_ms", "first_pass_ms", "peak_reserved", "peak_allocated")
-    print(f"{'workload':18} {'allocator':11} {'runs':>4} {'step ms':>8} {'pass 1':>8} {'reserved':>9} {'allocated':>9}  losses")
-    with open(arguments.results, "a") as out:
-        for (workload, allocator), runs in found.items():
-            reference = found[workload, "native"]
-            if not runs or not reference:
-                print(f"{workload:18} {allocator:11} {'not run' if not runs else 'nothing to compare with'}")
-                failed = True
-                continue
-            median = {key: statistics.median(r[key] for r in runs) for key in keys}
-            native = {r["losses"] for r in reference}
-            own = {r["losses"] for r in runs}
-            same = "not deterministic" if len(native) != 1 else "identical" if own == native else "different"
-            line = {
-                "workload": workload, "allocator": allocator, "runs": len(runs), "steps": arguments.steps, "passes": PASSES,
-                **{key: round(value, 3) for key, value in median.items()},
-                "step_ms_of_runs": [round(r["step_ms"], 3) for r in runs],
-                "losses": same, "last_loss": runs[0]["last_loss"], "gpu": runs[0]["gpu"], **context,
-            }  # fmt: skip
-            out.write(json.dumps(line) + "\n")
-            print(
-                f"{workload:18} {allocator:11} {len(runs):4} {median['step_ms']:8.2f} {median['first_pass_ms']:8.0f} "
-                f"{median['peak_reserved'] / 2**20:9.0f} {median['peak_allocated'] / 2**20:9.0f}  {same}",
-                flush=True,
-            )
+    failed, longest = False, 0
+    print(
+        f"{'workload':18} {'allocator':30} {'runs':>4} {'step ms':>8} {'min':>8} {'of exp.':>7} {'pass 1':>8} {'reserved':>9} "
+        f"{'of exp.':>7} {'allocated':>9}  losses"
+    )
+    for i, workload in enumerate(arguments.workloads.split(",")):
+        start = time.monotonic()
+        if start - began + longest > arguments.seconds:
+            print(f"{workload:18} not begun: {arguments.seconds:.0f} s would be over", flush=True)
+            failed = True
+            continue
+        found = {allocator: [] for allocator in allocators}
+        for repeat in range(arguments.repeats):
+            turn = (repeat + i) % len(allocators)
+            for allocator in allocators[turn:] + allocators[:turn]:
+                found[allocator].append(run_forked(workload, allocator, arguments.steps))
+        lines = lines_of(workload, found, arguments.steps, context)
+        if lines:
+            replace_lines(pathlib.Path(arguments.results), workload, lines)
+        print_lines(lines)
+        failed = failed or any(None in repeats for repeats in found.values())
+        longest = max(longest, time.monotonic() - start)
     return failed
 
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <tarn/diagnostics.hpp>
 #include <tarn/tarn.hpp>
@@ -20,9 +21,15 @@ using memory_type = tarn::stack<tarn::cuda_pages, peer_access, tarn::limited, ta
 
 inline constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max() / 2;
 
+/// The options of the pools that are made from now on. tarn_torch.install() sets them before the first pool.
+inline tarn::pooled& pool_options() noexcept {
+  static tarn::pooled options;
+  return options;
+}
+
 [[nodiscard]] inline memory_type make_memory(int device) {
   return memory_type{tarn::cuda_pages{tarn::device_id{device}}, peer_access{}, tarn::limited{no_limit},
-                     tarn::pooled{}, tarn::tracked{}};
+                     pool_options(), tarn::tracked{}};
 }
 
 /// Bounds the reserved bytes. What is reserved already stays.
@@ -100,6 +107,16 @@ template <class Memory>
   out.num_device_free = number(p.destroys - since.destroys);
   out.max_split_size = -1;  // blocks of every size are split
   return out;
+}
+
+/// What the pool did so far, and why: tarn_torch.pool_counters() names them in this order.
+inline constexpr std::size_t pool_counter_count = 8;
+template <class Memory>
+void read_counters(Memory& memory, std::uint64_t (&out)[pool_counter_count]) {
+  tarn::pool_state const p = pool_state_of(memory);
+  std::uint64_t const values[] = {p.creates, p.destroys,   p.maps,         p.unmaps,
+                                  p.remaps,  p.host_waits, p.device_waits, p.alloc_retries};
+  std::copy(std::begin(values), std::end(values), out);
 }
 
 /// Adds the numbers of another pool. The sum of two peaks is at least the peak of the sum.

@@ -12,7 +12,7 @@ import pathlib
 
 import torch
 
-__all__ = ["build", "install", "is_installed", "library"]
+__all__ = ["build", "install", "is_installed", "library", "pool_counters"]
 
 _here = pathlib.Path(__file__).resolve().parent
 _name = "tarn_torch"
@@ -63,21 +63,49 @@ def is_installed() -> bool:
     return torch.cuda.get_allocator_backend() == "tarn"
 
 
-def install() -> None:
+def _load() -> ctypes.CDLL:
+    lib = ctypes.CDLL(str(library()))
+    lib.tarn_torch_install.restype = ctypes.c_int
+    lib.tarn_torch_install.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    lib.tarn_torch_set_pool.restype = ctypes.c_int
+    lib.tarn_torch_set_pool.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    lib.tarn_torch_pool_counters.restype = ctypes.c_int
+    lib.tarn_torch_pool_counters.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
+    return lib
+
+
+def install(*, remap: bool = True, slack_per_mille: int | None = None, largest_handle: int | None = None) -> None:
     """Puts tarn under PyTorch in this process; compiles the library if there is none yet.
 
-    Raises RuntimeError if CUDA was used before, or if PyTorch has no CUDA. Does nothing if tarn is installed already. It needs no
-    GPU: without one, the first use of CUDA fails as it does without tarn.
+    The options are those of tarn's pool (include/tarn/pool/options.hpp): whether free physical handles are remapped, how far reserved
+    memory may exceed the peak of live bytes before they are, and the largest handle in bytes. The defaults suit most programs.
+
+    Raises RuntimeError if CUDA was used before, if tarn is installed already and options are given, or if PyTorch has no CUDA. Does
+    nothing if tarn is installed already. It needs no GPU: without one, the first use of CUDA fails as it does without tarn.
     """
     if torch.version.cuda is None:
         raise RuntimeError("tarn_torch: this PyTorch was built without CUDA")
-    path = library()
-    if not path.exists():
+    if (slack_per_mille or 0) < 0 or (largest_handle or 0) < 0:
+        raise ValueError("tarn_torch.install(): slack_per_mille and largest_handle must not be negative")
+    if not library().exists():
         build()
-    lib = ctypes.CDLL(str(path))
-    lib.tarn_torch_install.restype = ctypes.c_int
-    lib.tarn_torch_install.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    lib = _load()
+    if not remap or slack_per_mille is not None or largest_handle is not None:
+        numbers = [-1 if given is None else given for given in (slack_per_mille, largest_handle)]
+        if lib.tarn_torch_set_pool(int(remap), *numbers) != 0:
+            raise RuntimeError("tarn_torch.install(): tarn is installed already, and its options cannot change")
     error = ctypes.create_string_buffer(4096)
     if lib.tarn_torch_install(error, len(error)) != 0:
         reason = error.value.decode(errors="replace").splitlines()[0]
         raise RuntimeError(f"tarn_torch.install() must come before the first use of CUDA: {reason}")
+
+
+def pool_counters(device: int | None = None) -> dict[str, int]:
+    """Returns what tarn's pool of a device did since its start: physical handles created and destroyed, mappings made and removed, how
+    many of those moved a handle to another address, waits of the host and of a stream for a stream, and searches of the whole cache
+    after a refusal."""
+    names = ("creates", "destroys", "maps", "unmaps", "remaps", "host_waits", "device_waits", "cache_searches")
+    values = (ctypes.c_uint64 * len(names))()
+    if _load().tarn_torch_pool_counters(torch.cuda.current_device() if device is None else device, values) != 0:
+        raise RuntimeError("tarn_torch.pool_counters(): there is no such device")
+    return dict(zip(names, values))

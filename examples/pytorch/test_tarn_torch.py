@@ -858,6 +858,28 @@ class Installation(unittest.TestCase):
         )
         self.assertEqual(done.stdout.split(), "native tarn True False 0 OrderedDict()".split(), done.stderr)
 
+    def test_options_of_the_pool_are_refused_once_installed(self):
+        done = python(
+            "-c",
+            "import tarn_torch\n"
+            "tarn_torch.install(remap=False, slack_per_mille=50); tarn_torch.install()\n"
+            "for options in ({'slack_per_mille': 20}, {'largest_handle': -1}):\n"
+            "    try: tarn_torch.install(**options)\n"
+            "    except (RuntimeError, ValueError) as e: print(type(e).__name__, e)",
+        )
+        self.assertRegex(done.stdout, r"^RuntimeError .* cannot change\nValueError .* must not be negative\n$", done.stderr)
+
+    @unittest.skipUnless(has_gpu(), "needs a GPU")
+    def test_options_reach_the_pool_and_pool_counters_count(self):
+        done = python(
+            "-c",
+            "import tarn_torch, torch; tarn_torch.install(largest_handle=2 << 20)\n"
+            "a = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\n"
+            "c = tarn_torch.pool_counters(); del a; torch.cuda.empty_cache(); d = tarn_torch.pool_counters()\n"
+            "print(c['creates'] >= 32, c['maps'] >= 32, d['destroys'] >= 32, d['unmaps'] >= 32)",
+        )
+        self.assertEqual(done.stdout.split(), ["True"] * 4, done.stderr)
+
     @unittest.skipIf(has_gpu(), "there is a GPU")
     def test_without_a_gpu_the_error_is_pytorchs(self):
         done = python(
