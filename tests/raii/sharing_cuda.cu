@@ -262,8 +262,70 @@ TEST_CASE("synchronize_ready reports that the exporter was killed before its wor
   } catch (sharing_error const& e) {
     CHECK(e.kind() == sharing_failure::exporter_ended);
   }
+  try {
+    block.wait_ready(s);
+    FAIL("the stream would wait forever");
+  } catch (sharing_error const& e) {
+    CHECK(e.kind() == sharing_failure::exporter_ended);
+  }
   write_all(block.data(), block.size_bytes(), 7, s);
   CHECK(differing(block.data(), block.size_bytes(), 7, s) == 0);
+}
+
+TEST_CASE("peer of the sharing tests: imports, and is killed while its kernel runs",
+          "[.peer][cuda_busy_importer]") {
+  int const socket = socket_of_peer();
+  REQUIRE(socket >= 0);
+  tarn::stream const s;
+  auto const block = receive_block(socket, cuda_pages{});
+  write_all(block.data(), block.size_bytes(), 8, s);
+  REQUIRE(cudaStreamSynchronize(s.get()) == cudaSuccess);
+  REQUIRE(tarn_test::keep_busy(s, 60'000));
+  block.record_done(s);
+  tell(socket);
+  for (;;) ::pause();
+}
+TEST_CASE("memory is returned to the device after its importer was killed while a kernel ran",
+          "[raii][sharing][cuda]") {
+  if (!has_pages_to_share()) return;
+  auto const free_bytes = [] {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+    return free;
+  };
+  tarn::stream const s;
+  auto pool = cuda_pages{} | pooled{.largest_handle = 64_MiB};
+  {  // what a first kernel needs is loaded
+    auto const warm = make_device_buffer<std::byte>(pool, 2_MiB, s);
+    CHECK(differing(warm.data(), 8, 0, s) <= 1);
+  }
+  REQUIRE(cudaStreamSynchronize(s.get()) == cudaSuccess);
+  empty_cache(pool);
+  std::size_t const before = free_bytes();
+  {
+    auto const buffer = make_device_buffer<std::byte>(pool, 1_GiB, s);
+    peer other("[cuda_busy_importer]");
+    auto const block = export_block(pool, buffer.data(), 1_GiB, s);
+    send_block(other.socket.get(), block);
+    hear(other.socket.get());
+    CHECK(free_bytes() + 1_GiB <= before);
+    other.kill();
+    try {
+      block.wait_done(s);
+      WARN("the event of a killed importer counts as reached");  // then the stream does not wait for it
+    } catch (sharing_error const& e) {
+      CHECK(e.kind() == sharing_failure::importer_ended);
+    }
+    CHECK(differing(buffer.data(), 1_GiB, 8, s) == 0);
+  }
+  REQUIRE(cudaStreamSynchronize(s.get()) == cudaSuccess);
+  empty_cache(pool);
+  CHECK(memory_reserved(pool) == 0);
+  // The system may still be ending the other process.
+  for (int i = 0; i < 200 && free_bytes() + 64_MiB < before; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(free_bytes() + 64_MiB >= before);
 }
 
 TEST_CASE("peer of the sharing tests: waits for the event of a process that was killed",
