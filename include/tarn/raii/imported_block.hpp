@@ -3,8 +3,8 @@
 // import_block(): a block that another process has exported. send_block() and receive_block() pass one over a Unix socket.
 //
 // Over the socket, in turn: the size and the bytes of the description; an answer; then for each group of handles a header with their
-// descriptors, and an answer; and when all is mapped an answer with the identity of the importing process. So neither side, nor the kernel between them, holds more than one group
-// of descriptors.
+// descriptors, and an answer; and when all is mapped an answer with the importer's identity. So neither side, nor the kernel between
+// them, holds more than one group of descriptors.
 
 #include <chrono>
 #include <cstddef>
@@ -208,8 +208,8 @@ class [[nodiscard]] imported_block {
 /// @param next  next(i) returns the exported_pages of handle i; called once for each, in order
 /// @throws sharing_error  damaged, other_machine, other_device, exporter_ended, wrong_pages: nothing was mapped
 /// @throws cuda_error, std::bad_alloc, and what `next` throws: likewise
-/// A process can import its own block only if that was exported without a stream: CUDA does not open events in the process that
-/// made them (cuda_error with code 201).
+/// A process can import its own block only if that was exported without a stream: CUDA refuses events of the same process (201).
+/// A handle of a driver that has the right size but is not the block's cannot be detected: pass only what the exporter sent.
 /// Reserves as many bytes of addresses as the handles have. O(handles): an import and a map for each.
 template <class Memory, class Next>
 [[nodiscard]] auto import_block(Memory const& memory, block_description const& description, Next&& next,
