@@ -157,7 +157,7 @@ std::string error_of(F const& call) {
     CHECK(std::string(e.what()).size() > 20);
     return e.kind() == misuse_kind::foreign_pointer ? "misuse, foreign pointer" : "misuse";
   } catch (cuda_error const& e) {
-    CHECK(std::string(e.what()).find("sharing_cuda.cu") != std::string::npos);
+    CHECK(std::string(e.what()).size() > 20);
     return "cuda_error";
   }
   return {};
