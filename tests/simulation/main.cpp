@@ -394,12 +394,14 @@ int main(int count, char** values) {
   double const seconds = std::chrono::duration<double>(clock::now() - start).count();
   tally all;
   std::uint64_t watched[3] = {};
+  std::uint64_t asks_at_once = 0;
   std::printf("%-10s %9s %9s %11s %11s %11s %11s %9s  %s\n", "profile", "programs", "schedules", "pool calls",
               "allocations", "frees", "kernels", "refusals", "watched by");
   for (std::size_t p = 0; p < profile_count; ++p) {
     tally const& t = by_profile[p];
     auto const w = static_cast<std::size_t>(profiles[p].watched);
     all.add(t);
+    if (profiles[p].at_once != 0) asks_at_once += t.asks;
     watched[w] += t.operations();
     if (t.programs == 0) continue;
     std::printf("%-10s %9" PRIu64 " %9" PRIu64 " %11" PRIu64 " %11" PRIu64 " %11" PRIu64 " %11" PRIu64
@@ -411,6 +413,9 @@ int main(int count, char** values) {
               " times, remapped pages %" PRIu64 " times, and searched again %" PRIu64
               " times after the driver had refused\n",
               all.device_waits, all.host_waits, all.remaps, all.retries);
+  std::printf("%" PRIu64 " times a pool asked the others on its device, and was given memory %" PRIu64
+              " times, %" PRIu64 " MiB in all; %" PRIu64 " times while threads ran concurrently\n",
+              all.asks, all.answered, all.given >> 20, asks_at_once);
   if (all.captures != 0 || all.sleeps != 0 || all.compactions != 0)
     std::printf("%" PRIu64 " captures with a graph_memory, %" PRIu64 " launches of their graphs, %" PRIu64
                 " sleeps, %" PRIu64 " compactions\n",
@@ -443,13 +448,14 @@ int main(int count, char** values) {
       "evidence: simulation%s verdict=%s findings=%" PRIu64 " operations=%" PRIu64 " allocations=%" PRIu64
       " frees=%" PRIu64 " programs=%" PRIu64 " schedules=%" PRIu64 " kernels=%" PRIu64
       " model_checked=%" PRIu64 " order_checked=%" PRIu64 " contents_checked=%" PRIu64 " pins=%" PRIu64
-      " pins_refused=%" PRIu64 " preemptive_runs=%" PRIu64 " switch_points=%" PRIu64 " depth2_runs=%" PRIu64
+      " pins_refused=%" PRIu64 " asks=%" PRIu64 " asks_at_once=%" PRIu64 " asks_answered=%" PRIu64
+      " bytes_given=%" PRIu64 " preemptive_runs=%" PRIu64 " switch_points=%" PRIu64 " depth2_runs=%" PRIu64
       " depth2_threads=%.2f depth2_points=%.1f depth2_one_in=%.0f first_seed=%" PRIu64 " last_seed=%" PRIu64
       " steps=%zu jobs=%u seconds=%.1f commit=%s\n",
       without_pages ? "_without_pages" : "", failed ? "fail" : "pass", findings_in_all, all.operations(),
       all.allocations, all.deallocations, all.programs, all.schedules, all.kernels, all.operations(),
-      watched[1] + watched[2], watched[2], all.pins, all.refused_pins, all.runs, all.switch_points,
-      all.stated_runs,
+      watched[1] + watched[2], watched[2], all.pins, all.refused_pins, all.asks, asks_at_once, all.answered,
+      all.given, all.runs, all.switch_points, all.stated_runs,
       all.stated_runs == 0 ? 0
                            : static_cast<double>(all.stated_threads) / static_cast<double>(all.stated_runs),
       all.stated_runs == 0 ? 0

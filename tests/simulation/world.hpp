@@ -98,6 +98,9 @@ template <class Options>
         m.late_events = 0;
       }
     }
+    // Only pools over drivers of one type ask each other for cached memory.
+    bool const is_same = i == 0 || (c.on == ground::pages) == (s.pools[0].on == ground::pages);
+    if (kind.at_once != 0 && !is_same) c.on = s.pools[0].on;
     s.pools.push_back(c);
   }
   if (kind.at_once != 0) s.depth = random.percent(70) ? 2 : static_cast<unsigned>(random.between(3, 5));
