@@ -716,19 +716,6 @@ PLANTED = {
             "",
         ),
         Mutant(
-            "two pools that ask each other each hold their own lock",
-            "pool/cache_misses.hpp",
-            "    if (!heap_.cold.try_lock()) return 0;\n    std::lock_guard const cold(heap_.cold, std::adopt_lock);\n",
-            "    std::lock_guard const cold(heap_.cold);\n",
-            more=(
-                (
-                    "          given = others_.ask(lacking(refused.report()), in_turn[asked++]);\n",
-                    "        {\n          std::lock_guard const own(heap_.cold);\n"
-                    "          given = others_.ask(lacking(refused.report()), in_turn[asked++]);\n        }\n",
-                ),
-            ),
-        ),
-        Mutant(
             "a limit of its own makes a pool ask others",
             "pool/cache_misses.hpp",
             "return is_on_device && refused.limit == memory_report::unknown;",
