@@ -2,7 +2,7 @@
 // Data-parallel training: the network of train.cpp on several GPUs, each with a part of every batch. NCCL sums the gradients in the
 // pools' own buffers, which are registered with it once; so each block lies in one physical handle.
 //
-//   data_parallel                      one process with all its GPUs
+//   data_parallel [DEVICES]            one process with all its GPUs; without a GPU, on so many simulated devices
 //   mpirun -n 4 data_parallel_mpi      one process for each GPU; NCCL's id travels by MPI. Other machines: mpirun --hostfile FILE
 //
 // On simulated devices the host adds the gradients, and MPI between processes.
@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <list>
 #include <optional>
@@ -80,11 +81,14 @@ class processes {
     if (count_ != 1) (void)MPI_Bcast(&value, sizeof value, MPI_BYTE, 0, MPI_COMM_WORLD);
 #endif
   }
-  /// Returns the values of all processes on the first.
-  [[nodiscard]] std::vector<double> gather(double value) const {
-    std::vector<double> all(static_cast<std::size_t>(count_), value);
+  /// Returns the values of all processes on the first. Each passes as many.
+  [[nodiscard]] std::vector<double> gather(std::vector<double> const& values) const {
+    std::vector<double> all = values;
 #if TARN_EXAMPLE_MPI
-    if (count_ != 1) (void)MPI_Gather(&value, 1, MPI_DOUBLE, all.data(), 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    if (count_ == 1) return all;
+    all.resize(values.size() * static_cast<std::size_t>(count_));
+    auto const each = static_cast<int>(values.size());
+    (void)MPI_Gather(values.data(), each, MPI_DOUBLE, all.data(), each, MPI_DOUBLE, 0, MPI_COMM_WORLD);
 #endif
     return all;
   }
@@ -229,7 +233,7 @@ class reduction<gpu_or_simulated<tarn::cuda_driver>> {
 struct outcome {
   score on_unseen;
   std::size_t ranks;
-  std::vector<double> peaks;        ///< of each process's ranks the largest, bytes
+  std::vector<double> peaks;        ///< of each rank, bytes
   std::size_t later_registrations;  ///< with NCCL, after the first batch
 };
 
@@ -273,9 +277,9 @@ outcome train(Gpu const& gpu, std::vector<tarn::device_id> const& devices, proce
       if (!registrations) registrations = sum.registrations();
     }
   }
-  std::size_t peak = 0;
-  for (rank<Gpu>& r : mine) peak = std::max(peak, tarn::max_memory_allocated(r.pool));
-  outcome out{{}, ranks, all.gather(static_cast<double>(peak)), sum.registrations() - *registrations};
+  std::vector<double> peaks;
+  for (rank<Gpu>& r : mine) peaks.push_back(static_cast<double>(tarn::max_memory_allocated(r.pool)));
+  outcome out{{}, ranks, all.gather(peaks), sum.registrations() - *registrations};
   tarn::basic_device_guard<typename Gpu::driver_type> const here(mine.front().device);
   out.on_unseen = mine.front().net.outputs_for(unseen);
   return out;
@@ -301,8 +305,9 @@ void compare(Gpu const& gpu, processes const& all) {
   if (all.index() != 0) return;
   std::printf("1 rank:  loss %.3f, accuracy %.1f%%, peak %.0f bytes\n", alone.on_unseen.loss,
               alone.on_unseen.accuracy, alone.peaks.front());
-  std::printf("%zu ranks: loss %.3f, accuracy %.1f%%, peak of each process's ranks", together.ranks,
-              together.on_unseen.loss, together.on_unseen.accuracy);
+  std::printf("%zu %s loss %.3f, accuracy %.1f%%, peak of each rank", together.ranks,
+              together.ranks == 1 ? "rank: " : "ranks:", together.on_unseen.loss,
+              together.on_unseen.accuracy);
   for (double const peak : together.peaks) std::printf(" %.0f", peak);
   std::printf(" bytes\nthe losses agree: %s\n",
               std::abs(alone.on_unseen.loss - together.on_unseen.loss) < 0.01 ? "yes" : "no");
@@ -311,7 +316,7 @@ void compare(Gpu const& gpu, processes const& all) {
 
 }  // namespace
 
-int main() {
+int main(int arguments, char** values) {
 #if TARN_EXAMPLE_MPI
   mpi_session const mpi;
   processes const all(mpi);
@@ -319,7 +324,7 @@ int main() {
   processes const all;
 #endif
   tarn::sim_options options;
-  options.devices = all.count() == 1 ? 2 : 1;
+  options.devices = all.count() != 1 ? 1 : arguments > 1 ? std::max(1, std::atoi(values[1])) : 2;
   tarn::sim_machine const simulated(options);
   try {
     with_gpu_or_simulated([&](auto gpu) { compare(gpu, all); }, simulated);

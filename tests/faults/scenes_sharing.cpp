@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks that are exported, imported and registered: whatever fails, no mapping, event, descriptor or registration is left, the block
-// is still pinned or not at all, and after the fault is cleared the calls succeed.
+// is still pinned or not at all, and after the fault is cleared the calls succeed. So it is where a block passes over a socket, at
+// either end.
 #include <dirent.h>
+#include <sys/socket.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <optional>
+#include <string>
+#include <thread>
 #include <type_traits>
 
 #include "faults/held_blocks.hpp"
@@ -114,7 +120,103 @@ void sharing(trial& t) {
   held.empty_out("after an export");
 }
 
-constexpr scene all[] = {{"sharing", sharing_machine, sharing}};
+/// Both ends of a connection: one of the trial, and one of a process in which nothing fails.
+struct connection {
+  connection() {
+    int ends[2] = {-1, -1};
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
+    own = unique_descriptor(ends[0]);
+    other = unique_descriptor(ends[1]);
+  }
+  unique_descriptor own;
+  unique_descriptor other;
+};
+
+constexpr std::chrono::milliseconds transfer_limit = std::chrono::seconds(20);
+
+/// Passes a block over a socket: the step `own` at one end, and `other` on a thread of its own, where no call fails. Either both
+/// succeed, or both report an error, the other end that of a peer that gave up. No descriptor is left.
+template <class Own, class Other>
+void transfer(trial& t, char const* what, Own const& own, Other const& other) {
+  std::optional<connection> c;
+  std::optional<std::thread> thread;
+  std::string others_error;
+  bool is_clear = true;
+  int before = 0;
+  {
+    host_faults::not_counted const test;
+    before = open_descriptors(t);
+    c.emplace();
+    thread.emplace([&] {
+      try {
+        other(c->other.get());
+      } catch (sharing_error const& e) {
+        others_error = e.what();
+        is_clear = e.kind() == sharing_failure::peer_closed || e.kind() == sharing_failure::refused;
+      } catch (std::exception const& e) {
+        others_error = e.what();
+        is_clear = false;
+      }
+    });
+  }
+  bool const done = t.attempt(what, [&] { own(c->own.get()); });
+  host_faults::not_counted const test;
+  thread->join();
+  c.reset();
+  if (done && !others_error.empty()) t.complain("succeeded, but the other end failed: " + others_error);
+  if (!done && others_error.empty()) t.complain("failed, but the other end succeeded");
+  if (!is_clear) t.complain("the other end does not report that this one gave up: " + others_error);
+  t.check_equal(open_descriptors(t), before, "open descriptors before and after");
+}
+
+void sent(trial& t) {
+  sim_driver const others = t.machine().driver();
+  stream const s(t.driver());
+  basic_pages const pages(t.driver());
+  if (!pages.has_pages() || pages.handle_type() == allocation_handle_type::none) return;
+  auto const memory = pages | pooled{.largest_handle = 2_MiB} | order_watched{t.machine()} | tracked{};
+  held_blocks held(t, memory);
+  for (int round = 0; round < 2; ++round) {
+    void* const p = held.get(s, 6_MiB);
+    std::optional<exported_block<std::remove_cv_t<decltype(memory)>>> block;
+    if (p != nullptr) t.attempt("export_block", [&] { block.emplace(export_block(memory, p, 6_MiB, s)); });
+    if (block) {
+      transfer(
+          t, "send_block", [&](int socket) { send_block(socket, *block, transfer_limit); },
+          [&](int socket) { (void)receive_block(socket, basic_pages(others), transfer_limit); });
+    }
+    t.heal();
+  }
+  held.empty_out("after blocks were sent");
+}
+
+void received(trial& t) {
+  // What the other process has, before anything fails.
+  host_faults::not_counted const test;
+  auto theirs = basic_pages(sim_driver(t.machine().driver())) | pooled{.largest_handle = 2_MiB};
+  void* const p = theirs.allocate({}, 6_MiB);
+  {
+    auto const block = export_block(theirs, p, 6_MiB);
+    host_faults::counted const library;
+    stream const s(t.driver());
+    basic_pages const pages(t.driver());
+    for (int round = 0; pages.has_pages() && round < 2; ++round) {
+      transfer(
+          t, "receive_block",
+          [&](int socket) {
+            auto const imported = receive_block(socket, pages, transfer_limit);
+            t.check(imported.size_bytes() == 6_MiB, "the size of an import");
+          },
+          [&](int socket) { send_block(socket, block, transfer_limit); });
+      t.heal();
+    }
+  }
+  theirs.deallocate({}, p, 6_MiB);
+}
+
+constexpr scene all[] = {{"sharing", sharing_machine, sharing},
+                         {"sent_block", sharing_machine, sent},
+                         {"received_block", sharing_machine, received}};
 
 }  // namespace of_sharing
 

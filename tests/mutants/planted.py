@@ -704,6 +704,18 @@ PLANTED = {
             finder="tests/pool/other_pools.cpp",
         ),
         Mutant(
+            "a pool gives back while a thread of its own grows it",
+            "pool/cache_misses.hpp",
+            "    if (!heap_.cold.try_lock()) return 0;\n    std::lock_guard const cold(heap_.cold, std::adopt_lock);\n",
+            "",
+        ),
+        Mutant(
+            "a pool that was asked counts as asked for good",
+            "pool/other_pools.hpp",
+            "if (last != nullptr && process == all.processes) --last->calls_;",
+            "",
+        ),
+        Mutant(
             "a limit of its own makes a pool ask others",
             "pool/cache_misses.hpp",
             "return is_on_device && refused.limit == memory_report::unknown;",
@@ -1742,8 +1754,8 @@ PLANTED = {
         Mutant(
             "the exporter waits for its own event",
             "raii/exported_block.hpp",
-            "event_of(done_).wait(stream);",
-            "event_of(ready_).wait(stream);",
+            "event_of(done_).wait(stream, ",
+            "event_of(ready_).wait(stream, ",
             finder="tests/raii/sharing.cpp",
         ),
         Mutant(
@@ -1777,15 +1789,36 @@ PLANTED = {
         Mutant(
             "the end of the exporter is not noticed",
             "raii/imported_block.hpp",
-            "[&] { return detail::has_ended(exporter_); }",
-            "[&] { return false; }",
+            "return detail::has_ended(exporter_);",
+            "return false;",
+            finder="tests/raii/sharing.cpp",
+        ),
+        Mutant(
+            "a stream waits for work of a process that has ended",
+            "raii/shared_event.hpp",
+            "if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);",
+            "(void)ended, (void)has_ended;",
+            finder="tests/raii/sharing.cpp",
+        ),
+        Mutant(
+            "the work of a process that has ended does not count",
+            "raii/shared_event.hpp",
+            "if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);",
+            "if (has_ended()) throw of_ended(ended);",
+            finder="tests/raii/sharing.cpp",
+        ),
+        Mutant(
+            "the end of the importer is not noticed",
+            "raii/imported_block.hpp",
+            "    block.set_importer(detail::receive_identity(peer));\n",
+            "    (void)detail::receive_identity(peer);\n",
             finder="tests/raii/sharing.cpp",
         ),
         Mutant(
             "an error leaves the other process waiting",
             "raii/imported_block.hpp",
-            "    detail::await_answer(peer);\n  } catch (...) {\n    peer.shut_down();",
-            "    detail::await_answer(peer);\n  } catch (...) {",
+            "(detail::receive_identity(peer));\n  } catch (...) {\n    peer.shut_down();",
+            "(detail::receive_identity(peer));\n  } catch (...) {",
             finder="tests/raii/sharing.cpp",
         ),
         Mutant(

@@ -359,6 +359,93 @@ TEST_CASE("synchronize_ready and synchronize_done wait on the host, until a limi
   memory.deallocate(ours, p, 8_MiB);
 }
 
+TEST_CASE("wait_ready and wait_done throw if the other process was killed before its work had ended",
+          "[raii][sharing]") {
+  sim_machine const machine(sharing_machine());
+  sim_driver const driver = machine.driver(0);
+  auto memory = sim_pages{driver} | pooled{.largest_handle = 2_MiB};
+  stream_ref theirs;
+  stream_ref ours;
+  REQUIRE(driver.create_stream(theirs).ok());
+  REQUIRE(driver.create_stream(ours).ok());
+  void* const p = memory.allocate(theirs, 8_MiB);
+  constexpr std::uint64_t an_hour = 3'600'000'000'000;
+  REQUIRE(driver.launch(theirs, an_hour, {}).ok());
+  {
+    // This process does what the other one does until that is killed.
+    pid_t const child = in_another_process([] { return ::pause(); });
+    process_identity other = detail::this_process_identity();
+    other.pid = static_cast<std::uint64_t>(child);
+    other.started = detail::status_of_process(("/proc/" + std::to_string(child) + "/stat").c_str()).started;
+    REQUIRE(other.started != 0);
+
+    auto block = export_block(memory, p, 8_MiB, theirs);
+    auto const unsent = export_block(memory, p, 8_MiB, theirs);
+    auto description = block.description();
+    description.exporter = other;
+    connection c;
+    std::optional<sharing_failure> failed;
+    std::thread sender([&] {
+      failed = failure_of([&] {
+        send_block(c.exporter.get(), block);
+        return 0;
+      });
+    });
+    detail::unix_socket const peer(c.importer.get(), default_sharing_timeout);
+    std::uint64_t size = 0;
+    peer.receive(std::as_writable_bytes(std::span(&size, 1)));
+    std::vector<std::byte> bytes(size);
+    peer.receive(bytes);
+    detail::give_answer(peer, detail::import_answer::go_on);
+    detail::group_receiver groups(peer, description);
+    auto const imported = import_block(memory, description, [&](std::size_t i) { return groups.take(i); });
+    detail::give_answer(peer, detail::import_answer::go_on);
+    detail::give_answer(peer, detail::import_answer::go_on);
+    detail::send_identity(peer, other);
+    sender.join();
+    CHECK_FALSE(failed);
+    auto const of_unsent = import_block(memory, unsent.description(), pages_of(unsent));
+
+    auto const ready = [&] {
+      return failure_of([&] {
+        imported.wait_ready(ours);
+        return 0;
+      });
+    };
+    auto const done = [&](auto const& of) {
+      return failure_of([&] {
+        of.wait_done(ours);
+        return 0;
+      });
+    };
+    imported.record_done(theirs);
+    of_unsent.record_done(theirs);
+    // While the other process lives, its work may end.
+    CHECK_FALSE(ready());
+    CHECK_FALSE(done(block));
+    REQUIRE(::kill(child, SIGKILL) == 0);
+    // The system ends it a little later.
+    for (int i = 0; i < 2000 && !ready(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    REQUIRE(ready() == sharing_failure::exporter_ended);
+    CHECK(done(block) == sharing_failure::importer_ended);
+    CHECK(failure_of([&] {
+            block.synchronize_done();
+            return 0;
+          }) == sharing_failure::importer_ended);
+    (void)status_of(child);
+    CHECK(ready() == sharing_failure::exporter_ended);
+    CHECK(done(block) == sharing_failure::importer_ended);
+    CHECK_FALSE(done(unsent));  // who imports it is not known
+    auto const moved = std::move(block);
+    CHECK(done(moved) == sharing_failure::importer_ended);
+    // What it did before its end counts.
+    REQUIRE(driver.synchronize_device().ok());
+    CHECK_FALSE(ready());
+    CHECK_FALSE(done(moved));
+  }
+  memory.deallocate(theirs, p, 8_MiB);
+}
+
 TEST_CASE("an import that ends while a stream is captured stays mapped, as work may use it",
           "[raii][sharing]") {
   sim_machine const machine(sharing_machine());

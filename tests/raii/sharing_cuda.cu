@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks of CUDA pools in a second process. The second process is this program, which runs one of the hidden cases ("[.peer]").
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/socket.h>
@@ -10,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -122,12 +125,45 @@ inline void hear(int socket) {
   REQUIRE(::recv(socket, &c, 1, 0) == 1);
 }
 
-/// 10 GiB, or half of what is free.
+/// 10 GiB, or half of what is free where there is less; then prints so.
 inline std::size_t large_block() {
   std::size_t free = 0;
   std::size_t total = 0;
   REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
-  return free > 24_GiB ? 10_GiB : align_down(free / 2, 2_MiB);
+  if (free > 24_GiB) return 10_GiB;
+  std::size_t const less = align_down(free / 2, 2_MiB);
+  WARN("the block has " << (less >> 20) << " MiB, not 10240: only " << (free >> 20) << " of " << (total >> 20)
+                        << " MiB are free");
+  return less;
+}
+
+inline int open_descriptors() {
+  int count = 0;
+  ::DIR* const folder = ::opendir("/proc/self/fd");
+  while (folder != nullptr && ::readdir(folder) != nullptr) ++count;
+  if (folder != nullptr) (void)::closedir(folder);
+  return count;
+}
+
+/// The type of the error that the call throws, with its kind; empty if it throws none. Checks that the text is one.
+template <class F>
+std::string error_of(F const& call) {
+  try {
+    (void)call();
+  } catch (sharing_error const& e) {
+    CHECK(std::string(e.what()).size() > 20);
+    return "sharing_error " + std::to_string(static_cast<int>(e.kind()));
+  } catch (misuse const& e) {
+    CHECK(std::string(e.what()).size() > 20);
+    return e.kind() == misuse_kind::foreign_pointer ? "misuse, foreign pointer" : "misuse";
+  } catch (cuda_error const& e) {
+    CHECK(std::string(e.what()).size() > 20);
+    return "cuda_error";
+  }
+  return {};
+}
+inline std::string text_of(sharing_failure kind) {
+  return "sharing_error " + std::to_string(static_cast<int>(kind));
 }
 
 /// Whether there are pages to share. Under a memory tool a pool has plain blocks.
@@ -262,8 +298,70 @@ TEST_CASE("synchronize_ready reports that the exporter was killed before its wor
   } catch (sharing_error const& e) {
     CHECK(e.kind() == sharing_failure::exporter_ended);
   }
+  try {
+    block.wait_ready(s);
+    FAIL("the stream would wait forever");
+  } catch (sharing_error const& e) {
+    CHECK(e.kind() == sharing_failure::exporter_ended);
+  }
   write_all(block.data(), block.size_bytes(), 7, s);
   CHECK(differing(block.data(), block.size_bytes(), 7, s) == 0);
+}
+
+TEST_CASE("peer of the sharing tests: imports, and is killed while its kernel runs",
+          "[.peer][cuda_busy_importer]") {
+  int const socket = socket_of_peer();
+  REQUIRE(socket >= 0);
+  tarn::stream const s;
+  auto const block = receive_block(socket, cuda_pages{});
+  write_all(block.data(), block.size_bytes(), 8, s);
+  REQUIRE(cudaStreamSynchronize(s.get()) == cudaSuccess);
+  REQUIRE(tarn_test::keep_busy(s, 60'000));
+  block.record_done(s);
+  tell(socket);
+  for (;;) ::pause();
+}
+TEST_CASE("memory is returned to the device after its importer was killed while a kernel ran",
+          "[raii][sharing][cuda]") {
+  if (!has_pages_to_share()) return;
+  auto const free_bytes = [] {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+    return free;
+  };
+  tarn::stream const s;
+  auto pool = cuda_pages{} | pooled{.largest_handle = 64_MiB};
+  {  // what a first kernel needs is loaded
+    auto const warm = make_device_buffer<std::byte>(pool, 2_MiB, s);
+    CHECK(differing(warm.data(), 8, 0, s) <= 1);
+  }
+  REQUIRE(cudaStreamSynchronize(s.get()) == cudaSuccess);
+  empty_cache(pool);
+  std::size_t const before = free_bytes();
+  {
+    auto const buffer = make_device_buffer<std::byte>(pool, 1_GiB, s);
+    peer other("[cuda_busy_importer]");
+    auto const block = export_block(pool, buffer.data(), 1_GiB, s);
+    send_block(other.socket.get(), block);
+    hear(other.socket.get());
+    CHECK(free_bytes() + 1_GiB <= before);
+    other.kill();
+    try {
+      block.wait_done(s);
+      WARN("the event of a killed importer counts as reached");  // then the stream does not wait for it
+    } catch (sharing_error const& e) {
+      CHECK(e.kind() == sharing_failure::importer_ended);
+    }
+    CHECK(differing(buffer.data(), 1_GiB, 8, s) == 0);
+  }
+  REQUIRE(cudaStreamSynchronize(s.get()) == cudaSuccess);
+  empty_cache(pool);
+  CHECK(memory_reserved(pool) == 0);
+  // The system may still be ending the other process.
+  for (int i = 0; i < 200 && free_bytes() + 64_MiB < before; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(free_bytes() + 64_MiB >= before);
 }
 
 TEST_CASE("peer of the sharing tests: waits for the event of a process that was killed",
@@ -291,6 +389,82 @@ TEST_CASE("what a stream does that waits for the event of a killed process is re
   WARN("a stream that waits for the event of a killed process " << (status == 10   ? "goes on"
                                                                     : status == 11 ? "fails"
                                                                                    : "waits for over 8 s"));
+}
+
+TEST_CASE("export_block and import_block refuse bad input on the real driver with a typed error",
+          "[raii][sharing][cuda]") {
+  if (!has_pages_to_share()) return;
+  auto pool = cuda_pages{} | pooled{.largest_handle = 2_MiB};
+  auto large_pool = cuda_pages{} | pooled{.largest_handle = 64_MiB};
+  tarn::stream const s;
+  void* const p = pool.allocate_sync(8_MiB);
+  void* const large = large_pool.allocate_sync(64_MiB);
+  write_all(p, 8_MiB, 9, s);
+  REQUIRE(cudaStreamSynchronize(s.get()) == cudaSuccess);
+  {
+    auto const block = export_block(pool, p, 8_MiB);
+    auto const of_large = export_block(large_pool, large, 64_MiB);
+    REQUIRE(block.description().type == allocation_handle_type::posix_file_descriptor);
+    auto const own = [&](std::size_t i) { return block.pages(i); };
+    auto const import_as = [&](block_description const& d, auto const& next) {
+      return error_of([&] { return import_block(pool, d, next).size_bytes(); });
+    };
+    std::size_t const small_bytes = block.description().handles.front();
+    std::size_t const large_bytes = of_large.description().handles.front();
+    REQUIRE(small_bytes < large_bytes);
+    int const before = open_descriptors();
+
+    // Descriptors of something else: a file, none, and a handle that is smaller than the description says, alone and after others.
+    auto const of_file = [](std::size_t) {
+      page_export e;
+      e.type = allocation_handle_type::posix_file_descriptor;
+      e.descriptor = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+      return exported_pages(e);
+    };
+    auto const of_nothing = [](std::size_t) {
+      page_export e;
+      e.type = allocation_handle_type::posix_file_descriptor;
+      return exported_pages(e);
+    };
+    CHECK(import_as(block.description(), of_file) == "cuda_error");
+    CHECK(import_as(block.description(), of_nothing) == "cuda_error");
+    CHECK(import_as(block.description(),
+                    [&](std::size_t i) { return i == 1 ? of_file(i) : block.pages(i); }) == "cuda_error");
+    CHECK(import_as(of_large.description(), own) == "cuda_error");
+    auto const with_larger = import_as(block.description(), [&](std::size_t) { return of_large.pages(0); });
+    if (with_larger.empty()) WARN("the driver maps a part of a larger handle");
+    CHECK((with_larger.empty() || with_larger == "cuda_error"));
+
+    // A description of another device, and one that ends early.
+    auto other_device = block.description();
+    other_device.device[8] = static_cast<unsigned char>(other_device.device[8] ^ 1U);
+    CHECK(import_as(other_device, own) == text_of(sharing_failure::other_device));
+    auto const bytes = block.description().to_bytes();
+    for (std::size_t const n : {std::size_t{0}, std::size_t{20}, bytes.size() / 2, bytes.size() - 1}) {
+      CHECK(error_of([&] { return block_description::from_bytes(std::span(bytes).first(n)); }) ==
+            text_of(sharing_failure::truncated));
+    }
+    CHECK(open_descriptors() == before);
+
+    // What was refused left nothing in the way of a good import.
+    auto const imported = import_block(pool, block.description(), own);
+    CHECK(differing(imported.data(), 8_MiB, 9, s) == 0);
+  }
+  // Pointers of cudaMalloc, of the host, and of a block that was freed.
+  void* plain = nullptr;
+  REQUIRE(cudaMalloc(&plain, 8_MiB) == cudaSuccess);
+  int local = 0;
+  auto const foreign = [&](void const* at, std::size_t bytes) {
+    return error_of([&] { return export_block(pool, at, bytes).size_bytes(); });
+  };
+  CHECK(foreign(plain, 8_MiB) == "misuse, foreign pointer");
+  CHECK(foreign(&local, sizeof local) == "misuse, foreign pointer");
+  CHECK(foreign(p, 8_MiB).empty());
+  pool.deallocate_sync(p, 8_MiB);
+  CHECK(foreign(p, 8_MiB) == "misuse, foreign pointer");
+  large_pool.deallocate_sync(large, 64_MiB);
+  (void)cudaFree(plain);
+  CHECK(cudaGetLastError() == cudaSuccess);
 }
 
 TEST_CASE("cuda_pages uses the best handle type that the device has", "[raii][sharing][cuda]") {

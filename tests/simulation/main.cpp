@@ -59,7 +59,8 @@ void say_usage() {
   std::printf(
       "simulation [--seeds A..B] [--steps N] [--profile NAME] [--seconds S] [--jobs N] [--keep LIST] "
       "[--print]\n"
-      "           [--patience S] [--no-shrink] [--preempt LIST] [--go-on] [--without-pages]\n"
+      "           [--patience S] [--no-shrink] [--preempt LIST] [--go-on] [--without-pages] "
+      "[--without-memory-pools]\n"
       "  --seeds A..B   programs to draw (1..40); with --seconds, the first one\n"
       "  --steps N      steps of each (3000)\n"
       "  --profile P    one of:");
@@ -78,17 +79,29 @@ void say_usage() {
       "  --print        print the steps before they run\n"
       "  --go-on        runs all seeds, and prints the first finding of each kind immediately\n"
       "  --no-shrink    do not reduce what fails\n"
-      "  --without-pages  on devices without virtual memory management: pools over pages use plain blocks\n");
+      "  --without-pages  on devices without virtual memory management: pools over pages use plain blocks\n"
+      "  --without-memory-pools  on devices without memory pools, which cudaMallocAsync needs\n");
 }
 
 bool parse(int count, char** values, arguments& a) {
-  static option const known[] = {
-      {"seeds", 1, nullptr, 's'},         {"steps", 1, nullptr, 'n'},     {"profile", 1, nullptr, 'p'},
-      {"seconds", 1, nullptr, 't'},       {"jobs", 1, nullptr, 'j'},      {"keep", 1, nullptr, 'k'},
-      {"patience", 1, nullptr, 'w'},      {"no-shrink", 0, nullptr, 'f'}, {"print", 0, nullptr, 'v'},
-      {"preempt", 1, nullptr, 'c'},       {"several", 0, nullptr, 'm'},   {"commit", 1, nullptr, 'i'},
-      {"record", 1, nullptr, 'r'},        {"help", 0, nullptr, 'h'},      {"go-on", 0, nullptr, 'g'},
-      {"without-pages", 0, nullptr, 'b'}, {nullptr, 0, nullptr, 0}};
+  static option const known[] = {{"seeds", 1, nullptr, 's'},
+                                 {"steps", 1, nullptr, 'n'},
+                                 {"profile", 1, nullptr, 'p'},
+                                 {"seconds", 1, nullptr, 't'},
+                                 {"jobs", 1, nullptr, 'j'},
+                                 {"keep", 1, nullptr, 'k'},
+                                 {"patience", 1, nullptr, 'w'},
+                                 {"no-shrink", 0, nullptr, 'f'},
+                                 {"print", 0, nullptr, 'v'},
+                                 {"preempt", 1, nullptr, 'c'},
+                                 {"several", 0, nullptr, 'm'},
+                                 {"commit", 1, nullptr, 'i'},
+                                 {"record", 1, nullptr, 'r'},
+                                 {"help", 0, nullptr, 'h'},
+                                 {"go-on", 0, nullptr, 'g'},
+                                 {"without-pages", 0, nullptr, 'b'},
+                                 {"without-memory-pools", 0, nullptr, 'a'},
+                                 {nullptr, 0, nullptr, 0}};
   for (int c = 0; (c = getopt_long(count, values, "", known, nullptr)) != -1;) {
     switch (c) {
       case 's': {
@@ -132,6 +145,9 @@ bool parse(int count, char** values, arguments& a) {
         break;
       case 'b':
         without_pages = true;
+        break;
+      case 'a':
+        without_memory_pools = true;
         break;
       case 'f':
         a.shrink = false;
@@ -315,10 +331,11 @@ void report(arguments const& a, std::uint64_t seed, std::uint64_t step, verdict 
     print_setting(shown);
     print_program(shown, s);
   }
-  std::printf("To repeat: %s --seeds %" PRIu64 " --profile %s --steps %zu%s%s%s%s%s --no-shrink\n", a.name,
+  std::printf("To repeat: %s --seeds %" PRIu64 " --profile %s --steps %zu%s%s%s%s%s%s --no-shrink\n", a.name,
               seed, whole.kind->name, a.steps, without_pages ? " --without-pages" : "",
-              a.shrink ? " --keep " : "", a.shrink ? kept_list(shown).c_str() : "",
-              shown.pinned ? " --preempt " : "", shown.pinned ? preempt_list(shown).c_str() : "");
+              without_memory_pools ? " --without-memory-pools" : "", a.shrink ? " --keep " : "",
+              a.shrink ? kept_list(shown).c_str() : "", shown.pinned ? " --preempt " : "",
+              shown.pinned ? preempt_list(shown).c_str() : "");
 }
 
 }  // namespace
@@ -394,12 +411,14 @@ int main(int count, char** values) {
   double const seconds = std::chrono::duration<double>(clock::now() - start).count();
   tally all;
   std::uint64_t watched[3] = {};
+  std::uint64_t asks_at_once = 0;
   std::printf("%-10s %9s %9s %11s %11s %11s %11s %9s  %s\n", "profile", "programs", "schedules", "pool calls",
               "allocations", "frees", "kernels", "refusals", "watched by");
   for (std::size_t p = 0; p < profile_count; ++p) {
     tally const& t = by_profile[p];
     auto const w = static_cast<std::size_t>(profiles[p].watched);
     all.add(t);
+    if (profiles[p].at_once != 0) asks_at_once += t.asks;
     watched[w] += t.operations();
     if (t.programs == 0) continue;
     std::printf("%-10s %9" PRIu64 " %9" PRIu64 " %11" PRIu64 " %11" PRIu64 " %11" PRIu64 " %11" PRIu64
@@ -411,6 +430,9 @@ int main(int count, char** values) {
               " times, remapped pages %" PRIu64 " times, and searched again %" PRIu64
               " times after the driver had refused\n",
               all.device_waits, all.host_waits, all.remaps, all.retries);
+  std::printf("%" PRIu64 " times a pool asked the others on its device, and was given memory %" PRIu64
+              " times, %" PRIu64 " MiB in all; %" PRIu64 " times while threads ran concurrently\n",
+              all.asks, all.answered, all.given >> 20, asks_at_once);
   if (all.captures != 0 || all.sleeps != 0 || all.compactions != 0)
     std::printf("%" PRIu64 " captures with a graph_memory, %" PRIu64 " launches of their graphs, %" PRIu64
                 " sleeps, %" PRIu64 " compactions\n",
@@ -440,16 +462,18 @@ int main(int count, char** values) {
               failed ? "FOUND SOMETHING" : "nothing found", all.operations(), all.programs, all.threads,
               all.schedules, a.first, last, seconds);
   std::printf(
-      "evidence: simulation%s verdict=%s findings=%" PRIu64 " operations=%" PRIu64 " allocations=%" PRIu64
+      "evidence: simulation%s%s verdict=%s findings=%" PRIu64 " operations=%" PRIu64 " allocations=%" PRIu64
       " frees=%" PRIu64 " programs=%" PRIu64 " schedules=%" PRIu64 " kernels=%" PRIu64
       " model_checked=%" PRIu64 " order_checked=%" PRIu64 " contents_checked=%" PRIu64 " pins=%" PRIu64
-      " pins_refused=%" PRIu64 " preemptive_runs=%" PRIu64 " switch_points=%" PRIu64 " depth2_runs=%" PRIu64
+      " pins_refused=%" PRIu64 " asks=%" PRIu64 " asks_at_once=%" PRIu64 " asks_answered=%" PRIu64
+      " bytes_given=%" PRIu64 " preemptive_runs=%" PRIu64 " switch_points=%" PRIu64 " depth2_runs=%" PRIu64
       " depth2_threads=%.2f depth2_points=%.1f depth2_one_in=%.0f first_seed=%" PRIu64 " last_seed=%" PRIu64
       " steps=%zu jobs=%u seconds=%.1f commit=%s\n",
-      without_pages ? "_without_pages" : "", failed ? "fail" : "pass", findings_in_all, all.operations(),
-      all.allocations, all.deallocations, all.programs, all.schedules, all.kernels, all.operations(),
-      watched[1] + watched[2], watched[2], all.pins, all.refused_pins, all.runs, all.switch_points,
-      all.stated_runs,
+      without_pages ? "_without_pages" : "", without_memory_pools ? "_without_memory_pools" : "",
+      failed ? "fail" : "pass", findings_in_all, all.operations(), all.allocations, all.deallocations,
+      all.programs, all.schedules, all.kernels, all.operations(), watched[1] + watched[2], watched[2],
+      all.pins, all.refused_pins, all.asks, asks_at_once, all.answered, all.given, all.runs,
+      all.switch_points, all.stated_runs,
       all.stated_runs == 0 ? 0
                            : static_cast<double>(all.stated_threads) / static_cast<double>(all.stated_runs),
       all.stated_runs == 0 ? 0
@@ -462,9 +486,10 @@ int main(int count, char** values) {
     if (written)
       written = std::fprintf(out,
                              "seeds %" PRIu64 "..%" PRIu64 " steps %zu profile %s calls %" PRIu64
-                             " programs %" PRIu64 " findings %" PRIu64 " seconds %.1f jobs %u commit %s\n",
-                             a.first, last, a.steps, kind, all.operations(), all.programs, findings_in_all,
-                             seconds, a.jobs, a.commit.c_str()) > 0;
+                             " programs %" PRIu64 " pins %" PRIu64 " asks %" PRIu64 " findings %" PRIu64
+                             " seconds %.1f jobs %u commit %s\n",
+                             a.first, last, a.steps, kind, all.operations(), all.programs, all.pins, all.asks,
+                             findings_in_all, seconds, a.jobs, a.commit.c_str()) > 0;
     if (out != nullptr && std::fclose(out) != 0) written = false;
     if (!written) {
       std::printf("cannot write %s\n", a.record.c_str());

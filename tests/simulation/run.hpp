@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "crew.hpp"
+#include "hooked/asked_pools.hpp"
 #include "program.hpp"
 #include "random_numbers.hpp"
 #include "scheduler.hpp"
@@ -83,6 +84,9 @@ class runner {
       }
     }
     counted_.switches += schedule_.switches();
+    counted_.asks += asked_pools.asks.exchange(0);
+    counted_.answered += asked_pools.answered.exchange(0);
+    counted_.given += asked_pools.given.exchange(0);
     auto const* const reached = schedule_.reached();
     for (std::size_t k = 0; k < static_cast<std::size_t>(switch_point::count); ++k)
       counted_.switch_points += reached[k];

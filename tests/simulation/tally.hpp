@@ -27,6 +27,10 @@ struct tally {
   std::uint64_t remaps = 0;        /// < free pages were remapped elsewhere
   std::uint64_t retries = 0;       /// < the driver refused, and the cache was searched again
 
+  std::uint64_t asks = 0;      ///< calls of a pool that was refused to the other pools on its device
+  std::uint64_t answered = 0;  ///< of these, the calls that were given memory
+  std::uint64_t given = 0;     ///< bytes
+
   // Windows with preempted threads, at the stated depth.
   std::uint64_t runs = 0;  ///< of several threads
   std::uint64_t stated_runs =
@@ -66,6 +70,9 @@ struct tally {
     host_waits += o.host_waits;
     remaps += o.remaps;
     retries += o.retries;
+    asks += o.asks;
+    answered += o.answered;
+    given += o.given;
     runs += o.runs;
     stated_runs += o.stated_runs;
     stated_threads += o.stated_threads;

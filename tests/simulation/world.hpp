@@ -24,6 +24,8 @@ namespace simulation {
 
 /// Every machine is one without virtual memory management, for all programs of this process: pools over pages use plain blocks.
 inline bool without_pages = false;
+/// Every machine is one without memory pools, for all programs of this process.
+inline bool without_memory_pools = false;
 
 /// How a program is run: the machine, and the schedule of its streams. Drawn from the seed.
 struct setting {
@@ -52,6 +54,14 @@ template <class Options>
   }
 }
 
+/// Earlier headers do not have that option.
+template <class Options>
+void lose_memory_pools(Options& options) {
+  if constexpr (requires { options.memory_pools; }) {
+    if (without_memory_pools) options.memory_pools = decltype(options.memory_pools)::missing;
+  }
+}
+
 [[nodiscard]] inline setting draw_setting(std::uint64_t seed, profile const& kind) {
   random_numbers random(seed ^ 0x73657474696E67);
   setting s;
@@ -63,6 +73,7 @@ template <class Options>
   if (kind.watched != watch::contents && random.percent(20)) m.capacity = 64_GiB;
   m.taken = 0;
   if (without_pages) m.paging = tarn::sim_paging::missing;
+  lose_memory_pools(m);
   m.backing =
       kind.watched == watch::contents ? tarn::sim_backing::host_backed : tarn::sim_backing::address_only;
   m.checks = kind.watched == watch::model ? tarn::sim_checks::off : tarn::sim_checks::stream_order;
@@ -98,6 +109,9 @@ template <class Options>
         m.late_events = 0;
       }
     }
+    // Only pools over drivers of one type ask each other for cached memory.
+    bool const is_same = i == 0 || (c.on == ground::pages) == (s.pools[0].on == ground::pages);
+    if (kind.at_once != 0 && !is_same) c.on = s.pools[0].on;
     s.pools.push_back(c);
   }
   if (kind.at_once != 0) s.depth = random.percent(70) ? 2 : static_cast<unsigned>(random.between(3, 5));

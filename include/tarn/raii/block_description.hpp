@@ -103,8 +103,8 @@ struct process_status {
 /// What a process must know of another process's block to import it; not the right to do so, which is in the descriptors (or in
 /// the tokens of a fabric). Plain data: copy it freely.
 struct block_description {
-  /// Changes with the form.
-  static constexpr std::uint32_t current_version = 1;
+  /// Changes with the form, and with what send_block() and receive_block() send.
+  static constexpr std::uint32_t current_version = 2;
 
   process_identity exporter{};
   std::uint64_t number = 0;  ///< of this export in its process, from 1

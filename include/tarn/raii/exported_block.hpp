@@ -45,6 +45,35 @@ inline constexpr char const* several_handles =
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
+/// A process that becomes known once. Thread-safe, except for moves.
+class known_process {
+ public:
+  known_process() noexcept = default;
+  known_process(known_process&& other) noexcept : id_(other.id_), state_(other.state_.load()) {}
+  known_process& operator=(known_process&& other) noexcept {
+    id_ = other.id_;
+    state_.store(other.state_.load());
+    return *this;
+  }
+  ~known_process() = default;
+  /// The first call counts.
+  void set(process_identity const& id) noexcept {
+    state before = state::unknown;
+    if (!state_.compare_exchange_strong(before, state::changing)) return;
+    id_ = id;
+    state_.store(state::known);
+  }
+  /// False if the process is unknown.
+  [[nodiscard]] bool has_ended() const noexcept {
+    return state_.load() == state::known && detail::has_ended(id_);
+  }
+
+ private:
+  enum class state : std::uint8_t { unknown, changing, known };
+  process_identity id_{};
+  std::atomic<state> state_{state::unknown};
+};
+
 }  // namespace detail
 
 /// Memory of one handle, on its way to another process. Owns the descriptor.
@@ -74,8 +103,8 @@ class exported_pages {
 /// Stream order, if a stream was given: what was written on it before is seen by an importer's stream after wait_ready(). The other
 /// way, an importer calls record_done(), says so, and wait_done() here orders a stream after it. A stream that waits for work of a
 /// process that was killed may wait forever: on an H200 with driver 580 it still waited after 8 s, and CUDA's documentation leaves it
-/// open. Where a process may be killed while its work runs, synchronize_ready() and synchronize_done() wait on the host instead, with
-/// a limit. The events end with this object: an importer may then use the memory, but neither wait nor record.
+/// open. So wait_ready() and wait_done() throw if the process has ended before its work; they cannot notice that it is killed after
+/// the call. Where that may happen, synchronize_ready() and synchronize_done() wait on the host instead, with a limit. The events end with this object: an importer may then use the memory, but neither wait nor record.
 template <class Memory>
 class [[nodiscard]] exported_block {
   using driver_type = std::remove_cvref_t<decltype(std::declval<Memory const&>().driver())>;
@@ -114,17 +143,25 @@ class [[nodiscard]] exported_block {
   void record_ready(stream_ref stream, source_location where = source_location::current()) const {
     detail::called_from(where, [&] { event_of(ready_).record(stream); });
   }
-  /// Later work on the stream waits for the last record_done() of an importer, perhaps forever if that process is killed before
-  /// its work has ended. @throws cuda_error, as above
+  /// Later work on the stream waits for the last record_done() of the importer. If that process is known and has ended before its
+  /// work, this throws; if it is killed later and before its work has ended, the stream may wait forever.
+  /// @throws sharing_error (importer_ended), cuda_error as above
   void wait_done(stream_ref stream, source_location where = source_location::current()) const {
-    detail::called_from(where, [&] { event_of(done_).wait(stream); });
+    detail::called_from(where, [&] {
+      event_of(done_).wait(stream, sharing_failure::importer_ended, [&] { return importer_.has_ended(); });
+    });
   }
-  /// The caller waits, on the host, for the last record_done() of an importer, which may be killed meanwhile.
-  /// @throws sharing_error (timed_out), cuda_error as above
+  /// The caller waits, on the host, for the last record_done() of the importer. Notices within 20 ms that a known importer has ended.
+  /// @throws sharing_error (importer_ended, timed_out), cuda_error as above
   void synchronize_done(std::chrono::milliseconds timeout = default_sharing_timeout,
                         source_location where = source_location::current()) const {
-    detail::called_from(where, [&] { event_of(done_).synchronize(timeout, [] { return false; }); });
+    detail::called_from(where, [&] {
+      event_of(done_).synchronize(timeout, sharing_failure::importer_ended,
+                                  [&] { return importer_.has_ended(); });
+    });
   }
+  /// The process that imports the block, so that its end is noticed. send_block() calls this; of several calls the first counts.
+  void set_importer(process_identity const& importer) const noexcept { importer_.set(importer); }
 
  private:
   using event = std::optional<detail::shared_event<driver_type>>;
@@ -188,6 +225,7 @@ class [[nodiscard]] exported_block {
   std::vector<page_handle> handles_{};
   event ready_{};
   event done_{};
+  mutable detail::known_process importer_{};
 };
 
 /// Exports a block of a pool over pages, for other processes. The stream's work so far is what importers wait for.

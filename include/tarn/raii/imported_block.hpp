@@ -3,8 +3,8 @@
 // import_block(): a block that another process has exported. send_block() and receive_block() pass one over a Unix socket.
 //
 // Over the socket, in turn: the size and the bytes of the description; an answer; then for each group of handles a header with their
-// descriptors, and an answer; and an answer when all is mapped. So neither side, nor the kernel between them, holds more than one group
-// of descriptors.
+// descriptors, and an answer; and when all is mapped an answer with the importer's identity. So neither side, nor the kernel between
+// them, holds more than one group of descriptors.
 
 #include <chrono>
 #include <cstddef>
@@ -163,17 +163,22 @@ class [[nodiscard]] imported_block {
   [[nodiscard]] std::size_t size_bytes() const noexcept { return bytes_; }
   /// Whether the exporter gave a stream.
   [[nodiscard]] bool has_events() const noexcept { return ready_.has_value(); }
-  /// Later work on the stream waits for what the exporter recorded last, perhaps forever if the exporter is killed before that
-  /// work has ended. @throws cuda_error (unsupported: exported without a stream)
+  /// Later work on the stream waits for what the exporter recorded last. If that process has ended before that work, this throws; if
+  /// it is killed later and before its work has ended, the stream may wait forever.
+  /// @throws sharing_error (exporter_ended), cuda_error (unsupported: exported without a stream)
   void wait_ready(stream_ref stream, source_location where = source_location::current()) const {
-    detail::called_from(where, [&] { event_of(ready_).wait(stream); });
+    detail::called_from(where, [&] {
+      event_of(ready_).wait(stream, sharing_failure::exporter_ended, [&] { return exporter_has_ended(); });
+    });
   }
   /// The caller waits, on the host, for what the exporter recorded last. Notices within 20 ms that the exporter has ended.
   /// @throws sharing_error (exporter_ended, timed_out), cuda_error as above
   void synchronize_ready(std::chrono::milliseconds timeout = default_sharing_timeout,
                          source_location where = source_location::current()) const {
-    detail::called_from(
-        where, [&] { event_of(ready_).synchronize(timeout, [&] { return detail::has_ended(exporter_); }); });
+    detail::called_from(where, [&] {
+      event_of(ready_).synchronize(timeout, sharing_failure::exporter_ended,
+                                   [&] { return exporter_has_ended(); });
+    });
   }
   /// The exporter's next wait_done() waits for what is on the stream so far. @throws as above
   void record_done(stream_ref stream, source_location where = source_location::current()) const {
@@ -182,6 +187,7 @@ class [[nodiscard]] imported_block {
 
  private:
   using event = std::optional<detail::shared_event<D>>;
+  [[nodiscard]] bool exporter_has_ended() const noexcept { return detail::has_ended(exporter_); }
   [[nodiscard]] auto& event_of(event const& e) const {
     if (!e)
       throw cuda_error(detail::unsupported_call(detail::no_events), mapping_.driver().device().value,
@@ -202,8 +208,8 @@ class [[nodiscard]] imported_block {
 /// @param next  next(i) returns the exported_pages of handle i; called once for each, in order
 /// @throws sharing_error  damaged, other_machine, other_device, exporter_ended, wrong_pages: nothing was mapped
 /// @throws cuda_error, std::bad_alloc, and what `next` throws: likewise
-/// A process can import its own block only if that was exported without a stream: CUDA does not open events in the process that
-/// made them (cuda_error with code 201).
+/// A process can import its own block only if that was exported without a stream: CUDA refuses events of the same process (201).
+/// A handle of a driver that has the right size but is not the block's cannot be detected: pass only what the exporter sent.
 /// Reserves as many bytes of addresses as the handles have. O(handles): an import and a map for each.
 template <class Memory, class Next>
 [[nodiscard]] auto import_block(Memory const& memory, block_description const& description, Next&& next,
@@ -239,6 +245,20 @@ inline void await_answer(unix_socket const& peer) {
 inline void give_answer(unix_socket const& peer, import_answer answer) {
   auto const byte = static_cast<std::byte>(answer);
   peer.send(std::span(&byte, 1));
+}
+
+/// Calls f with each field of an identity, which the importing process sends after its last answer.
+template <class Identity, class F>
+void each_part(Identity& id, F const& f) {
+  f(id.machine), f(id.pid_space), f(id.pid), f(id.started);
+}
+inline void send_identity(unix_socket const& peer, process_identity const& id) {
+  each_part(id, [&](auto const& part) { peer.send(bytes_to_send(part)); });
+}
+[[nodiscard]] inline process_identity receive_identity(unix_socket const& peer) {
+  process_identity id;
+  each_part(id, [&](auto& part) { peer.receive(std::as_writable_bytes(std::span(&part, 1))); });
+  return id;
 }
 
 inline void send_description(unix_socket const& peer, block_description const& d) {
@@ -332,6 +352,7 @@ void send_block(int socket, exported_block<Memory> const& block,
     for (std::size_t first = 0; first < block.description().handles.size();)
       first += detail::send_group(peer, block, first);
     detail::await_answer(peer);
+    block.set_importer(detail::receive_identity(peer));
   } catch (...) {
     peer.shut_down();
     throw;
@@ -364,6 +385,7 @@ template <class Memory>
         memory, description, [&](std::size_t i) { return groups.take(i); }, where);
     detail::give_answer(peer, detail::import_answer::go_on);  // for the last group
     detail::give_answer(peer, detail::import_answer::go_on);  // all is mapped
+    detail::send_identity(peer, detail::this_process_identity());
     return block;
   } catch (...) {
     try {

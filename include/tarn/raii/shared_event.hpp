@@ -44,22 +44,27 @@ class shared_event {
 
   /// @throws cuda_error
   void record(stream_ref stream) const { check(driver_.record_event(event_, stream)); }
-  /// @throws cuda_error
-  void wait(stream_ref stream) const { check(driver_.wait_event(stream, event_)); }
+  /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process that recorded it, and
+  /// throws `ended` instead if that work cannot end any more. Does not wait.
+  /// @throws cuda_error; sharing_error (ended)
+  template <class HasEnded>
+  void wait(stream_ref stream, sharing_failure ended, HasEnded const& has_ended) const {
+    // Queried again after the question: what the process did before its end counts.
+    if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);
+    check(driver_.wait_event(stream, event_));
+  }
   /// Waits on the host until the recorded work has ended. A device that waits for an event cannot stop when the process that
   /// recorded it is killed, so this queries the event, and asks `has_ended` about that process.
-  /// @throws cuda_error; sharing_error (exporter_ended, timed_out)
+  /// @throws cuda_error; sharing_error (ended, timed_out)
   template <class HasEnded>
-  void synchronize(std::chrono::milliseconds timeout, HasEnded const& has_ended) const {
+  void synchronize(std::chrono::milliseconds timeout, sharing_failure ended,
+                   HasEnded const& has_ended) const {
     auto const deadline = std::chrono::steady_clock::now() + min_of(timeout, longest_wait);
     for (auto pause = shortest_pause;; pause = min_of(2 * pause, longest_pause)) {
       // Asked first: what the process did before its end counts.
-      bool const ended = pause == longest_pause && has_ended();
+      bool const is_gone = pause == longest_pause && has_ended();
       if (is_reached()) return;
-      if (ended) {
-        throw sharing_error(sharing_failure::exporter_ended,
-                            "the process that exported the block has ended before its work on the block");
-      }
+      if (is_gone) throw of_ended(ended);
       if (std::chrono::steady_clock::now() >= deadline) {
         throw sharing_error(sharing_failure::timed_out,
                             "the other process's work on the block has not ended: wait longer, or give up");
@@ -72,6 +77,11 @@ class shared_event {
   static constexpr std::chrono::microseconds shortest_pause{20};
   static constexpr std::chrono::microseconds longest_pause{5000};
 
+  [[nodiscard]] static sharing_error of_ended(sharing_failure ended) noexcept {
+    return {ended, ended == sharing_failure::exporter_ended
+                       ? "the process that exported the block has ended before its work on the block"
+                       : "the process that imported the block has ended before its work on the block"};
+  }
   [[nodiscard]] bool is_reached() const {
     status const s = driver_.query_event(event_);
     if (s.kind == failure::not_ready) return false;

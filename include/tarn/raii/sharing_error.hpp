@@ -21,6 +21,7 @@ enum class sharing_failure : std::uint8_t {
   other_machine,   ///< made on another machine, or before the last start of this one
   other_device,    ///< of a device that is not the importing one
   exporter_ended,  ///< the process that exported the block has ended
+  importer_ended,  ///< the process that imported the block has ended
   wrong_pages,     ///< the descriptors are not those of the description
   system           ///< a system call failed: error() is its errno
 };

@@ -56,24 +56,36 @@ class unix_socket {
 
   /// Fills `bytes`. Descriptors that came along are added to `descriptors`. @throws as above; std::bad_alloc
   void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>& descriptors) const {
+    receive(bytes, &descriptors);
+  }
+  /// The same without descriptors: the system closes those that come along. Does not allocate. @throws as send()
+  void receive(std::span<std::byte> bytes) const { receive(bytes, nullptr); }
+
+ private:
+  struct control {
+    // The system adds the sender's credentials if the socket's owner asked for them.
+    alignas(::cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * most_descriptors) + CMSG_SPACE(sizeof(::ucred))]{};
+  };
+
+  void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>* descriptors) const {
     auto const until = std::chrono::steady_clock::now() + limit_;
     while (!bytes.empty()) {
       wait_for(POLLIN, until);
-      descriptors.reserve(descriptors.size() + most_descriptors);
+      if (descriptors != nullptr) descriptors->reserve(descriptors->size() + most_descriptors);
       ::iovec part{bytes.data(), bytes.size()};
       ::msghdr message = message_of(part);
       control space;
-      message.msg_control = space.bytes;
-      message.msg_controllen = sizeof space.bytes;
+      message.msg_control = descriptors != nullptr ? space.bytes : nullptr;
+      message.msg_controllen = descriptors != nullptr ? sizeof space.bytes : 0;
       ::ssize_t const got = ::recvmsg(socket_, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
       if (got < 0 && is_transient(errno)) continue;
       if (got < 0) fail("recvmsg");
-      take(message, descriptors);
-      if (descriptors.size() > most_descriptors)
+      if (descriptors != nullptr) take(message, *descriptors);
+      if (descriptors != nullptr && descriptors->size() > most_descriptors)
         throw sharing_error(sharing_failure::wrong_pages, "the other process sends too many descriptors");
       if (got == 0)
         throw sharing_error(sharing_failure::peer_closed, "the other process closed the socket, or ended");
-      if ((message.msg_flags & MSG_CTRUNC) != 0) {
+      if (descriptors != nullptr && (message.msg_flags & MSG_CTRUNC) != 0) {
         throw sharing_error(
             sharing_failure::system,
             "file descriptors were lost: this process has no room for more; raise its limit (ulimit -n)");
@@ -81,17 +93,6 @@ class unix_socket {
       bytes = bytes.subspan(static_cast<std::size_t>(got));
     }
   }
-  /// @throws as above
-  void receive(std::span<std::byte> bytes) const {
-    std::vector<unique_descriptor> closed;
-    receive(bytes, closed);
-  }
-
- private:
-  struct control {
-    // The system adds the sender's credentials if the socket's owner asked for them.
-    alignas(::cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * most_descriptors) + CMSG_SPACE(sizeof(::ucred))]{};
-  };
 
   [[nodiscard]] static ::msghdr message_of(::iovec& part) noexcept {
     ::msghdr message{};
