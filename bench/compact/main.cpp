@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tarn_compact [TRACE...]: what compact() gives back, beside what trim() does: on a checkerboard of blocks of which half are free,
-// and on each trace, stopped after its peak where the fewest bytes are live.
+// tarn_compact [TRACE...]: what compact() gives back, beside what trim() does: on checkerboards of blocks of which half are free, and
+// on each trace, stopped after its peak where the fewest bytes are live.
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -42,7 +42,10 @@ struct figures {
   std::size_t compacted = 0;  ///< reserved after compact()
   std::size_t stretches = 0;  ///< of live bytes
   double ms = 0;              ///< of compact()
-  [[nodiscard]] std::size_t bound() const { return live + stretches * granule; }
+  /// What compact() promises. A stretch that fills its granules needs none of the two that it may share.
+  [[nodiscard]] std::size_t bound() const { return live + 2 * stretches * granule; }
+  /// The same with one granule for each stretch.
+  [[nodiscard]] std::size_t bound_of_one() const { return live + stretches * granule; }
 };
 
 void check(status const& s) {
@@ -67,18 +70,23 @@ figures compacted(std::string work, Memory const& memory) {
   return f;
 }
 
+/// Blocks of sizes at random, of which every other one is freed. A free block below 2 MiB contains no whole granule, so that
+/// compact() can give nothing back; one from 4 MiB on always does.
 template <class Source>
-figures of_checkerboard(Source const& source, std::size_t count) {
+figures of_checkerboard(Source const& source, std::size_t count, std::size_t least, std::size_t most) {
   auto memory = source | pooled{};
   std::mt19937 random(1);
   std::vector<std::pair<void*, std::size_t>> blocks;
   for (std::size_t i = 0; i < count; ++i) {
-    std::size_t const bytes = 1_MiB + random() % 1_MiB;
+    std::size_t const bytes = least + random() % (most - least);
     blocks.emplace_back(memory.allocate(stream_ref{}, bytes), bytes);
   }
   for (std::size_t i = 0; i < count; i += 2)
     memory.deallocate(stream_ref{}, blocks[i].first, blocks[i].second);
-  figures const f = compacted("checkerboard of " + std::to_string(count) + " blocks", memory);
+  figures const f =
+      compacted("checkerboard: " + std::to_string(count) + " blocks of " + std::to_string(least / 1_MiB) +
+                    " to " + std::to_string(most / 1_MiB) + " MiB",
+                memory);
   for (std::size_t i = 1; i < count; i += 2)
     memory.deallocate(stream_ref{}, blocks[i].first, blocks[i].second);
   return f;
@@ -139,7 +147,8 @@ figures of_trace(Source const& source, trace const& t) {
 template <class Source>
 void measure(Source const& source, std::size_t blocks, std::vector<trace> const& traces,
              auto const& on_figures) {
-  on_figures(of_checkerboard(source, blocks));
+  on_figures(of_checkerboard(source, blocks, 1_MiB, 2_MiB));
+  on_figures(of_checkerboard(source, (blocks + 2) / 3, 3_MiB, 6_MiB));  // about as many bytes
   for (trace const& t : traces) on_figures(of_trace(source, t));
 }
 
@@ -159,7 +168,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "cuda", "sim"}))
       ->default_str("auto");
   app.add_option("--json", json, "also appends one JSON object per line to this file");
-  app.add_option("--blocks", blocks, "of the checkerboard")
+  app.add_option("--blocks", blocks, "of the first checkerboard; the second has a third")
       ->check(CLI::Range(2, 1'000'000))
       ->capture_default_str();
   app.add_option("trace", files, "traces, as tarn_replay reads them");
@@ -176,10 +185,11 @@ int main(int argc, char** argv) {
       if (!out) throw std::runtime_error("cannot write " + json);
     }
     std::cout << (device == "cuda" ? gpu.text : "simulated device, no valid times") << "; " << where.cpu
-              << "\nMiB                                live  reserved   trimmed compacted     bound  "
+              << "\nMiB                                               live  reserved   trimmed compacted     "
+                 "bound  "
                  "stretches       ms\n";
     auto const on_figures = [&](figures const& f) {
-      std::cout << std::left << std::setw(30) << f.work << std::right << std::fixed << std::setprecision(0)
+      std::cout << std::left << std::setw(45) << f.work << std::right << std::fixed << std::setprecision(0)
                 << std::setw(9) << mib(f.live) << std::setw(10) << mib(f.reserved) << std::setw(10)
                 << mib(f.trimmed) << std::setw(10) << mib(f.compacted) << std::setw(10) << mib(f.bound())
                 << std::setw(11) << f.stretches << std::setprecision(1) << std::setw(9)
@@ -195,6 +205,7 @@ int main(int argc, char** argv) {
       line["trimmed"] = f.trimmed;
       line["compacted"] = f.compacted;
       line["bound"] = f.bound();
+      line["bound_of_one_granule"] = f.bound_of_one();
       line["stretches"] = f.stretches;
       if (device == "cuda") line["ms"] = f.ms;
       write_context(line, where);

@@ -2,6 +2,8 @@
 // tarn_sleep: how long a pool takes to sleep and to wake, with contents discarded and kept, compared with plain copies of pinned
 // memory in the same run.
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -77,6 +79,15 @@ double used_by_nvml(Driver const& driver) {
   device_account account;
   if (!driver.memory_account(account).ok() || account.free == device_account::unknown) return -1;
   return static_cast<double>(account.total - account.free);
+}
+
+/// The physical host memory of the process, bytes; negative where the system does not report it.
+double resident_set() {
+  std::ifstream file("/proc/self/statm");
+  double pages = 0;
+  double resident = 0;
+  if (!(file >> pages >> resident)) return -1;
+  return resident * static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
 
 /// Blocks that fill a pool.
@@ -177,9 +188,13 @@ void measure(Source const& source, extent const& e, auto const& on_figure) {
   {  // small cycles
     auto memory = source | pooled{};
     filling const held(memory, 64_MiB, 3_MiB);
-    (void)sleep(memory);
-    (void)wake(memory);
+    for (contents const where : {contents::in_pinned_memory, contents::discarded}) {
+      (void)sleep(memory, where);
+      (void)wake(memory);
+    }
     std::size_t const before = free_of(driver);
+    auto const host_before = static_cast<double>(detail::state_of(memory).host_bytes);
+    double const resident_before = resident_set();
     double const t = seconds_of([&] {
       for (int i = 0; i < e.cycles; ++i) {
         (void)sleep(memory, i % 10 == 0 ? contents::in_pinned_memory : contents::discarded);
@@ -187,9 +202,17 @@ void measure(Source const& source, extent const& e, auto const& on_figure) {
       }
     });
     std::size_t const after = free_of(driver);
+    double const resident_after = resident_set();
     on_figure({"small cycles", std::to_string(e.cycles) + " of 63 MiB", "ms each", ms(t) / e.cycles, 0});
     on_figure({"small cycles", "memory lost on the device", "bytes",
                static_cast<double>(before) - static_cast<double>(after), 0});
+    on_figure({"small cycles", "the pool's host memory before", "bytes", host_before, 0});
+    on_figure({"small cycles", "the pool's host memory after", "bytes",
+               static_cast<double>(detail::state_of(memory).host_bytes), 0});
+    if (resident_before >= 0) {
+      on_figure({"small cycles", "resident set of the process before", "bytes", resident_before, 0});
+      on_figure({"small cycles", "resident set of the process after", "bytes", resident_after, 0});
+    }
   }
 }
 
@@ -200,12 +223,14 @@ int main(int argc, char** argv) {
   std::string device = "auto";
   std::string json;
   bool quick = false;
+  int cycles = 0;
   CLI::App app("Puts pools to sleep and wakes them.", "tarn_sleep");
   app.add_option("--device", device, "auto, cuda or sim (a simulated GPU, without valid times)")
       ->check(CLI::IsMember({"auto", "cuda", "sim"}))
       ->default_str("auto");
   app.add_option("--json", json, "also appends one JSON object per line to this file");
   app.add_flag("--quick", quick, "little memory: tests that everything runs, without valid times");
+  app.add_option("--cycles", cycles, "small cycles (1000, with --quick 10)")->check(CLI::Range(1, 1'000'000));
   CLI11_PARSE(app, argc, argv);
   if (quick) {
     e.discarded = 64_MiB;
@@ -214,6 +239,7 @@ int main(int argc, char** argv) {
     e.cycles = 10;
     e.repetitions = 1;
   }
+  if (cycles != 0) e.cycles = cycles;
   try {
     found_cuda const gpu = find_cuda();
     context const where = find_context(gpu);

@@ -8,6 +8,7 @@
 
 #include "catch.hpp"
 #include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/summary.hpp"
 #include "tarn/sim.hpp"
@@ -206,6 +207,92 @@ TEST_CASE("memory_summary has PyTorch's layout", "[report][summary]") {
   CHECK(text.find("|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |") !=
         std::string::npos);
   pool.deallocate({}, p, 10_MiB);
+}
+
+TEST_CASE("memory_stats and memory_summary show the memory of captured graphs while there is any",
+          "[report][stats][summary][graph_memory]") {
+  sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
+  auto const try_on = [&](auto pool) {
+    sim_stream const s{machine.driver(0)};
+    std::map<std::string, std::int64_t> stats;
+    auto const read = [&] {
+      auto const now = memory_stats(pool);
+      CHECK(std::is_sorted(now.begin(), now.end(),
+                           [](auto const& a, auto const& b) { return a.first < b.first; }));
+      stats = {now.begin(), now.end()};
+    };
+    auto const has_keys = [&] {
+      return std::any_of(stats.begin(), stats.end(),
+                         [](auto const& entry) { return entry.first.rfind("graph_memory.", 0) == 0; });
+    };
+    auto const has_rows = [&] { return memory_summary(pool).find("Graph memory") != std::string::npos; };
+    void* const freed_in_capture = pool.allocate(s, 3_MiB);
+    void* const also_freed = pool.allocate(s, 700);
+    read();
+    std::int64_t const active = stats.at("active_bytes.all.current");
+    CHECK(active == number_of(3_MiB + 768));
+    CHECK_FALSE(has_keys());
+    CHECK_FALSE(has_rows());
+    std::size_t const keys = stats.size();
+    {
+      graph_memory memory(pool), second(pool);
+      void* live = nullptr;
+      void* live_of_second = nullptr;
+      auto const capture = [&](auto& owner, auto const& work) {
+        capture_scope const scope(owner, s);
+        sim_graph graph;
+        REQUIRE(machine.begin_capture(s).ok());
+        work();
+        REQUIRE(machine.end_capture(s, graph).ok());
+      };
+      capture(memory, [&] {
+        live = pool.allocate(s, 5_MiB);
+        pool.deallocate(s, pool.allocate(s, 2_MiB), 2_MiB);
+        pool.deallocate(s, freed_in_capture, 3_MiB);
+      });
+      capture(second, [&] {
+        live_of_second = pool.allocate(s, 1_MiB);
+        pool.deallocate(s, also_freed, 700);
+      });
+      read();
+      CHECK(stats.size() == keys + 4);
+      CHECK(stats.at("graph_memory.owners") == 2);
+      CHECK(stats.at("graph_memory.allocated_bytes") == number_of(6_MiB));
+      CHECK(stats.at("graph_memory.kept_bytes") == active);
+      CHECK(stats.at("graph_memory.reserved_bytes") ==
+            number_of(memory.state().reserved + second.state().reserved));
+      CHECK(stats.at("graph_memory.reserved_bytes") >= number_of(8_MiB));
+      CHECK(stats.at("graph_memory.reserved_bytes") < stats.at("reserved_bytes.all.current"));
+      CHECK(stats.at("allocated_bytes.all.current") == number_of(6_MiB));
+      CHECK(stats.at("active_bytes.all.current") == active + number_of(6_MiB));
+      std::istringstream lines(memory_summary(pool));
+      std::string line, rows;
+      while (std::getline(lines, line)) {
+        CHECK(line.size() == 77);
+        if (line.find("Graph memory") != std::string::npos || !rows.empty()) rows += line + "\n";
+      }
+      CHECK(rows.find("|       allocated       |   6144 KiB |            |            |            |") !=
+            std::string::npos);
+      CHECK(rows.find("|       kept blocks     |   3072 KiB |            |            |            |") !=
+            std::string::npos);
+      pool.deallocate(s, live, 5_MiB);
+      pool.deallocate(s, live_of_second, 1_MiB);
+      read();
+      CHECK(stats.at("graph_memory.allocated_bytes") == 0);
+    }
+    empty_cache(pool);  // ended owners give back
+    read();
+    CHECK_FALSE(has_keys());
+    CHECK_FALSE(has_rows());
+    CHECK(stats.size() == keys);
+    CHECK(stats.at("active_bytes.all.current") == 0);
+  };
+  SECTION("over pages") {
+    try_on(sim_pages{machine.driver(0)} | pooled{} | tracked{});
+  }
+  SECTION("over blocks") {
+    try_on(sim_malloc{machine.driver(0)} | pooled{} | tracked{});
+  }
 }
 
 TEST_CASE("memory_summary shortens counts as PyTorch does", "[report][summary]") {

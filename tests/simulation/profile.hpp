@@ -407,7 +407,7 @@ inline constexpr profile profiles[] = {
       {act::synchronize, 2},   {act::make_stream, 6},    {act::take_memory, 2},   {act::sleep_pool, 1},
       {act::wake_pool, 6},     {act::drain, 1},          {act::end_thread, 1},    {act::make_pool, 1},
       {act::pin_block, 7},     {act::look_at_pin, 4},    {act::end_pin, 4}}},
-    // The same with the contents of blocks, which replays write and read; pools sleep between them.
+    // The same with the contents of blocks, which replays write and read; pools sleep and are compacted between them.
     {"replayed_contents",
      3,
      watch::contents,
@@ -428,7 +428,7 @@ inline constexpr profile profiles[] = {
       {act::trim, 2},          {act::empty_cache, 1},    {act::look, 3},          {act::allocate_sync, 4},
       {act::synchronize, 4},   {act::make_stream, 6},    {act::take_memory, 2},   {act::sleep_pool, 3},
       {act::wake_pool, 10},    {act::drain, 1},          {act::end_thread, 1},    {act::make_pool, 1},
-      {act::pin_block, 4},     {act::look_at_pin, 2},    {act::end_pin, 3}}},
+      {act::pin_block, 4},     {act::look_at_pin, 2},    {act::end_pin, 3},       {act::compact_pool, 2}}},
     // Pools sleep and are compacted; other pools continue; contents that are kept stay.
     {"sleep",
      3,
@@ -602,6 +602,29 @@ inline constexpr profile profiles[] = {
       {act::take_memory, 3},    {act::sleep_pool, 1},    {act::wake_pool, 6},     {act::end_thread, 4},
       {act::make_pool, 1},      {act::pin_block, 8},     {act::look_at_pin, 4},   {act::end_pin, 6}},
      60},
+    // The same with the contents of blocks, which replays write and read; pools sleep and are compacted between them.
+    {"replayed_contents_at_once",
+     0,
+     watch::contents,
+     1,
+     2,
+     3,
+     6,
+     40,
+     0,
+     48_MiB,
+     128_MiB,
+     2_MiB,
+     10,
+     0,
+     {{act::allocate, 300},     {act::deallocate, 240},  {act::use, 160},         {act::pass_time, 30},
+      {act::make_memory, 12},   {act::drop_memory, 8},   {act::open_capture, 30}, {act::join_capture, 16},
+      {act::close_capture, 26}, {act::launch_graph, 60}, {act::drop_graph, 3},    {act::trim, 6},
+      {act::look, 4},           {act::allocate_sync, 6}, {act::synchronize, 5},   {act::make_stream, 6},
+      {act::take_memory, 2},    {act::sleep_pool, 4},    {act::wake_pool, 12},    {act::compact_pool, 4},
+      {act::end_thread, 4},     {act::make_pool, 1},     {act::pin_block, 6},     {act::look_at_pin, 3},
+      {act::end_pin, 5}},
+     60},
     // Pools sleep and are compacted.
     {"sleep_at_once",
      0,
@@ -639,7 +662,7 @@ inline constexpr profile profiles[] = {
 
 inline constexpr std::size_t profile_count = sizeof profiles / sizeof profiles[0];
 /// This many of the last profiles have concurrent threads: a quarter of all programs.
-inline constexpr std::size_t at_once_count = 6;
+inline constexpr std::size_t at_once_count = 7;
 
 [[nodiscard]] inline profile const& profile_at_once(std::uint64_t seed) noexcept {
   return profiles[profile_count - at_once_count + seed % at_once_count];

@@ -65,7 +65,8 @@ def check_segments(snapshot):
     for s in snapshot["segments"]:
         need(set(s) == KEYS["segment"], "keys", set(s))
         need(s["address"] >= end, "segments overlap at", hex(s["address"]))
-        need(s["segment_type"] in ("small", "large") and s["segment_pool_id"] == (0, 0), s["segment_type"])
+        need(s["segment_type"] in ("small", "large"), s["segment_type"])
+        need(s["segment_pool_id"][0] == 0 and s["segment_pool_id"][1] >= 0, "segment_pool_id", s["segment_pool_id"])
         check_frames(s["frames"])
         at, sums = s["address"], {"active_allocated": 0, "active_pending_free": 0, "inactive": 0}
         requested = 0
@@ -209,6 +210,26 @@ def check_json(path, snapshot):
     need(counted["live bytes"] == live and counted["reserved bytes"] == same["pool"]["reserved"], "Perfetto's counters", counted)
 
 
+def check_graphs(path, snapshot):
+    """The memory of captured graphs: segments with a segment_pool_id of their own. FILE.graphs has what each graph_memory reported:
+    its number, and its reserved, allocated and kept bytes. Returns the number of those segments."""
+    expected = {}
+    if os.path.exists(path + ".graphs"):
+        with open(path + ".graphs", encoding="utf-8") as file:
+            expected = {number: rest for number, *rest in (map(int, line.split()) for line in file)}
+    graphs = [s for s in snapshot["segments"] if s["segment_pool_id"] != (0, 0)]
+    for s in graphs:
+        need(s["segment_pool_id"][1] in expected, "a segment of an unknown graph_memory", s["segment_pool_id"])
+    for number, (reserved, allocated, _) in expected.items():
+        of_owner = [s for s in graphs if s["segment_pool_id"][1] == number]
+        need(sum(s["total_size"] for s in of_owner) == reserved, "reserved bytes of graph_memory", number)
+        need(sum(s["allocated_size"] for s in of_owner) == allocated, "allocated bytes of graph_memory", number)
+    with open(path + ".json", encoding="utf-8") as file:
+        same = [s.get("graph_memory", 0) for s in json.load(file)["segments"]]
+    need(same == [s["segment_pool_id"][1] for s in snapshot["segments"]], "JSON and pickle differ in graph_memory")
+    return len(graphs)
+
+
 def check(path):
     with open(path, "rb") as file:
         content = file.read()
@@ -218,12 +239,14 @@ def check(path):
     check_segments(loaded)
     events = check_trace(loaded)
     stem = path[:-len(".pickle")]
+    graphs = 0
     if os.path.exists(stem + ".json"):
         check_json(stem, loaded)
+        graphs = check_graphs(stem, loaded)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints what it compares
         viewer = run_viewer(find_viewer(), loaded)
     states = [b["state"] for s in loaded["segments"] for b in s["blocks"]]
-    return len(loaded["segments"]), states.count("active_allocated"), states.count("active_pending_free"), events, viewer
+    return len(loaded["segments"]), states.count("active_allocated"), states.count("active_pending_free"), events, graphs, viewer
 
 
 def main():
@@ -233,9 +256,10 @@ def main():
             found = [check(f"{folder}/{name}") for name in sorted(os.listdir(folder)) if name.endswith(".pickle")]
     else:
         found = [check(sys.argv[1])]
-    segments, live, awaiting, events = (sum(f[i] for f in found) for i in range(4))
-    viewer = found[0][4]
-    print(f"evidence: snapshots files={len(found)} segments={segments} live={live} awaiting={awaiting} events={events} "
+    segments, live, awaiting, events, graphs = (sum(f[i] for f in found) for i in range(5))
+    viewer = found[0][5]
+    print(f"evidence: snapshots files={len(found)} segments={segments} graph_segments={graphs} live={live} awaiting={awaiting} "
+          f"events={events} "
           f"memory_viz={'read' if viewer else 'skipped'}")
 
 

@@ -3,8 +3,11 @@
 // is the output folder, the second the number of programs.
 
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
+#include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -12,6 +15,7 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/tagged.hpp"
 #include "tarn/policy/with_history.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/save_snapshot.hpp"
 #include "tarn/sim.hpp"
@@ -21,6 +25,60 @@ using namespace tarn;
 namespace {
 
 constexpr char const* names[] = {"weights", "activations", "gradients", "awk\"ward\\ \x01 \xff name"};
+
+/// The memory of captured graphs beside the rest of a program: each capture allocates and frees a part of it.
+template <class Memory>
+class graph_owners {
+ public:
+  graph_owners(Memory memory, sim_driver const& driver) : memory_(memory), driver_(driver), stream_(driver) {
+    for (auto& owner : owners_) owner.emplace(memory);
+  }
+  graph_owners(graph_owners const&) = delete;
+  graph_owners& operator=(graph_owners const&) = delete;
+  ~graph_owners() {
+    for (auto const& [p, bytes] : live_) memory_.deallocate(stream_, p, bytes);
+  }
+
+  /// Captures for one of the owners, as far as there is memory.
+  void capture(std::mt19937& random) {
+    auto& owner = *owners_[random() % 2];
+    capture_scope const scope(owner, stream_);
+    sim_graph graph;
+    require(driver_.begin_capture(stream_).ok());
+    try {
+      for (int i = 0; i < 3; ++i) {
+        std::size_t const bytes = 1 + random() % (std::size_t{1} << (4 + random() % 18));
+        tag_scope const here{names[random() % 4]};
+        void* const p = memory_.allocate(stream_, bytes);
+        if (live_.size() < 12 && random() % 2 == 0) {
+          live_.emplace_back(p, bytes);
+        } else {
+          memory_.deallocate(stream_, p, bytes);
+        }
+      }
+    } catch (out_of_memory const&) {
+    }
+    require(driver_.end_capture(stream_, graph).ok());
+  }
+  /// Writes for check.py what each owner holds: number, reserved, allocated and kept bytes.
+  void write_expected(std::string const& file) const {
+    std::ofstream out(file);
+    for (auto const& owner : owners_) {
+      graph_state const s = owner->state();
+      out << s.number << " " << s.reserved << " " << s.allocated << " " << s.kept << "\n";
+    }
+  }
+
+ private:
+  static void require(bool good) {
+    if (!good) throw std::runtime_error("the capture failed");
+  }
+  Memory memory_;
+  sim_driver driver_;
+  sim_stream stream_;
+  std::optional<graph_memory<Memory>> owners_[2];
+  std::vector<std::pair<void*, std::size_t>> live_;
+};
 
 template <class Memory>
 void run(Memory memory, sim_driver const& driver, std::mt19937& random, std::string const& file) {
@@ -40,6 +98,8 @@ void run(Memory memory, sim_driver const& driver, std::mt19937& random, std::str
   std::size_t const most = 1 + random() % 150;
   unsigned const largest = 12 + static_cast<unsigned>(random() % 12);
   std::size_t const steps = random() % 15000;
+  std::optional<graph_owners<Memory>> graphs;
+  if (random() % 3 != 0) graphs.emplace(memory, driver);
   for (std::size_t i = 0; i < steps; ++i) {
     if (live.size() < most && random() % 2 == 0) {
       tag_scope const here{names[random() % 4]};
@@ -54,7 +114,9 @@ void run(Memory memory, sim_driver const& driver, std::mt19937& random, std::str
     }
     if (random() % 64 == 0) (void)driver.launch(streams[random() % 2], 1000 * (random() % 1000));
     if (random() % 3000 == 0) memory.trim(0);
+    if (graphs && random() % 400 == 0) graphs->capture(random);
   }
+  if (graphs) graphs->write_expected(file + ".graphs");
   snapshot const s = take_snapshot(memory, "awk\"ward \xff title");
   for (char const* const extension : {".pickle", ".json", ".trace.json"}) save_snapshot(s, file + extension);
   while (!live.empty()) free_one();

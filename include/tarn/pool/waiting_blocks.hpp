@@ -3,6 +3,7 @@
 // Freed blocks that wait for streams named by record_stream(), or for a stream that the driver does not know. They count as live
 // until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -86,6 +87,8 @@ class waiting_blocks {
   /// Counts a block that a graph memory keeps as waiting. @param sign  1 when it is freed, -1 when it is given back
   void count_kept(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
     count(bytes, alignment, sign);
+    kept_bytes_.fetch_add(sign * static_cast<std::int64_t>(rounded_bytes(bytes, alignment)),
+                          std::memory_order_relaxed);
   }
   /// Counts what waits in a graph memory's part.
   void count_of_part(waiting_amount const& small, waiting_amount const& large) noexcept {
@@ -94,6 +97,11 @@ class waiting_blocks {
 
   // For statistics and inspection.
   [[nodiscard]] waiting_amount now() const noexcept { return count_.now(); }
+  /// Those of them that graph memories keep, rounded bytes.
+  [[nodiscard]] std::size_t kept_bytes() const noexcept {
+    std::int64_t const bytes = kept_bytes_.load(std::memory_order_relaxed);
+    return bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
+  }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return uses_.host_bytes(); }
   void attach(waiting_observer& observer) { count_.attach(observer); }
   void detach(waiting_observer& observer) noexcept { count_.detach(observer); }
@@ -110,6 +118,7 @@ class waiting_blocks {
   Heap& heap_;
   recorded_streams<driver_type> uses_;
   waiting_count count_;
+  std::atomic<std::int64_t> kept_bytes_{0};
 };
 
 }  // namespace tarn::detail

@@ -13,9 +13,11 @@
 #include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/core/routed_calls.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/pool/pool_state.hpp"
+#include "tarn/pool/pool_statistics.hpp"
 
 namespace tarn {
 
@@ -25,6 +27,27 @@ inline constexpr auto ask_statistics = [](auto& layer) -> decltype(layer.statist
   return layer.statistics();
 };
 inline constexpr auto ask_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
+
+/// The memory that pools hold for captured graphs, bytes.
+struct graph_totals {
+  std::size_t owners = 0;  ///< graph memories, and ended ones whose memory has not gone back yet
+  std::size_t reserved = 0;
+  std::size_t allocated = 0;
+  std::size_t kept = 0;  ///< blocks that captures freed though they are not their owner's
+};
+inline constexpr auto ask_graphs = [](auto& layer) -> decltype(layer.inspect(routed_calls::any_look{}),
+                                                               graph_totals{}) {
+  graph_totals sum;
+  layer.inspect([&](auto& heap, auto& front, auto& waiting) {
+    sum.kept += waiting.kept_bytes();
+    if (heap.graph_memory == 0) return;
+    pool_state const s = read_state(heap, front, waiting);
+    ++sum.owners;
+    sum.reserved += s.reserved;
+    sum.allocated += s.live > s.pending ? s.live - s.pending : 0;
+  });
+  return sum;
+};
 
 template <class Resource>
 inline constexpr bool is_tracked = reachable<Resource, decltype(ask_statistics)>;
@@ -142,8 +165,14 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 ///   num_alloc_retries              times that the driver refused and the cache was searched again
 ///   num_sync_all_streams           times that the host waited for a stream
 ///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
-/// The memory of captured graphs is part of every number, as PyTorch's private pools are; PyTorch has no key for it alone, and
-/// neither has this. graph_memory::state() returns it for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
+/// The memory of captured graphs is part of these numbers, as PyTorch's private pools are. PyTorch has no keys for it alone. While
+/// a pool holds any, there are four keys of tarn's own, each a current value:
+///   graph_memory.owners            graph memories, and ended ones whose memory has not been given back yet
+///   graph_memory.reserved_bytes    held from the driver for them alone
+///   graph_memory.allocated_bytes   the live blocks in it
+///   graph_memory.kept_bytes        other blocks that were freed inside a capture, which the pool keeps for the graph; they are
+///                                  part of active_bytes until then
+/// graph_memory::state() returns these for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
 /// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a waiting block counts
 /// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
 /// the pool's locks briefly. @throws std::bad_alloc
@@ -177,6 +206,15 @@ template <class Resource>
   put_groups("active_bytes", t.active_bytes);
   put_groups("allocated_bytes", t.allocated_bytes);
   put_groups("allocation", t.allocations);
+  if constexpr (reachable<Resource, decltype(detail::ask_graphs)>) {
+    detail::graph_totals const graphs = nearest(memory, detail::ask_graphs);
+    if (graphs.owners != 0 || graphs.kept != 0) {
+      add("graph_memory.allocated_bytes", number(graphs.allocated));
+      add("graph_memory.kept_bytes", number(graphs.kept));
+      add("graph_memory.owners", number(graphs.owners));
+      add("graph_memory.reserved_bytes", number(graphs.reserved));
+    }
+  }
   put_groups("inactive_split", {p.split.blocks, p.small.split.blocks, p.large.split.blocks});
   put_groups("inactive_split_bytes", {p.split.bytes, p.small.split.bytes, p.large.split.bytes});
   add("max_split_size", -1);

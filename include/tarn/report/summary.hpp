@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tarn/core/concat.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/text_prefix.hpp"
 #include "tarn/report/stats.hpp"
 
@@ -45,8 +46,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). For memory with `tracked` and,
-/// for the reserved rows, a pool. The title names the allocator_backend() unless it is "pages". @throws std::bad_alloc
+/// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). While the pool holds memory of
+/// captured graphs, three rows more show its current bytes: see memory_stats(). For memory with `tracked` and, for the reserved
+/// rows, a pool. The title names the allocator_backend() unless it is "pages". @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
   std::vector<memory_stat> const stats = memory_stats(memory);
@@ -101,6 +103,19 @@ template <class Resource>
   row("Oversize allocations", "oversize_allocations", "oversize_allocations", &detail::table_count);
   out += rule;
   row("Oversize GPU segments", "oversize_segments", "oversize_segments", &detail::table_count);
+  if (value("graph_memory.owners") != 0 || value("graph_memory.kept_bytes") != 0) {
+    std::string const none(12, ' ');
+    std::int64_t const scale =
+        detail::max_of(value("graph_memory.reserved_bytes"), value("graph_memory.kept_bytes"));
+    auto const current = [&](char const* label, char const* key) {
+      out += detail::concat({"| ", detail::left(label, 21), " | ", detail::table_bytes(value(key), scale),
+                             " |", none, "|", none, "|", none, "|\n"});
+    };
+    out += rule;
+    current("Graph memory", "graph_memory.reserved_bytes");
+    current("      allocated", "graph_memory.allocated_bytes");
+    current("      kept blocks", "graph_memory.kept_bytes");
+  }
   out += line;
   return out;
 }
