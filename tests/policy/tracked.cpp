@@ -29,22 +29,31 @@ using detail::tracked_numbers;
 using detail::tracked_share;
 using detail::tracked_update;
 
+/// A thread as tracked_numbers knows it.
+struct thread_name {
+  std::uint64_t number;
+  unsigned place;
+};
+thread_name this_thread() {
+  if (detail::this_thread_place.table == nullptr) detail::place_holder::take();
+  return {detail::this_thread_number(), detail::this_thread_place.index};
+}
 tracked_update come(std::int64_t bytes, block_group group = block_group::small,
-                    void const* thread = detail::this_thread_tag()) {
-  return {bytes, bytes, thread, group};
+                    thread_name thread = this_thread()) {
+  return {bytes, bytes, thread.number, thread.place, group};
 }
 tracked_update go(std::int64_t bytes, block_group group = block_group::small,
-                  void const* thread = detail::this_thread_tag()) {
-  return {-bytes, -bytes, thread, group};
+                  thread_name thread = this_thread()) {
+  return {-bytes, -bytes, thread.number, thread.place, group};
 }
 
-/// The tags of four threads; each has a share of its own.
-void const* named(std::uintptr_t n) {
-  return reinterpret_cast<void const*>((n + 1) * 4096);  // NOLINT: never dereferenced
+/// Threads with a place of their own.
+thread_name named(std::uintptr_t n) {
+  return {1'000'000 + n, static_cast<unsigned>(detail::thread_places - 1 - n)};
 }
 constexpr std::uintptr_t names = 4;
 void share_out(tracked_numbers& numbers) {
-  for (std::uintptr_t n = 0; n < names; ++n) numbers.ask(named(n));
+  for (std::uintptr_t n = 0; n < names; ++n) numbers.ask(named(n).place);
   for (int i = 0; numbers.sharing() < 4; ++i) {
     REQUIRE(i < 1'000'000);
     numbers.count(come(1));
@@ -286,7 +295,7 @@ TEST_CASE("tracked_share::count accepts what it has room for, and close reports 
   tracked_amounts room{};
   room[0] = {2, 2, 1};
   room[1] = room[2] = {1000, 1000, 500};
-  share.open(room);
+  share.open(room, {});
   CHECK(share.count(come(600)));
   CHECK_FALSE(share.count(come(401)));                      // no room in all bytes
   CHECK_FALSE(share.count(come(501, block_group::large)));  // no room in large bytes
@@ -380,35 +389,6 @@ TEST_CASE("tracked_numbers detects a peak that several shares reach together", "
   }
 }
 
-TEST_CASE("tracked_share::take_room gives up what it has room for", "[policy][tracked]") {
-  tracked_share share;
-  tracked_amounts room{};
-  room[0] = {2, 2, 2};
-  room[1] = room[2] = {1000, 1000, 1000};
-  share.open(room);
-  CHECK(share.count(go(300)));
-  CHECK(share.count(go(300)));
-  CHECK(share.count(come(100)));
-  tracked_amounts change{}, came{};
-  auto const read = [&](std::size_t k, std::size_t g, std::int64_t by, std::int64_t sum) noexcept {
-    change[k][g] += by;
-    came[k][g] += sum;
-  };
-  tracked_amounts least{};
-  least[0] = {4, 1, 0};
-  least[1] = {-1, 900, 0};
-  tracked_amounts lent = room;
-  share.take_room(least, lent, read);
-  CHECK(change[0] == std::array<std::int64_t, 3>{-1, -1, 0});
-  CHECK(change[1] == std::array<std::int64_t, 3>{-500, -500, 0});
-  CHECK(came[1] == std::array<std::int64_t, 3>{100, 100, 0});
-  CHECK(lent[0] == std::array<std::int64_t, 3>{0, 2, 2});          // all of 3, one of 3, none
-  CHECK(lent[1] == std::array<std::int64_t, 3>{1500, 600, 1000});  // none, 900 of 1500, none
-  CHECK_FALSE(share.count(come(1)));                               // no room in all blocks
-  CHECK(share.close(read) == 3);
-  CHECK(change[1] == std::array<std::int64_t, 3>{-500, -500, 0});
-}
-
 namespace {
 /// Live blocks that threads count with tracked_numbers, and what the numbers must be.
 struct counted_blocks {
@@ -420,12 +400,12 @@ struct counted_blocks {
   tracked_amounts current{}, peak{}, came{};
   std::int64_t mark_peak = 0;  ///< of the bytes since begin_mark()
 
-  void allocate(tracked_numbers& numbers, std::int64_t bytes, block_group group, void const* thread) {
+  void allocate(tracked_numbers& numbers, std::int64_t bytes, block_group group, thread_name thread) {
     live.push_back({bytes, group});
     numbers.count(come(bytes, group, thread));
     change(live.back(), 1);
   }
-  void free(tracked_numbers& numbers, std::size_t i, void const* thread) {
+  void free(tracked_numbers& numbers, std::size_t i, thread_name thread) {
     numbers.count(go(live[i].bytes, live[i].group, thread));
     change(live[i], -1);
     live[i] = live.back();
@@ -465,9 +445,9 @@ TEST_CASE("tracked_numbers counts exactly while threads take room from one anoth
     for (int step = 0; step < 20'000; ++step) {
       if (step % 3'000 == 0 && known < threads) ++known;  // threads that come later
       if (numbers.sharing() == 0 || random() % 500 == 0) {
-        for (std::uintptr_t n = 0; n < known; ++n) numbers.ask(named(n));
+        for (std::uintptr_t n = 0; n < known; ++n) numbers.ask(named(n).place);
       }
-      void const* const thread = named(random() % known);
+      thread_name const thread = named(random() % known);
       if (model.live.size() < most && (model.live.empty() || random() % 8 != 0)) {
         auto const group = random() % 5 == 0 ? block_group::large : block_group::small;
         model.allocate(numbers, 1 + static_cast<std::int64_t>(random() % 5'000), group, thread);
@@ -511,7 +491,7 @@ TEST_CASE("tracked_numbers opens a share for a thread that asks after the others
   move(numbers, -1'000'000);
   share_out(numbers);
   REQUIRE(numbers.sharing() == 4);
-  numbers.ask(named(20));
+  numbers.ask(named(20).place);
   numbers.count(come(1000, block_group::small, named(20)));
   CHECK(numbers.sharing() == 5);
   numbers.count(go(1000, block_group::small, named(20)));
@@ -544,8 +524,8 @@ TEST_CASE("tracked_numbers opens no share while a mark of this_thread exists", "
   share_out(numbers);
   high_water_mark mark;
   numbers.add(mark, peak_of::this_thread);
-  numbers.ask(detail::this_thread_tag());
-  for (std::uintptr_t n = 0; n < names; ++n) numbers.ask(named(n));
+  numbers.ask(this_thread().place);
+  for (std::uintptr_t n = 0; n < names; ++n) numbers.ask(named(n).place);
   bool shared = false;
   for (int i = 0; i < 10'000; ++i) {
     numbers.count(come(1));
@@ -572,7 +552,7 @@ TEST_CASE("high_water_mark reports its own peak with blocks counted in shares", 
   // Less than the shares have room for, then a block that is counted globally.
   move(numbers, peak / 2);
   CHECK(numbers.sharing() == 4);
-  void const* const fifth = named(40);
+  thread_name const fifth = named(4);
   numbers.count(come(peak * 3 / 4, block_group::small, fifth));
   numbers.count(go(peak * 3 / 4, block_group::small, fifth));
   move(numbers, -peak / 2);
@@ -644,11 +624,11 @@ TEST_CASE("tracked::peak_error bounds how far peaks are off, in random programs"
     std::size_t const most = 4 + random() % 400;
     for (int step = 0; step < 20'000; ++step) {
       if (numbers.sharing() == 0 || random() % 500 == 0) {
-        for (std::uintptr_t n = 0; n < threads; ++n) numbers.ask(named(n));
+        for (std::uintptr_t n = 0; n < threads; ++n) numbers.ask(named(n).place);
       }
       // Some threads mostly allocate and others mostly free, for a time: what they did not publish adds up.
       bool const grows = random() % 16 != 0 ? step / 700 % 2 == 0 : random() % 2 == 0;
-      void const* const thread = named(random() % threads);
+      thread_name const thread = named(random() % threads);
       if (model.live.size() < most && (model.live.empty() || grows)) {
         auto const group = random() % 5 == 0 ? block_group::large : block_group::small;
         model.allocate(numbers, 1 + static_cast<std::int64_t>(random() % 500), group, thread);

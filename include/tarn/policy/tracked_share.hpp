@@ -5,17 +5,22 @@
 // published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
 // method", TODS 1986.)
 //
+// A share belongs to one thread, which enters it through an owner_lock: two plain stores. Threads pass room to one another without
+// entering another's share: each offers what it does not need in atomic counters of its own (`offered_`), from which the others
+// take. The room of each number is independent of the others'.
+//
 // Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
 // published when the room is used up.
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
 #include "tarn/core/min_max.hpp"
-#include "tarn/core/spin_lock.hpp"
+#include "tarn/pool/front/owner_lock.hpp"
 
 namespace tarn {
 
@@ -24,11 +29,14 @@ enum class block_group : std::uint8_t { all, small, large };
 
 namespace detail {
 
+enum class change_kind : std::uint8_t { allocation, deallocation };
+
 /// The change that one call makes.
 struct tracked_update {
   std::int64_t rounded = 0;  ///< bytes; negative for a free
   std::int64_t requested = 0;
-  void const* thread = nullptr;
+  std::uint64_t thread = 0;  ///< number of the thread; 0 if it has none
+  unsigned place = 0;        ///< of the thread; thread_places if it has none
   block_group group = block_group::all;
 
   /// Blocks, rounded bytes, requested bytes.
@@ -40,108 +48,115 @@ struct tracked_update {
 /// One amount for each kind (blocks, rounded, requested bytes) and group.
 using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
 
-class alignas(cache_line_bytes) tracked_share {
+class alignas(512) tracked_share {  // an element of an array is addressed by a shift
  public:
-  /// Counts a call here. Returns false if there is no open share, or not enough room in it; the call must then be counted
-  /// globally.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
-    if (!lock_.try_lock()) return false;
-    bool const done = is_open_ && (u.rounded < 0 ? may_shrink(u) : has_room(u));
-    if (done) add(u);
-    lock_.unlock();
-    return done;
+  // ---- the owner thread
+
+  /// Enters the share. Returns false if another thread visits it.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept { return lock_.try_enter(); }
+  TARN_ALWAYS_INLINE void leave() noexcept { lock_.leave(); }
+  /// Whether its thread counts alone, without shares: it may use all numbers inside its lock. Called inside the lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool is_alone() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::alone;
   }
-  /// The same for a block for which there is not enough room here: moves room from `donor`, which keeps at least half of its own or
-  /// what it can spare. Returns false if the two together have not enough, or another thread uses one of them. The room of both
-  /// together stays the same, so nothing else has to know.
-  [[nodiscard]] bool count_with_room_of(tracked_share& donor, tracked_update const& u) noexcept {
-    if (!lock_.try_lock()) return false;
-    bool done = false;
-    if (donor.lock_.try_lock()) {  // never waits: two threads may take room from each other
-      if (is_open_ && donor.is_open_ && move_room_from(donor, u)) {
-        add(u);
-        done = true;
-      }
-      donor.lock_.unlock();
+  /// Counts a call in the open share at index `mine`. Returns false if it is not open or there is not enough room; the call must then
+  /// be counted globally. Called inside the lock. @param open  indices of shares to take room from
+  [[nodiscard]] static bool count(tracked_share* all, unsigned mine, std::uint32_t open,
+                                  tracked_update const& u) noexcept {
+    tracked_share& s = all[mine];
+    state const at = s.state_.load(std::memory_order_acquire);
+    if (at != state::open) return at == state::bounded && s.count_bounded(u);
+    if (u.rounded > 0 && !s.has_room(u)) [[unlikely]] {
+      if (!s.find_room(all, mine, open, u)) return false;
     }
-    lock_.unlock();
+    s.add(u);
+    if ((s.calls_ & (calls_per_offer - 1)) == 0) [[unlikely]]
+      s.offer();
+    return true;
+  }
+  /// As count(), for any thread, as if it were the owner: for tests.
+  [[nodiscard]] bool count(tracked_update const& u) noexcept {
+    if (!try_enter()) return false;
+    bool const done = count(this, 0, 0, u);
+    leave();
     return done;
   }
 
-  /// Opens this share with `room` for what is allocated; there is no bound for what is freed.
-  void open(tracked_amounts const& room) noexcept { open(room, is_bounded::no); }
-  /// Opens this share with `room` in both directions.
-  void open_bounded(tracked_amounts const& room) noexcept { open(room, is_bounded::yes); }
-  /// Reports the counts as close() does, and stays open with the room that it was given.
-  template <class F>
-  void publish(F const& f) noexcept {
-    lock_.lock();
-    report(f);
-    room_ = given_;
-    lock_.unlock();
-  }
-  /// Reports the counts as close() does and stays open, with less room: where `least` is above 0, by as much as that or half of
-  /// the room, whichever is more, as far as there is any. `lent` contains the room of this share before and after.
-  template <class F>
-  void take_room(tracked_amounts const& least, tracked_amounts& lent, F const& f) noexcept {
-    lock_.lock();
-    report(f);
+  // ---- a visitor: announce() for all shares that it will visit, one remote_barrier(), visit(), and at the end end_visit()
+
+  void announce() noexcept { lock_.announce(); }
+  void visit() noexcept { lock_.visit(); }
+  void end_visit() noexcept { lock_.end_visit(); }
+  /// In a forked child, before end_visit().
+  void forget_owner() noexcept { lock_.forget_owner(); }
+
+  /// Opens a closed share with `room` for what is allocated, and `offered` for any thread; there is no bound for what is freed.
+  void open(tracked_amounts const& room, tracked_amounts const& offered) noexcept {
+    given_ = room_ = room;
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t g = 0; g < 3; ++g) {
-        if (least[k][g] > 0) room_[k][g] -= min_of(room_[k][g], max_of(least[k][g], room_[k][g] / 2));
-        lent[k][g] += room_[k][g] - given_[k][g];
-        given_[k][g] = room_[k][g];
+        step_[k][g] = max_of(room[k][g] / steps_per_room, std::int64_t{1});
+        offered_[g][k].store(offered[k][g], std::memory_order_relaxed);
       }
     }
-    lock_.unlock();
+    state_.store(state::open, std::memory_order_release);
   }
-  /// Closes the share and reports its counts: f(kind, group, change, came) for each. Returns the number of calls.
+  /// Opens a closed share with `room` in both directions.
+  void open_bounded(tracked_amounts const& room) noexcept {
+    given_ = room_ = room;
+    state_.store(state::bounded, std::memory_order_release);
+  }
+  /// Lets the thread of this share, which is closed, count alone.
+  void let_alone() noexcept { state_.store(state::alone, std::memory_order_release); }
+  /// Closes a share in which its thread counted alone. During a visit, or called by its thread.
+  void end_alone() noexcept { state_.store(state::closed, std::memory_order_relaxed); }
+  /// Reports the counts of a bounded share as close() does; it stays open with the room that it was given. The owner thread calls
+  /// this, or waits meanwhile.
+  template <class F>
+  void publish(F const& f) noexcept {
+    report(f);
+    room_ = given_;
+  }
+  /// Closes the share and reports its counts: f(kind, group, change, came) for each. Returns the number of calls. During a visit of
+  /// all shares.
   template <class F>
   std::uint64_t close(F const& f) noexcept {
-    lock_.lock();
-    is_open_ = false;
+    state_.store(state::closed, std::memory_order_relaxed);
     report(f);
+    for (auto& of_group : offered_) {
+      for (auto& amount : of_group) amount.store(0, std::memory_order_relaxed);
+    }
     std::uint64_t const calls = calls_;
     calls_ = 0;
-    lock_.unlock();
     return calls;
   }
-
-  /// For fork(): no thread counts here meanwhile.
-  void lock() noexcept { lock_.lock(); }
-  void unlock() noexcept { lock_.unlock(); }
+  /// Takes room that the share offers, any thread, while the share cannot be closed: at least `wanted` or half of it, whichever is
+  /// more, as far as there is any. Returns what was taken.
+  [[nodiscard]] std::int64_t take_offered(std::size_t k, std::size_t g, std::int64_t wanted) noexcept {
+    std::atomic<std::int64_t>& amount = offered_[g][k];
+    std::int64_t is = amount.load(std::memory_order_relaxed);
+    while (is > 0) {
+      std::int64_t const taken = min_of(is, max_of(wanted, is / 2));
+      if (amount.compare_exchange_weak(is, is - taken, std::memory_order_relaxed)) return taken;
+    }
+    return 0;
+  }
 
  private:
-  enum class is_bounded : std::uint8_t { no, yes };
+  enum class state : std::uint8_t { closed, open, bounded, alone };
+  /// A share that has more than two steps of room offers all but one.
+  static constexpr std::int64_t steps_per_room = 2;
+  /// How often it looks.
+  static constexpr std::uint64_t calls_per_offer = 8;
 
-  void open(tracked_amounts const& room, is_bounded bounded) noexcept {
-    lock_.lock();
-    given_ = room_ = room;
-    bounded_ = bounded;
-    is_open_ = true;
-    lock_.unlock();
-  }
   [[nodiscard]] TARN_ALWAYS_INLINE bool has_room(tracked_update const& u) const noexcept {
     auto const change = u.by_kind();
     auto const g = static_cast<std::size_t>(u.group);
     bool fits = true;
-    for (std::size_t k = 0; k < 3; ++k) fits = fits && change[k] <= room_[k][0] && change[k] <= room_[k][g];
+    for (std::size_t k = 0; k < 3; ++k)
+      fits = fits & (change[k] <= room_[k][0]) & (change[k] <= room_[k][g]);  // no branches
     return fits;
   }
-
-  /// Whether a free stays within the bound. A share without one has room for any.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_shrink(tracked_update const& u) const noexcept {
-    if (bounded_ == is_bounded::no) return true;
-    auto const change = u.by_kind();
-    auto const g = static_cast<std::size_t>(u.group);
-    bool fits = true;
-    for (std::size_t k = 0; k < 3; ++k) {
-      fits =
-          fits && room_[k][0] - change[k] <= 2 * given_[k][0] && room_[k][g] - change[k] <= 2 * given_[k][g];
-    }
-    return fits;
-  }
-
   TARN_ALWAYS_INLINE void add(tracked_update const& u) noexcept {
     auto const change = u.by_kind();
     auto const g = static_cast<std::size_t>(u.group);
@@ -152,27 +167,59 @@ class alignas(cache_line_bytes) tracked_share {
     }
     ++calls_;
   }
-  /// Moves nothing unless it suffices.
-  [[nodiscard]] bool move_room_from(tracked_share& donor, tracked_update const& u) noexcept {
+
+  /// Takes room for a block from what this share and the others offer. Keeps what it took if that is not enough.
+  TARN_NOINLINE bool find_room(tracked_share* all, unsigned mine, std::uint32_t open,
+                               tracked_update const& u) noexcept {
     auto const change = u.by_kind();
-    tracked_amounts moved{};
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
-        std::int64_t const lacking = change[k] - room_[k][g];
+        std::int64_t lacking = change[k] - room_[k][g];
         if (lacking <= 0) continue;
-        if (lacking > donor.room_[k][g]) return false;
-        moved[k][g] = max_of(lacking, donor.room_[k][g] / 2);
-      }
-    }
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) {
-        room_[k][g] += moved[k][g];
-        given_[k][g] += moved[k][g];
-        donor.room_[k][g] -= moved[k][g];
-        donor.given_[k][g] -= moved[k][g];
+        lacking -= take(*this, k, g, lacking);
+        for (unsigned step = 1; lacking > 0 && step < 32; ++step) {
+          unsigned const at = (mine + step) % 32;
+          if ((open >> at & 1) != 0) lacking -= take(all[at], k, g, lacking);
+        }
+        if (lacking > 0) return false;
       }
     }
     return true;
+  }
+  std::int64_t take(tracked_share& from, std::size_t k, std::size_t g, std::int64_t lacking) noexcept {
+    std::int64_t const taken = from.take_offered(k, g, lacking + step_[k][g]);
+    room_[k][g] += taken;
+    given_[k][g] += taken;
+    return taken;
+  }
+  /// Offers the room that this thread is not likely to need soon.
+  TARN_NOINLINE void offer() noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) {
+        std::int64_t const spare = room_[k][g] - step_[k][g];
+        if (spare <= step_[k][g]) continue;
+        room_[k][g] -= spare;
+        given_[k][g] -= spare;
+        offered_[g][k].fetch_add(spare, std::memory_order_relaxed);
+      }
+    }
+  }
+
+  TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
+    bool const fits = u.rounded < 0 ? may_shrink(u) : has_room(u);
+    if (fits) add(u);
+    return fits;
+  }
+  /// Whether a free stays within the bound.
+  [[nodiscard]] bool may_shrink(tracked_update const& u) const noexcept {
+    auto const change = u.by_kind();
+    auto const g = static_cast<std::size_t>(u.group);
+    bool fits = true;
+    for (std::size_t k = 0; k < 3; ++k) {
+      fits =
+          fits && room_[k][0] - change[k] <= 2 * given_[k][0] && room_[k][g] - change[k] <= 2 * given_[k][g];
+    }
+    return fits;
   }
 
   template <class F>
@@ -184,13 +231,14 @@ class alignas(cache_line_bytes) tracked_share {
     came_ = {};
   }
 
-  spin_lock lock_;
-  bool is_open_ = false;
-  is_bounded bounded_ = is_bounded::no;
+  owner_lock lock_;
+  std::atomic<state> state_{state::closed};
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_amounts room_{};   ///< by how much each number may still grow here
-  tracked_amounts given_{};  ///< room_ when its counts were last reported, and what was moved here since
+  tracked_amounts given_{};  ///< room_ when its counts were last reported, and what was taken since, less what was offered
   tracked_amounts came_{};   ///< all increases since
+  tracked_amounts step_{};   ///< by how much room is taken and offered
+  alignas(cache_line_bytes) std::array<std::array<std::atomic<std::int64_t>, 3>, 3> offered_{};  ///< [group][kind]
 };
 
 }  // namespace detail
