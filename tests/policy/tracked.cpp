@@ -26,6 +26,7 @@ std::size_t at(block_group g) {
 
 using detail::tracked_amounts;
 using detail::tracked_numbers;
+using detail::tracked_room;
 using detail::tracked_share;
 using detail::tracked_update;
 
@@ -292,15 +293,15 @@ TEST_CASE("tracked_share::count accepts what it has room for, and close reports 
           "[policy][tracked]") {
   tracked_share share;
   CHECK_FALSE(share.count(go(1)));  // not open
-  tracked_amounts room{};
-  room[0] = {2, 2, 1};
-  room[1] = room[2] = {1000, 1000, 500};
+  tracked_room room{};
+  room[0] = {2, 1000, 1000};
+  room[1] = {1, 500, 500};
   share.open(room, {});
   CHECK(share.count(come(600)));
-  CHECK_FALSE(share.count(come(401)));                      // no room in all bytes
+  CHECK_FALSE(share.count(come(401)));                      // no room in small bytes
   CHECK_FALSE(share.count(come(501, block_group::large)));  // no room in large bytes
   CHECK(share.count(come(400, block_group::large)));
-  CHECK_FALSE(share.count(come(0 + 1)));  // no room in all blocks
+  CHECK_FALSE(share.count(come(1, block_group::large)));  // no room in large blocks
   CHECK(share.count(go(600)));
   CHECK(share.count(come(100)));
   tracked_amounts change{}, came{};
@@ -313,6 +314,32 @@ TEST_CASE("tracked_share::count accepts what it has room for, and close reports 
   CHECK(change[1] == std::array<std::int64_t, 3>{500, 100, 400});
   CHECK(came[2] == std::array<std::int64_t, 3>{1100, 700, 400});
   CHECK_FALSE(share.count(go(100)));  // closed
+}
+
+TEST_CASE("tracked_share passes room to others through what it offers", "[policy][tracked]") {
+  tracked_share shares[3];
+  tracked_room const room{{{10, 1000, 1000}, {0, 0, 0}}};
+  shares[0].open(room, {});
+  shares[1].open({}, {});
+  shares[2].open({}, room);
+  std::uint32_t const open = 0b111;
+  tracked_update const small = come(600);
+  CHECK(tracked_share::count(shares, 1, open, small));  // from what share 2 offers
+  CHECK_FALSE(tracked_share::count(shares, 1, open, small));
+  CHECK_FALSE(tracked_share::count(shares, 1, open, come(1, block_group::large)));
+  // Share 0 keeps three steps of 500 bytes, and offers what it has beyond that once it has twice as much.
+  for (int i = 0; i < 8; ++i) CHECK(tracked_share::count(shares, 0, open, go(300)));
+  CHECK(shares[0].take_offered(0, 1, 1'000'000) == 1900);
+  CHECK(shares[0].take_offered(0, 1, 1'000'000) == 0);
+  std::int64_t sum[3] = {};
+  for (tracked_share& s : shares) {
+    (void)s.close([&](std::size_t k, std::size_t g, std::int64_t by, std::int64_t) noexcept {
+      if (g == 0) sum[k] += by;
+    });
+  }
+  CHECK(sum[0] == 1 - 8);
+  CHECK(sum[1] == 600 - 8 * 300);
+  CHECK(shares[2].take_offered(0, 1, 1) == 0);  // closed
 }
 
 TEST_CASE("tracked_numbers reports an exact peak while threads count in shares below it",
@@ -682,8 +709,7 @@ TEST_CASE("tracked::peak_error leaves peaks exact while threads do not meet", "[
 TEST_CASE("tracked::peak_error keeps a thread's counts in its share until they differ by more",
           "[policy][tracked]") {
   tracked_share share;
-  tracked_amounts const error{{{3, 3, 3}, {1000, 1000, 1000}, {1000, 1000, 1000}}};
-  share.open_bounded(error);
+  share.open_bounded({3, 1000, 1000});
   CHECK(share.count(come(600)));
   CHECK_FALSE(share.count(come(401)));
   CHECK(share.count(go(600)));

@@ -73,7 +73,8 @@ class place_holder {
   }
 
  private:
-  static inline thread_local constinit bool over = false;  ///< code that runs later, in other destructors, has no place
+  static inline thread_local constinit bool over =
+      false;  ///< code that runs later, in other destructors, has no place
 };
 
 }  // namespace tarn::detail

@@ -66,14 +66,11 @@ class tracked_numbers {
   tracked_numbers() noexcept : tracked_numbers(0) {}
   /// @param peak_error  bytes; 0: peaks are exact
   explicit tracked_numbers(std::size_t peak_error) noexcept {
-    (void)has_remote_barrier();  // registers with the kernel now, not at a call
+    (void)has_remote_barrier();                         // registers with the kernel now, not at a call
     constexpr std::size_t most = std::size_t{1} << 60;  // twice as much can be counted
     auto const bytes = static_cast<std::int64_t>(min_of(peak_error, most));
     std::int64_t const blocks = min_of(bytes, max_of(bytes / bytes_per_block, std::int64_t{1}));
-    for (std::size_t g = 0; g < 3; ++g) {
-      error_[0][g] = blocks;
-      error_[1][g] = error_[2][g] = bytes;
-    }
+    error_ = {blocks, bytes, bytes};
   }
   tracked_numbers(tracked_numbers const&) = delete;
   tracked_numbers& operator=(tracked_numbers const&) = delete;
@@ -487,7 +484,8 @@ class tracked_numbers {
 
   /// By how much the room that the shares leave is too small for a block: above 0, a peak may be passed if all shares are used up.
   [[nodiscard]] std::int64_t lacking(tracked_update const& u, std::size_t k, std::size_t g) noexcept {
-    std::int64_t const wanted = u.by_kind()[k] + lent_[k][g];
+    std::int64_t const lent = g == 0 ? lent_[0][k] + lent_[1][k] : lent_[g - 1][k];
+    std::int64_t const wanted = u.by_kind()[k] + lent;
     std::int64_t most = wanted - room(k, g);
     for (high_water_mark const* m = k == 1 && g == 0 ? marks_ : nullptr; m != nullptr; m = m->next)
       most = max_of(most, m->current + wanted - m->peak);
@@ -527,21 +525,20 @@ class tracked_numbers {
   }
   /// Takes room for a block from what the shares offer. If that is not enough, there may be a new peak: the shares are closed.
   TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
+    std::size_t const mine = index_of(u.group);
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
-        std::int64_t missing = lacking(u, k, g);
-        for (std::uint32_t left = out_; left != 0 && missing > 0; left &= left - 1) {
-          std::int64_t const taken =
-              share(static_cast<unsigned>(std::countr_zero(left))).take_offered(k, g, missing);
-          missing -= taken;
-          lent_[k][g] -= taken;
-        }
-        if (missing > 0) return call_in();
+      std::int64_t missing = max_of(lacking(u, k, 0), lacking(u, k, mine + 1));
+      for (std::uint32_t left = out_; left != 0 && missing > 0; left &= left - 1) {
+        tracked_share& its = share(static_cast<unsigned>(std::countr_zero(left)));
+        std::int64_t const taken = its.take_offered(mine, k, missing);
+        missing -= taken;
+        lent_[mine][k] -= taken;
       }
+      if (missing > 0) return call_in();
     }
   }
   /// Whether peaks may be off.
-  [[nodiscard]] bool has_error() const noexcept { return error_[0][0] != 0; }
+  [[nodiscard]] bool has_error() const noexcept { return error_[0] != 0; }
   /// Counts a call for which its thread's share has no room, and all that was counted there: peaks may be off.
   TARN_NOINLINE void publish_with(tracked_update const& u, std::uint32_t asked) noexcept {
     for (std::uint32_t left = asked; left != 0; left &= left - 1)
@@ -585,28 +582,33 @@ class tracked_numbers {
     int const takers = std::popcount(asked);
     if (takers < 2) return;
     if (make_shares() == nullptr) return;
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = room(k, g);
-    }
+    std::int64_t below_marks = room(1, 0);
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
       if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
-      lent_[1][0] = min_of(lent_[1][0], m->peak - m->current);
+      below_marks = min_of(below_marks, m->peak - m->current);
     }
-    std::int64_t shares = takers;
-    tracked_amounts rest = lent_;
-    for (std::uint32_t left = asked; left != 0; left &= left - 1, --shares) {
+    for (std::size_t k = 0; k < 3; ++k) {
+      // Half of the room of all for each group, and what one cannot use for the other.
+      std::int64_t const all = k == 1 ? below_marks : room(k, 0);
+      std::int64_t const large = min_of(room(k, 2), all - min_of(room(k, 1), all / 2));
+      lent_[0][k] = min_of(room(k, 1), all - large);
+      lent_[1][k] = large;
+    }
+    std::int64_t takers_left = takers;
+    tracked_room rest = lent_;
+    for (std::uint32_t left = asked; left != 0; left &= left - 1, --takers_left) {
       tracked_share& its = share(static_cast<unsigned>(std::countr_zero(left)));
       if (has_error()) {
         its.open_bounded(error_);
         continue;
       }
-      tracked_amounts room{}, offered{};
-      for (std::size_t k = 0; k < 3; ++k) {
-        for (std::size_t g = 0; g < 3; ++g) {
-          std::int64_t const all = (rest[k][g] + shares - 1) / shares;
-          rest[k][g] -= all;
-          offered[k][g] = (all + 1) / 2;
-          room[k][g] = all - offered[k][g];
+      tracked_room room{}, offered{};
+      for (std::size_t g = 0; g < 2; ++g) {
+        for (std::size_t k = 0; k < 3; ++k) {
+          std::int64_t const part = (rest[g][k] + takers_left - 1) / takers_left;
+          rest[g][k] -= part;
+          room[g][k] = part / 2;
+          offered[g][k] = part - part / 2;
         }
       }
       its.open(room, offered);
@@ -654,7 +656,7 @@ class tracked_numbers {
   }
   place_table const* const table_ = &places_of_threads;  ///< of the module that made this
   std::atomic<tracked_share*> shares_{nullptr};          ///< by place; made under the lock at first use; kept
-  std::atomic<std::uint32_t> open_{0};  ///< threads whose share is open; a hint
+  std::atomic<std::uint32_t> open_{0};                   ///< threads whose share is open; a hint
   /// Bits of the threads that found the lock taken or have a share, and watched_flag: there is a mark, or a block waits. 0: a call only
   /// adds.
   std::atomic<std::uint64_t> flags_{0};
@@ -667,16 +669,18 @@ class tracked_numbers {
   tracked_amounts waiting_{};  ///< of the waiting blocks
   tracked_amounts
       active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
-  tracked_amounts error_{};     ///< by how much a share may differ from what it published; 0: peaks are exact
+  std::array<std::int64_t, 3>
+      error_{};                 ///< by how much a share may differ from what it published; 0: peaks are exact
   tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
   std::uint32_t out_ = 0;       ///< threads whose share is open
-  tracked_amounts lent_{};      ///< the room of all open shares when their counts were last reported
-  unsigned alone_ = thread_places;  ///< place of the thread that counts alone; its share's lock guards all numbers, too
+  tracked_room lent_{};         ///< the room of all open shares when their counts were last reported
+  unsigned alone_ =
+      thread_places;  ///< place of the thread that counts alone; its share's lock guards all numbers, too
   unsigned last_place_ = thread_places;  ///< of the call that was counted last
   std::uint32_t streak_ = 0;             ///< calls of that thread since another one's
   std::uint32_t least_streak_ = first_streak;
   bool visits_alone_ = false;
-  std::uint32_t pause_ = 0;     ///< calls to count before shares are opened again
+  std::uint32_t pause_ = 0;  ///< calls to count before shares are opened again
   std::uint32_t last_pause_ = 0;
   at_fork member_{this,
                   [](void* self) noexcept {

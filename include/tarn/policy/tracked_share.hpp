@@ -5,9 +5,12 @@
 // published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
 // method", TODS 1986.)
 //
+// Room is lent separately for small and for large blocks. A byte of either is a byte below the peak of its group and below the peak of
+// all blocks, which no other share has.
+//
 // A share belongs to one thread, which enters it through an owner_lock: two plain stores. Threads pass room to one another without
 // entering another's share: each offers what it does not need in atomic counters of its own (`offered_`), from which the others
-// take. The room of each number is independent of the others'.
+// take.
 //
 // Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
 // published when the room is used up.
@@ -47,6 +50,12 @@ struct tracked_update {
 
 /// One amount for each kind (blocks, rounded, requested bytes) and group.
 using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
+
+/// One amount for each group (small, large) and kind.
+using tracked_room = std::array<std::array<std::int64_t, 3>, 2>;
+[[nodiscard]] constexpr std::size_t index_of(block_group group) noexcept {
+  return static_cast<std::size_t>(group) - 1;
+}
 
 class alignas(512) tracked_share {  // an element of an array is addressed by a shift
  public:
@@ -91,19 +100,19 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   void forget_owner() noexcept { lock_.forget_owner(); }
 
   /// Opens a closed share with `room` for what is allocated, and `offered` for any thread; there is no bound for what is freed.
-  void open(tracked_amounts const& room, tracked_amounts const& offered) noexcept {
+  void open(tracked_room const& room, tracked_room const& offered) noexcept {
     given_ = room_ = room;
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) {
-        step_[k][g] = max_of(room[k][g] / steps_per_room, std::int64_t{1});
-        offered_[g][k].store(offered[k][g], std::memory_order_relaxed);
+    for (std::size_t g = 0; g < 2; ++g) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        step_[g][k] = max_of(room[g][k] / steps_at_first, std::int64_t{1});
+        offered_[g][k].store(offered[g][k], std::memory_order_relaxed);
       }
     }
     state_.store(state::open, std::memory_order_release);
   }
-  /// Opens a closed share with `room` in both directions.
-  void open_bounded(tracked_amounts const& room) noexcept {
-    given_ = room_ = room;
+  /// Opens a closed share whose counts may differ by `error` from what was published, in each group and in the sum of both.
+  void open_bounded(std::array<std::int64_t, 3> const& error) noexcept {
+    given_ = room_ = {error, error};
     state_.store(state::bounded, std::memory_order_release);
   }
   /// Lets the thread of this share, which is closed, count alone.
@@ -132,7 +141,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   }
   /// Takes room that the share offers, any thread, while the share cannot be closed: at least `wanted` or half of it, whichever is
   /// more, as far as there is any. Returns what was taken.
-  [[nodiscard]] std::int64_t take_offered(std::size_t k, std::size_t g, std::int64_t wanted) noexcept {
+  [[nodiscard]] std::int64_t take_offered(std::size_t g, std::size_t k, std::int64_t wanted) noexcept {
     std::atomic<std::int64_t>& amount = offered_[g][k];
     std::int64_t is = amount.load(std::memory_order_relaxed);
     while (is > 0) {
@@ -144,26 +153,24 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
 
  private:
   enum class state : std::uint8_t { closed, open, bounded, alone };
-  /// A share that has more than two steps of room offers all but one.
-  static constexpr std::int64_t steps_per_room = 2;
+  /// The room at first, in steps. Takers take a step more than they need; a share that has more than twice what it keeps offers the
+  /// rest.
+  static constexpr std::int64_t steps_at_first = 2;
+  static constexpr std::int64_t steps_kept = 3;
   /// How often it looks.
   static constexpr std::uint64_t calls_per_offer = 8;
 
   [[nodiscard]] TARN_ALWAYS_INLINE bool has_room(tracked_update const& u) const noexcept {
     auto const change = u.by_kind();
-    auto const g = static_cast<std::size_t>(u.group);
-    bool fits = true;
-    for (std::size_t k = 0; k < 3; ++k)
-      fits = fits & (change[k] <= room_[k][0]) & (change[k] <= room_[k][g]);  // no branches
-    return fits;
+    auto const& room = room_[index_of(u.group)];
+    return (change[0] <= room[0]) & (change[1] <= room[1]) & (change[2] <= room[2]);  // no branches
   }
   TARN_ALWAYS_INLINE void add(tracked_update const& u) noexcept {
     auto const change = u.by_kind();
-    auto const g = static_cast<std::size_t>(u.group);
+    std::size_t const g = index_of(u.group);
     for (std::size_t k = 0; k < 3; ++k) {
-      room_[k][0] -= change[k];
-      room_[k][g] -= change[k];
-      if (u.rounded > 0) came_[k][g] += change[k];
+      room_[g][k] -= change[k];
+      if (u.rounded > 0) came_[g][k] += change[k];
     }
     ++calls_;
   }
@@ -172,61 +179,61 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   TARN_NOINLINE bool find_room(tracked_share* all, unsigned mine, std::uint32_t open,
                                tracked_update const& u) noexcept {
     auto const change = u.by_kind();
+    std::size_t const g = index_of(u.group);
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
-        std::int64_t lacking = change[k] - room_[k][g];
-        if (lacking <= 0) continue;
-        lacking -= take(*this, k, g, lacking);
-        for (unsigned step = 1; lacking > 0 && step < 32; ++step) {
-          unsigned const at = (mine + step) % 32;
-          if ((open >> at & 1) != 0) lacking -= take(all[at], k, g, lacking);
-        }
-        if (lacking > 0) return false;
+      std::int64_t lacking = change[k] - room_[g][k];
+      if (lacking <= 0) continue;
+      lacking -= take(*this, g, k, lacking);
+      for (unsigned step = 1; lacking > 0 && step < 32; ++step) {
+        unsigned const at = (mine + step) % 32;
+        if ((open >> at & 1) != 0) lacking -= take(all[at], g, k, lacking);
       }
+      if (lacking > 0) return false;
     }
     return true;
   }
-  std::int64_t take(tracked_share& from, std::size_t k, std::size_t g, std::int64_t lacking) noexcept {
-    std::int64_t const taken = from.take_offered(k, g, lacking + step_[k][g]);
-    room_[k][g] += taken;
-    given_[k][g] += taken;
+  std::int64_t take(tracked_share& from, std::size_t g, std::size_t k, std::int64_t lacking) noexcept {
+    std::int64_t const taken = from.take_offered(g, k, lacking + step_[g][k]);
+    room_[g][k] += taken;
+    given_[g][k] += taken;
     return taken;
   }
   /// Offers the room that this thread is not likely to need soon.
   TARN_NOINLINE void offer() noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) {
-        std::int64_t const spare = room_[k][g] - step_[k][g];
-        if (spare <= step_[k][g]) continue;
-        room_[k][g] -= spare;
-        given_[k][g] -= spare;
+    for (std::size_t g = 0; g < 2; ++g) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        std::int64_t const kept = steps_kept * step_[g][k];
+        std::int64_t const spare = room_[g][k] - kept;
+        if (spare <= kept) continue;
+        room_[g][k] = kept;
+        given_[g][k] -= spare;
         offered_[g][k].fetch_add(spare, std::memory_order_relaxed);
       }
     }
   }
 
+  /// Counts a call if the counts, of its group and of both, then stay within the bound.
   TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
-    bool const fits = u.rounded < 0 ? may_shrink(u) : has_room(u);
-    if (fits) add(u);
-    return fits;
-  }
-  /// Whether a free stays within the bound.
-  [[nodiscard]] bool may_shrink(tracked_update const& u) const noexcept {
     auto const change = u.by_kind();
-    auto const g = static_cast<std::size_t>(u.group);
-    bool fits = true;
+    std::size_t const g = index_of(u.group);
     for (std::size_t k = 0; k < 3; ++k) {
-      fits =
-          fits && room_[k][0] - change[k] <= 2 * given_[k][0] && room_[k][g] - change[k] <= 2 * given_[k][g];
+      std::int64_t const bound = given_[g][k];
+      std::int64_t const now = bound - room_[g][k] + change[k];
+      std::int64_t const both = now + given_[1 - g][k] - room_[1 - g][k];
+      if (now > bound || -now > bound || both > bound || -both > bound) return false;
     }
-    return fits;
+    add(u);
+    return true;
   }
 
   template <class F>
   void report(F const& f) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
-      came_[k][0] = came_[k][1] + came_[k][2];
-      for (std::size_t g = 0; g < 3; ++g) f(k, g, given_[k][g] - room_[k][g], came_[k][g]);
+      std::int64_t const small = given_[0][k] - room_[0][k];
+      std::int64_t const large = given_[1][k] - room_[1][k];
+      f(k, std::size_t{0}, small + large, came_[0][k] + came_[1][k]);
+      f(k, std::size_t{1}, small, came_[0][k]);
+      f(k, std::size_t{2}, large, came_[1][k]);
     }
     came_ = {};
   }
@@ -234,11 +241,12 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   owner_lock lock_;
   std::atomic<state> state_{state::closed};
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
-  tracked_amounts room_{};   ///< by how much each number may still grow here
-  tracked_amounts given_{};  ///< room_ when its counts were last reported, and what was taken since, less what was offered
-  tracked_amounts came_{};   ///< all increases since
-  tracked_amounts step_{};   ///< by how much room is taken and offered
-  alignas(cache_line_bytes) std::array<std::array<std::atomic<std::int64_t>, 3>, 3> offered_{};  ///< [group][kind]
+  tracked_room room_{};      ///< by how much each number may still grow here
+  tracked_room
+      given_{};  ///< room_ when its counts were last reported, and what was taken since, less what was offered
+  tracked_room came_{};  ///< all increases since
+  tracked_room step_{};  ///< by how much room is taken and offered
+  alignas(cache_line_bytes) std::array<std::array<std::atomic<std::int64_t>, 3>, 2> offered_{};
 };
 
 }  // namespace detail
