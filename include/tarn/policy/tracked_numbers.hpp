@@ -206,7 +206,7 @@ class tracked_numbers {
   static constexpr std::uint64_t all_threads = 0xFFFF'FFFF;  ///< of flags_
   static constexpr std::uint64_t watched_flag = all_threads + 1;
   /// With fewer calls than this per share, opening shares costs more than it saves.
-  static constexpr std::uint64_t least_calls = 64;
+  static constexpr std::uint64_t least_calls = 32;
   static constexpr std::uint32_t longest_pause = 4096;
   /// The error of a peak in bytes, divided by this, is its error in blocks.
   static constexpr std::int64_t bytes_per_block = 4096;
@@ -288,6 +288,10 @@ class tracked_numbers {
       } else {
         add_alone_watched<Kind>(rounded, requested, group);
       }
+      mine.leave();
+      return;
+    }
+    if (mine.template count_here<Kind>(rounded, requested, group)) [[likely]] {
       mine.leave();
       return;
     }

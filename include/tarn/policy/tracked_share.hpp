@@ -68,6 +68,26 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   [[nodiscard]] TARN_ALWAYS_INLINE bool is_alone() const noexcept {
     return state_.load(std::memory_order_acquire) == state::alone;
   }
+  /// Counts a call in this share, if it is open and has enough room. Called inside the lock.
+  template <change_kind Kind>
+  [[nodiscard]] TARN_ALWAYS_INLINE bool count_here(std::size_t rounded, std::size_t requested,
+                                                   block_group group) noexcept {
+    if (state_.load(std::memory_order_acquire) != state::open) return false;
+    std::int64_t const amounts[3] = {1, static_cast<std::int64_t>(rounded),
+                                     static_cast<std::int64_t>(requested)};
+    auto& room = room_[index_of(group)];
+    if constexpr (Kind == change_kind::allocation) {
+      if ((amounts[0] > room[0]) | (amounts[1] > room[1]) | (amounts[2] > room[2])) [[unlikely]]
+        return false;
+      auto& came = came_[index_of(group)];
+      for (std::size_t k = 0; k < 3; ++k) came[k] += amounts[k];
+      for (std::size_t k = 0; k < 3; ++k) room[k] -= amounts[k];
+    } else {
+      for (std::size_t k = 0; k < 3; ++k) room[k] += amounts[k];
+    }
+    note_call();
+    return true;
+  }
   /// Counts a call in the open share at index `mine`. Returns false if it is not open or there is not enough room; the call must then
   /// be counted globally. Called inside the lock. @param open  indices of shares to take room from
   [[nodiscard]] static bool count(tracked_share* all, unsigned mine, std::uint32_t open,
@@ -79,8 +99,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
       if (!s.find_room(all, mine, open, u)) return false;
     }
     s.add(u);
-    if ((s.calls_ & (calls_per_offer - 1)) == 0) [[unlikely]]
-      s.offer();
+    s.note_call();
     return true;
   }
   /// As count(), for any thread, as if it were the owner: for tests.
@@ -153,7 +172,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
 
  private:
   enum class state : std::uint8_t { closed, open, bounded, alone };
-  /// The room at first, in steps. Takers take a step more than they need; a share that has more than twice what it keeps offers the
+  /// The room at first, in steps. Takers take two steps more than they need; a share that has more than twice what it keeps offers the
   /// rest.
   static constexpr std::int64_t steps_at_first = 2;
   static constexpr std::int64_t steps_kept = 3;
@@ -172,7 +191,10 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
       room_[g][k] -= change[k];
       if (u.rounded > 0) came_[g][k] += change[k];
     }
-    ++calls_;
+  }
+  TARN_ALWAYS_INLINE void note_call() noexcept {
+    if ((++calls_ & (calls_per_offer - 1)) == 0) [[unlikely]]
+      offer();
   }
 
   /// Takes room for a block from what this share and the others offer. Keeps what it took if that is not enough.
@@ -184,16 +206,16 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
       std::int64_t lacking = change[k] - room_[g][k];
       if (lacking <= 0) continue;
       lacking -= take(*this, g, k, lacking);
-      for (unsigned step = 1; lacking > 0 && step < 32; ++step) {
-        unsigned const at = (mine + step) % 32;
-        if ((open >> at & 1) != 0) lacking -= take(all[at], g, k, lacking);
+      for (unsigned tries = 0; lacking > 0 && tries < 32; ++tries) {
+        if ((open >> donor_ & 1) != 0 && donor_ != mine) lacking -= take(all[donor_], g, k, lacking);
+        if (lacking > 0) donor_ = (donor_ + 1) % 32;
       }
       if (lacking > 0) return false;
     }
     return true;
   }
   std::int64_t take(tracked_share& from, std::size_t g, std::size_t k, std::int64_t lacking) noexcept {
-    std::int64_t const taken = from.take_offered(g, k, lacking + step_[g][k]);
+    std::int64_t const taken = from.take_offered(g, k, lacking + 2 * step_[g][k]);
     room_[g][k] += taken;
     given_[g][k] += taken;
     return taken;
@@ -223,6 +245,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
       if (now > bound || -now > bound || both > bound || -both > bound) return false;
     }
     add(u);
+    ++calls_;
     return true;
   }
 
@@ -240,6 +263,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
 
   owner_lock lock_;
   std::atomic<state> state_{state::closed};
+  unsigned donor_ = 0;       ///< share that had room the last time
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
   tracked_room room_{};      ///< by how much each number may still grow here
   tracked_room
