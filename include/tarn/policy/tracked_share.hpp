@@ -77,11 +77,12 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
                                      static_cast<std::int64_t>(requested)};
     auto& room = room_[index_of(group)];
     if constexpr (Kind == change_kind::allocation) {
-      if ((amounts[0] > room[0]) | (amounts[1] > room[1]) | (amounts[2] > room[2])) [[unlikely]]
+      std::int64_t const left[3] = {room[0] - amounts[0], room[1] - amounts[1], room[2] - amounts[2]};
+      if ((left[0] | left[1] | left[2]) < 0) [[unlikely]]  // one of them
         return false;
       auto& came = came_[index_of(group)];
+      for (std::size_t k = 0; k < 3; ++k) room[k] = left[k];
       for (std::size_t k = 0; k < 3; ++k) came[k] += amounts[k];
-      for (std::size_t k = 0; k < 3; ++k) room[k] -= amounts[k];
     } else {
       for (std::size_t k = 0; k < 3; ++k) room[k] += amounts[k];
     }
@@ -182,7 +183,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   [[nodiscard]] TARN_ALWAYS_INLINE bool has_room(tracked_update const& u) const noexcept {
     auto const change = u.by_kind();
     auto const& room = room_[index_of(u.group)];
-    return (change[0] <= room[0]) & (change[1] <= room[1]) & (change[2] <= room[2]);  // no branches
+    return change[0] <= room[0] && change[1] <= room[1] && change[2] <= room[2];
   }
   TARN_ALWAYS_INLINE void add(tracked_update const& u) noexcept {
     auto const change = u.by_kind();
