@@ -2,6 +2,7 @@
 #include "tarn/policy/tracked.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -757,4 +758,140 @@ TEST_CASE("tracked::peak_error is off by at most its bound with several threads"
   CHECK(s.allocated_bytes[0].current == 0);
   CHECK(s.allocations[0].allocated == count * 30'000);
   CHECK(std::abs(s.allocated_bytes[0].peak - std::int64_t{count} * 1'000'000) <= count * error);
+}
+
+TEST_CASE("tracked_numbers lets a thread count alone until another one counts", "[policy][tracked]") {
+  tracked_numbers numbers;
+  high_water_mark mark;
+  for (int i = 0; i < 100; ++i) numbers.count(come(1000, block_group::small, named(0)));
+  REQUIRE(numbers.has_alone());
+  numbers.add(mark, peak_of::all_threads);
+  numbers.count_waiting(waits(500), {});
+  for (int i = 0; i < 50; ++i) numbers.count(come(1000, block_group::large, named(0)));
+  for (int i = 0; i < 120; ++i) numbers.count(go(1000, block_group::small, named(0)));
+  CHECK(numbers.has_alone());
+  numbers.count(come(7, block_group::small, named(1)));
+  CHECK_FALSE(numbers.has_alone());
+  numbers.count(come(5, block_group::small, named(0)));
+  tracked_statistics const s = numbers.statistics();
+  CHECK(s.allocations[0].current == 32);
+  CHECK(s.allocated_bytes[0].peak == 150'000);
+  CHECK(s.allocated_bytes[at(block_group::small)].peak == 100'000);
+  CHECK(s.active_bytes[0].peak == 150'500);
+  CHECK(s.allocated_bytes[0].current == 30'012);
+  CHECK(numbers.read(mark).start == 100'000);
+  CHECK(numbers.read(mark).peak == 150'000);
+  CHECK(numbers.read(mark).current == 30'012);
+  CHECK(numbers.read(mark).allocations == 52);
+  numbers.remove(mark);
+}
+
+TEST_CASE("tracked_numbers::statistics sees whole calls of a thread that counts alone",
+          "[policy][tracked][threads]") {
+  tracked_numbers numbers;
+  std::atomic<bool> enough = false;
+  std::int64_t calls = 0;
+  std::thread alone([&] {
+    for (; !enough; ++calls) {
+      numbers.count_allocation(1000, 900, block_group::small);
+      numbers.count_allocation(1000, 900, block_group::large);
+      numbers.count_deallocation(1000, 900, block_group::small);
+      numbers.count_deallocation(1000, 900, block_group::large);
+    }
+  });
+  bool was_alone = false;
+  int torn = 0;
+  for (int i = 0; i < 20'000 || !was_alone; ++i) {
+    if (i % 100 == 0) was_alone = was_alone || numbers.has_alone();
+    tracked_statistics const s = numbers.statistics();
+    for (std::size_t g = 0; g < 3; ++g) {
+      torn += s.allocated_bytes[g].current != 1000 * s.allocations[g].current ||
+              s.requested_bytes[g].current != 900 * s.allocations[g].current ||
+              s.allocated_bytes[g].allocated != 1000 * s.allocations[g].allocated ||
+              s.allocations[g].freed != s.allocations[g].allocated - s.allocations[g].current;
+    }
+    if (i % 1000 == 0) {  // another thread's call ends it for a time
+      numbers.count_allocation(1000, 900, block_group::small);
+      numbers.count_deallocation(1000, 900, block_group::small);
+    }
+  }
+  enough = true;
+  alone.join();
+  CHECK(torn == 0);
+  CHECK(numbers.statistics().allocations[0].allocated >= 2 * calls + 20);
+  CHECK(numbers.statistics().allocations[0].current == 0);
+}
+
+TEST_CASE("tracked_numbers has exact peaks with threads that rise and fall together, in random programs",
+          "[policy][tracked][threads][random]") {
+  // Between two barriers all threads only allocate, or only free: the sum after them is the same in each order, and so is the peak.
+  // Before that, each replaces blocks, which stay far below the peaks so that shares have room.
+  constexpr unsigned count = 6;
+  constexpr int rounds = 60;
+  bool shared = false;
+  for (unsigned seed = 1; seed <= 4; ++seed) {
+    CAPTURE(seed);
+    tracked_numbers numbers;
+    std::array<std::array<std::int64_t, rounds>, 3> top{};  // bytes after the rise of each round, by group
+    std::mt19937_64 random(seed);
+    std::array<std::array<std::array<int, rounds>, 2>, count> rise{};
+    for (auto& thread : rise) {
+      for (std::size_t g = 0; g < 2; ++g) {
+        for (int r = 0; r < rounds; ++r) {
+          int const blocks = static_cast<int>(random() % 3 == 0 ? 1 : random() % 200 + 1);
+          thread[g][static_cast<std::size_t>(r)] = blocks;
+          top[g + 1][static_cast<std::size_t>(r)] += blocks * (g == 0 ? 3'000 : 2'000'000);
+          top[0][static_cast<std::size_t>(r)] += blocks * (g == 0 ? 3'000 : 2'000'000);
+        }
+      }
+    }
+    std::array<std::int64_t, 3> peak{};
+    int wrong = 0;
+    std::size_t round = 0;
+    auto const check = [&]() noexcept {  // by one thread, while the others wait
+      shared = shared || numbers.sharing() >= 2;
+      if (round % 3 == 0) {
+        tracked_statistics const s = numbers.statistics();
+        for (std::size_t g = 0; g < 3; ++g) {
+          peak[g] = std::max(peak[g], top[g][round]);
+          wrong += s.allocated_bytes[g].peak != peak[g] || s.allocated_bytes[g].current != top[g][round];
+        }
+        if (round % 9 == 0) {
+          numbers.reset_peaks();
+          for (std::size_t g = 0; g < 3; ++g) peak[g] = top[g][round];
+        }
+      } else {
+        for (std::size_t g = 0; g < 3; ++g) peak[g] = std::max(peak[g], top[g][round]);
+      }
+      ++round;
+    };
+    std::barrier risen(count, check);
+    std::barrier fallen(count);
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < count; ++t) {
+      threads.emplace_back([&, t] {
+        for (std::size_t r = 0; r < rounds; ++r) {
+          fallen.arrive_and_wait();
+          for (int i = 0; i < 100; ++i) {
+            numbers.count_allocation(300, 200, block_group::small);
+            if (i % 25 == 0) numbers.ask(this_thread().place);
+            numbers.count_deallocation(300, 200, block_group::small);
+          }
+          fallen.arrive_and_wait();
+          for (int i = 0; i < rise[t][0][r]; ++i) numbers.count_allocation(3'000, 2'900, block_group::small);
+          for (int i = 0; i < rise[t][1][r]; ++i)
+            numbers.count_allocation(2'000'000, 2'000'000, block_group::large);
+          risen.arrive_and_wait();
+          for (int i = 0; i < rise[t][0][r]; ++i)
+            numbers.count_deallocation(3'000, 2'900, block_group::small);
+          for (int i = 0; i < rise[t][1][r]; ++i)
+            numbers.count_deallocation(2'000'000, 2'000'000, block_group::large);
+        }
+      });
+    }
+    for (std::thread& t : threads) t.join();
+    CHECK(wrong == 0);
+    CHECK(numbers.statistics().allocated_bytes[0].current == 0);
+  }
+  CHECK(shared);
 }
