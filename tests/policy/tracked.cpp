@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 #include "contract/resource_contract.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -895,3 +896,47 @@ TEST_CASE("tracked_numbers has exact peaks with threads that rise and fall toget
   }
   CHECK(shared);
 }
+
+#if !TARN_TSAN  // whose own threads do not survive a fork
+TEST_CASE("tracked_numbers counts on in a child forked while threads count on their own",
+          "[policy][tracked][threads]") {
+  for (unsigned const count : {1U, 4U}) {
+    tracked_numbers numbers;
+    for (int i = 0; i < 1000; ++i) numbers.count(come(1000, block_group::small, named(0)));
+    for (int i = 0; i < 1000; ++i) numbers.count(go(1000, block_group::small, named(0)));
+    std::atomic<bool> enough = false;
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < count; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; !enough; ++i) {
+          if (i % 100 == 0 && count > 1) numbers.ask(this_thread().place);
+          numbers.count_allocation(1000, 900, block_group::small);
+          numbers.count_deallocation(1000, 900, block_group::small);
+        }
+      });
+    }
+    int good = 0;
+    for (int round = 0; round < 20; ++round) {
+      for (int i = 0; i < 10'000 && (count == 1 ? !numbers.has_alone() : numbers.sharing() < 2); ++i)
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      good +=
+          tarn::child_of([&] {
+            tracked_statistics const before = numbers.statistics();
+            bool right = before.allocations[0].current >= 0 && before.allocations[0].current <= count &&
+                         before.requested_bytes[0].current == 900 * before.allocations[0].current;
+            for (int i = 0; i < 100; ++i) numbers.count_allocation(1000, 900, block_group::small);
+            tracked_statistics const after = numbers.statistics();
+            // A call that waited for the lock at the fork may be counted meanwhile.
+            return right &&
+                   std::abs(after.allocations[0].current - before.allocations[0].current - 100) <= count &&
+                   after.requested_bytes[0].current == 900 * after.allocations[0].current &&
+                   after.allocated_bytes[0].allocated - before.allocated_bytes[0].allocated >= 100'000;
+          }) == 0;
+    }
+    enough = true;
+    for (std::thread& t : threads) t.join();
+    CHECK(good == 20);
+    CHECK(numbers.statistics().allocations[0].current == 0);
+  }
+}
+#endif
