@@ -42,7 +42,7 @@ NO_UTILISATION = {"rmm_arena", "cuda_malloc"}
 # The thin markers need more room to be seen.
 LARGER = {"P": 1.7, "X": 1.35, "*": 2.2}
 DASHES = {"tarn_tracked": "--", "rmm_arena": ":", "rmm_binning": "-.", "cub_default": ":", "std_pmr_sync": ":"}
-NOT_DRAWN = {"cuda_malloc", "tarn_identified"}
+NOT_DRAWN = {"cuda_malloc", "tarn_identified", "tarn_tracked_identified"}
 INK, QUIET = "#222222", "#6b6b6b"
 
 

@@ -14,6 +14,7 @@ POOLS = {
     "tarn": "tarn",
     "tarn_tracked": "tarn, tracked",
     "tarn_identified": "tarn, known streams",
+    "tarn_tracked_identified": "tarn, tracked, known streams",
     "tarn_no_remap": "tarn, no remapping",
     "torch_expandable": "PyTorch, expandable",
     "torch": "PyTorch",

@@ -68,6 +68,12 @@ struct with_identity : with_defaults {
   static constexpr std::string_view about = "tarn, whose caller keeps the identity of each stream";
 };
 
+/// The default pool with statistics, given the identity of each stream: for with_known_streams.
+struct with_tracking_and_identity : with_tracking {
+  static constexpr std::string_view name = "tarn_tracked_identified";
+  static constexpr std::string_view about = "tarn_tracked, whose caller keeps the identity of each stream";
+};
+
 /// `Recipe` on `Device`.
 template <class Device, class Recipe>
 class tarn_pool {

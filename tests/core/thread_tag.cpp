@@ -7,9 +7,7 @@
 #include <thread>
 
 #include "catch.hpp"
-#include "tarn/core/bytes.hpp"
 
-using namespace tarn;
 using namespace tarn::detail;
 
 TEST_CASE("this_thread_tag differs between running threads and is constant in each", "[core][thread_tag]") {
@@ -38,17 +36,4 @@ TEST_CASE("this_thread_number is never reused by a later thread", "[core][thread
     }).join();
   }
   CHECK(numbers.size() == 9);
-}
-
-TEST_CASE("thread_place gives threads with equally spaced stacks different places", "[core][thread_tag]") {
-  // Stacks of 2, 8 and 64 MiB, with and without a guard page between them.
-  for (std::uintptr_t const distance : {2_MiB, 2_MiB + 4096, 8_MiB, 8_MiB + 4096, 64_MiB, 64_MiB + 4096}) {
-    std::set<unsigned> places;
-    for (std::uintptr_t i = 0; i < 16; ++i) {
-      unsigned const place = thread_place(reinterpret_cast<void const*>(0x7f12'3456'f6c0 + i * distance));
-      REQUIRE(place < thread_places);
-      places.insert(place);
-    }
-    CHECK(places.size() >= 13);
-  }
 }

@@ -81,7 +81,7 @@ class combining_lock {
     std::atomic<step> at{step::free};
     Update update{};
   };
-  static constexpr unsigned slot_count = thread_places;
+  static constexpr unsigned slot_count = 32;  // one bit each in asked_
   static constexpr unsigned tries_apart = 8;
 
   template <class Apply>
@@ -96,7 +96,7 @@ class combining_lock {
 
   /// Takes a free slot for one update; returns slot_count if all are taken.
   unsigned take_slot() noexcept {
-    unsigned const first = thread_place(this_thread_tag());
+    auto const first = static_cast<unsigned>(this_thread_number() % slot_count);
     for (unsigned i = 0; i < slot_count; ++i) {
       unsigned const k = (first + i) % slot_count;
       step expected = step::free;

@@ -5,8 +5,6 @@
 #include <atomic>
 #include <cstdint>
 
-#include "tarn/core/config.hpp"
-
 namespace tarn::detail {
 
 /// Storage of a thread's number; 0 until the thread needs one.
@@ -32,17 +30,6 @@ inline void const* this_thread_tag() noexcept {
 /// concurrently.
 [[nodiscard]] inline std::uint64_t thread_number_of(void const* tag) noexcept {
   return *static_cast<std::uint64_t const*>(tag);
-}
-
-/// Number of values that thread_place() returns.
-inline constexpr unsigned thread_places = 32;
-
-/// Maps a thread's tag to a place below thread_places; several threads may share one. Threads' own memory lies at equal
-/// distances of whole pages: after multiplication by the golden ratio (Knuth, TAOCP 3, 6.4) the high bits of the page numbers
-/// differ.
-[[nodiscard]] TARN_ALWAYS_INLINE unsigned thread_place(void const* tag) noexcept {
-  auto const page = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(tag) >> 12);
-  return static_cast<unsigned>((page * 0x9E3779B97F4A7C15U) >> 59);
 }
 
 }  // namespace tarn::detail

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. Without
-// contention, a thread counts under a lock. Under contention, the lock's owner counts for the waiting threads (combining_lock);
-// then each thread gets a share of the room below the peaks, in which it counts on its own (tracked_share). A thread whose share is
-// too small takes room from the others'. If peaks may be off by a bound, a share has that room whatever the peaks are, and is published
-// when it is used up: another thread's share is never touched.
+// The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. A thread that has
+// counted alone for a while goes on without a lock, until another thread visits it (owner_lock). Otherwise, a thread counts under a
+// lock. Under contention, the lock's owner counts for the waiting threads (combining_lock); then each thread gets a share of the room
+// below the peaks, in which it counts on its own (tracked_share). A thread whose share is too small takes what the others offer. If
+// there is not enough, all shares are closed. If peaks may be off by a bound, a share has that room whatever the peaks are, and is
+// published when it is used up: another thread's share is never touched.
 //
-// Over 400 lines: the three ways of counting pass the same counters to one another under the same lock, and are read together.
+// Over 400 lines: the ways of counting pass the same counters to one another under the same lock, and are read together.
 
 #include <array>
 #include <atomic>
@@ -22,6 +23,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/thread_place.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/tracked_share.hpp"
@@ -61,22 +63,20 @@ namespace detail {
 /// count on their own, at most 32). Peaks are exact, too, unless `peak_error` allows that they are not; see tracked.
 class tracked_numbers {
  public:
-  tracked_numbers() noexcept = default;
+  tracked_numbers() noexcept : tracked_numbers(0) {}
   /// @param peak_error  bytes; 0: peaks are exact
   explicit tracked_numbers(std::size_t peak_error) noexcept {
+    (void)has_remote_barrier();                         // registers with the kernel now, not at a call
     constexpr std::size_t most = std::size_t{1} << 60;  // twice as much can be counted
     auto const bytes = static_cast<std::int64_t>(min_of(peak_error, most));
     std::int64_t const blocks = min_of(bytes, max_of(bytes / bytes_per_block, std::int64_t{1}));
-    for (std::size_t g = 0; g < 3; ++g) {
-      error_[0][g] = blocks;
-      error_[1][g] = error_[2][g] = bytes;
-    }
+    error_ = {blocks, bytes, bytes};
   }
   tracked_numbers(tracked_numbers const&) = delete;
   tracked_numbers& operator=(tracked_numbers const&) = delete;
   ~tracked_numbers() {
     lock_.lock();  // another thread may fork
-    tracked_share* const shares = std::exchange(shares_, nullptr);
+    tracked_share* const shares = shares_.exchange(nullptr, std::memory_order_relaxed);
     lock_.unlock();
     delete[] shares;
   }
@@ -90,21 +90,33 @@ class tracked_numbers {
                                              block_group group) noexcept {
     count<change_kind::deallocation>(rounded, requested, group);
   }
-  /// Counts a change by the thread that it names, while other threads count.
+  /// Counts a change by the thread that it names.
   void count(tracked_update const& u) noexcept {
-    if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) {
-      unsigned const mine = thread_place(u.thread);
-      if ((open >> mine & 1) != 0 &&
-          (shares_[mine].count(u) || (!has_error() && count_with_others_room(open, mine, u))))
-        return;
+    if (tracked_share* const shares = shares_.load(std::memory_order_acquire);
+        shares != nullptr && u.place < share_count && shares[u.place].try_enter()) {
+      tracked_share& mine = shares[u.place];
+      bool done = true;
+      if (mine.is_alone()) {
+        add_alone(u);
+      } else {
+        done = tracked_share::count(shares, u.place, open_.load(std::memory_order_relaxed), u);
+      }
+      mine.leave();
+      if (done) return;
     }
-    if (lock_.run(u, applier{*this})) ask(u.thread);
+    count_globally(u);
   }
-  /// Number of threads that count on their own now.
+  /// Number of threads that count on their own now, with other threads.
   [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
-  /// Requests a share for a thread. Shares are opened once at least two threads have requested one.
-  void ask(void const* thread) noexcept {
-    std::uint64_t const mine = std::uint64_t{1} << thread_place(thread);
+  /// Returns true if a thread counts alone.
+  [[nodiscard]] bool has_alone() noexcept {
+    std::lock_guard const guard(lock_);
+    return alone_ != thread_places;
+  }
+  /// Requests a share for the thread at a place. Shares are opened once at least two threads have requested one.
+  void ask(unsigned place) noexcept {
+    if (place >= share_count) return;
+    std::uint64_t const mine = std::uint64_t{1} << place;
     if ((flags_.load(std::memory_order_relaxed) & mine) == 0)
       flags_.fetch_or(mine, std::memory_order_relaxed);
   }
@@ -114,8 +126,7 @@ class tracked_numbers {
   }
 
   [[nodiscard]] tracked_statistics statistics() noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     tracked_statistics all;
     all.ooms = ooms_;
     for (std::size_t g = 0; g < 3; ++g) {
@@ -129,8 +140,7 @@ class tracked_numbers {
     return all;
   }
   void reset_peaks() noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = of(k, g).current;
       peak_of_all_[k] = current(k, 0);
@@ -138,8 +148,7 @@ class tracked_numbers {
     }
   }
   void reset_totals() noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     for (group_numbers& its : groups_) {
       for (group_number& n : its.of) {
         n.allocated = 0;
@@ -152,8 +161,7 @@ class tracked_numbers {
 
   /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
   void count_waiting(waiting_amount const& small, waiting_amount const& large) noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     tracked_amounts const change{{{small.blocks + large.blocks, small.blocks, large.blocks},
                                   {small.bytes + large.bytes, small.bytes, large.bytes},
                                   {small.requested + large.requested, small.requested, large.requested}}};
@@ -169,8 +177,7 @@ class tracked_numbers {
   }
 
   void add(high_water_mark& mark, peak_of whose) noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     mark.whose = whose;
     mark.thread = this_thread_number();
     mark.start = whose == peak_of::all_threads ? current(1, 0) : 0;
@@ -180,8 +187,7 @@ class tracked_numbers {
     note_whether_watched();
   }
   void remove(high_water_mark& mark) noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
       if (*at == &mark) {
         *at = mark.next;
@@ -191,8 +197,7 @@ class tracked_numbers {
     }
   }
   [[nodiscard]] high_water_mark read(high_water_mark const& mark) noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     return mark;
   }
 
@@ -201,12 +206,33 @@ class tracked_numbers {
   static constexpr std::uint64_t all_threads = 0xFFFF'FFFF;  ///< of flags_
   static constexpr std::uint64_t watched_flag = all_threads + 1;
   /// With fewer calls than this per share, opening shares costs more than it saves.
-  static constexpr std::uint64_t least_calls = 4;
+  static constexpr std::uint64_t least_calls = 32;
   static constexpr std::uint32_t longest_pause = 4096;
   /// The error of a peak in bytes, divided by this, is its error in blocks.
   static constexpr std::int64_t bytes_per_block = 4096;
-  /// Shares that are asked for room before the lock is taken, which may take room from all.
-  static constexpr unsigned most_donors = 4;
+  /// A thread counts alone after this many calls without another thread's. Doubled whenever another thread ends that: a visit takes
+  /// microseconds.
+  static constexpr std::uint32_t first_streak = 16;
+  static constexpr std::uint32_t longest_streak = 4096;
+
+  /// Holds the lock, and no thread counts on its own.
+  class stopped {
+   public:
+    explicit stopped(tracked_numbers& numbers) noexcept : numbers_(numbers) {
+      numbers_.lock_.lock();
+      numbers_.call_in();
+      numbers_.visit_alone();
+    }
+    stopped(stopped const&) = delete;
+    stopped& operator=(stopped const&) = delete;
+    ~stopped() {
+      numbers_.end_visit_alone();
+      numbers_.lock_.unlock();
+    }
+
+   private:
+    tracked_numbers& numbers_;
+  };
 
   struct applier {
     tracked_numbers& numbers;
@@ -247,59 +273,130 @@ class tracked_numbers {
     return s;
   }
 
-  enum class change_kind : std::uint8_t { allocation, deallocation };
-
   template <change_kind Kind>
   TARN_ALWAYS_INLINE void count(std::size_t rounded, std::size_t requested, block_group group) noexcept {
-    if (open_.load(std::memory_order_acquire) != 0) [[unlikely]]
-      return count_with_shares<Kind>(rounded, requested, group);
-    if (!lock_.try_lock()) [[unlikely]]
+    thread_place const at = this_thread_place;
+    tracked_share* const shares = shares_.load(std::memory_order_acquire);
+    if (at.table != table_ || shares == nullptr) [[unlikely]]
+      return count_without_place<Kind>(rounded, requested, group);
+    tracked_share& mine = shares[at.index];
+    if (!mine.try_enter()) [[unlikely]]
       return count_by_waiting<Kind>(rounded, requested, group);
-    if (flags_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
-      apply_here<Kind>(rounded, requested, group);
-    } else {
-      add<Kind>(rounded, requested, group);
+    if (mine.is_alone()) [[likely]] {
+      if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) [[likely]] {
+        add<Kind>(rounded, requested, group);
+      } else {
+        add_alone_watched<Kind>(rounded, requested, group);
+      }
+      mine.leave();
+      return;
     }
-    lock_.unlock_after(applier{*this});
-  }
-  /// Counts a block in a share that has not enough room, with room of one of the next shares: without the lock that all threads share.
-  [[nodiscard]] bool count_with_others_room(std::uint32_t open, unsigned mine,
-                                            tracked_update const& u) noexcept {
-    if (u.rounded < 0) return false;
-    unsigned tries = 0;
-    for (unsigned step = 1; step < share_count && tries < most_donors; ++step) {
-      unsigned const donor = (mine + step) % share_count;
-      if ((open >> donor & 1) == 0) continue;
-      ++tries;
-      if (shares_[mine].count_with_room_of(shares_[donor], u)) return true;
+    if (mine.template count_here<Kind>(rounded, requested, group)) [[likely]] {
+      mine.leave();
+      return;
     }
-    return false;
+    count_in_share<Kind>(shares, at.index, rounded, requested, group);
   }
+  /// Inside the lock of the thread's share, which this leaves.
   template <change_kind Kind>
-  TARN_NOINLINE void count_with_shares(std::size_t rounded, std::size_t requested,
-                                       block_group group) noexcept {
-    count(update_of<Kind>(rounded, requested, group));
+  TARN_NOINLINE void count_in_share(tracked_share* shares, unsigned mine, std::size_t rounded,
+                                    std::size_t requested, block_group group) noexcept {
+    tracked_update const u = update_of<Kind>(rounded, requested, group);
+    bool const done = tracked_share::count(shares, mine, open_.load(std::memory_order_relaxed), u);
+    shares[mine].leave();
+    if (!done) count_globally(u);
   }
   template <change_kind Kind>
   TARN_NOINLINE void count_by_waiting(std::size_t rounded, std::size_t requested,
                                       block_group group) noexcept {
-    tracked_update const u = update_of<Kind>(rounded, requested, group);
-    lock_.wait(u, applier{*this});
-    ask(u.thread);
+    count_globally(update_of<Kind>(rounded, requested, group));
   }
   template <change_kind Kind>
-  TARN_NOINLINE void apply_here(std::size_t rounded, std::size_t requested, block_group group) noexcept {
-    apply_slow(update_of<Kind>(rounded, requested, group));
+  TARN_NOINLINE void count_without_place(std::size_t rounded, std::size_t requested,
+                                         block_group group) noexcept {
+    if (this_thread_place.table == nullptr) place_holder::take();
+    count_globally(update_of<Kind>(rounded, requested, group));
   }
   template <change_kind Kind>
-  static tracked_update update_of(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+  TARN_NOINLINE void add_alone_watched(std::size_t rounded, std::size_t requested,
+                                       block_group group) noexcept {
+    add_alone(update_of<Kind>(rounded, requested, group));
+  }
+  template <change_kind Kind>
+  [[nodiscard]] tracked_update update_of(std::size_t rounded, std::size_t requested,
+                                         block_group group) const noexcept {
     std::int64_t const sign = Kind == change_kind::allocation ? 1 : -1;
     return {sign * static_cast<std::int64_t>(rounded), sign * static_cast<std::int64_t>(requested),
-            this_thread_tag(), group};
+            thread_number_place(), my_place(), group};
+  }
+  /// The place of the calling thread; thread_places if it has none here.
+  [[nodiscard]] unsigned my_place() const noexcept {
+    return this_thread_place.table == table_ ? this_thread_place.index : thread_places;
+  }
+
+  /// Counts a call under the lock.
+  void count_globally(tracked_update const& u) noexcept {
+    if (!lock_.try_lock()) {
+      lock_.wait(u, applier{*this});
+      ask(u.place);
+      return;
+    }
+    apply(u);
+    note_streak(u.place);
+    if (out_ != 0) ask(u.place);  // it has no share, or one that was too small
+    lock_.unlock_after(applier{*this});
+  }
+  /// Lets the calling thread, whose call was counted last, count alone if only its calls were counted for long. The caller holds the
+  /// lock.
+  void note_streak(unsigned place) noexcept {
+    if (place >= share_count || out_ != 0 || alone_ != thread_places || ++streak_ < least_streak_) return;
+    if (tracked_share* const shares = make_shares(); shares != nullptr) {
+      alone_ = place;
+      shares[place].let_alone();
+    }
+  }
+  /// Enters the share of the thread that counts alone, unless that is the calling thread. The caller holds the lock.
+  void visit_alone() noexcept {
+    visits_alone_ = alone_ != thread_places && alone_ != my_place();
+    if (!visits_alone_) return;
+    share(alone_).announce();
+    remote_barrier();
+    share(alone_).visit();
+  }
+  void end_visit_alone() noexcept {
+    if (visits_alone_) share(alone_).end_visit();
+  }
+  /// The caller holds the lock.
+  TARN_NOINLINE void end_alone() noexcept {
+    visit_alone();
+    share(alone_).end_alone();
+    end_visit_alone();
+    alone_ = thread_places;
+    least_streak_ = min_of(least_streak_ * 2, longest_streak);
+  }
+  [[nodiscard]] tracked_share& share(unsigned place) noexcept {
+    return shares_.load(std::memory_order_relaxed)[place];
+  }
+  /// Null without host memory. The caller holds the lock.
+  [[nodiscard]] tracked_share* make_shares() noexcept {
+    tracked_share* shares = shares_.load(std::memory_order_relaxed);
+    if (shares == nullptr) {
+      shares = new (std::nothrow) tracked_share[share_count];
+      shares_.store(shares, std::memory_order_release);
+    }
+    return shares;
   }
 
   /// The caller holds the lock.
   void apply(tracked_update const& u) noexcept {
+    if (u.place != last_place_) [[unlikely]] {
+      last_place_ = u.place;
+      streak_ = 0;
+    }
+    if (alone_ != thread_places) {
+      if (alone_ == u.place) return add_alone(u);
+      end_alone();
+    }
     if (flags_.load(std::memory_order_relaxed) != 0) return apply_slow(u);
     add(u);
   }
@@ -336,6 +433,13 @@ class tracked_numbers {
         peak_of_all_[K] = now + other.of[K].current;
     }
   }
+  /// Counts a call of the thread that counts alone.
+  void add_alone(tracked_update const& u) noexcept {
+    add(u);
+    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
+    change_marks(u);
+    note_active(u.group);
+  }
   /// Counts while a mark exists, blocks wait, or several threads count.
   TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
     std::uint64_t const flags = flags_.load(std::memory_order_relaxed);
@@ -346,17 +450,9 @@ class tracked_numbers {
         open_late(static_cast<std::uint32_t>(flags) & ~out_);
       if (u.rounded > 0 && !fits(u)) take_room_for(u);
     }
-    if (out_ != 0) {
-      add_within_room(u);
-    } else {
-      add(u);
-      if ((flags & watched_flag) != 0) {
-        change_marks(u);
-        note_active(u.group);
-      }
-    }
-    if (several && out_ == 0) [[unlikely]]
-      hand_out();
+    if (out_ != 0) return add_within_room(u);
+    add_alone(u);
+    if (several) hand_out();
   }
 
   /// A number including waiting blocks. If it passes its peak while nothing waits, it passes the peak of `number`, too.
@@ -392,7 +488,8 @@ class tracked_numbers {
 
   /// By how much the room that the shares leave is too small for a block: above 0, a peak may be passed if all shares are used up.
   [[nodiscard]] std::int64_t lacking(tracked_update const& u, std::size_t k, std::size_t g) noexcept {
-    std::int64_t const wanted = u.by_kind()[k] + lent_[k][g];
+    std::int64_t const lent = g == 0 ? lent_[0][k] + lent_[1][k] : lent_[g - 1][k];
+    std::int64_t const wanted = u.by_kind()[k] + lent;
     std::int64_t most = wanted - room(k, g);
     for (high_water_mark const* m = k == 1 && g == 0 ? marks_ : nullptr; m != nullptr; m = m->next)
       most = max_of(most, m->current + wanted - m->peak);
@@ -430,34 +527,31 @@ class tracked_numbers {
         f(k, g, change[k], u.rounded > 0 ? change[k] : 0);
     }
   }
-  /// Takes room for a block from one share after another. If all together have not enough, there may be a new peak: the shares are
-  /// taken back.
+  /// Takes room for a block from what the shares offer. If that is not enough, there may be a new peak: the shares are closed.
   TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
-    for (unsigned i = 0; i < share_count; ++i) {
-      next_donor_ = (next_donor_ + 1) % share_count;
-      if ((out_ >> next_donor_ & 1) == 0) continue;
-      tracked_amounts least{};
-      for (std::size_t k = 0; k < 3; ++k) {
-        for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)})
-          least[k][g] = lacking(u, k, g);
+    std::size_t const mine = index_of(u.group);
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t missing = max_of(lacking(u, k, 0), lacking(u, k, mine + 1));
+      for (std::uint32_t left = out_; left != 0 && missing > 0; left &= left - 1) {
+        tracked_share& its = share(static_cast<unsigned>(std::countr_zero(left)));
+        std::int64_t const taken = its.take_offered(mine, k, missing);
+        missing -= taken;
+        lent_[mine][k] -= taken;
       }
-      shares_[next_donor_].take_room(least, lent_, adding());
-      if (fits(u)) return;
+      if (missing > 0) return call_in();
     }
-    call_in();
   }
   /// Whether peaks may be off.
-  [[nodiscard]] bool has_error() const noexcept { return error_[0][0] != 0; }
+  [[nodiscard]] bool has_error() const noexcept { return error_[0] != 0; }
   /// Counts a call for which its thread's share has no room, and all that was counted there: peaks may be off.
   TARN_NOINLINE void publish_with(tracked_update const& u, std::uint32_t asked) noexcept {
     for (std::uint32_t left = asked; left != 0; left &= left - 1)
-      shares_[std::countr_zero(left)].open_bounded(error_);
+      share(static_cast<unsigned>(std::countr_zero(left))).open_bounded(error_);
     if (asked != 0) {
       out_ |= asked;
       open_.store(out_, std::memory_order_release);
     }
-    unsigned const mine = thread_place(u.thread);
-    if ((out_ >> mine & 1) != 0) shares_[mine].publish(adding());
+    if (u.place < share_count && (out_ >> u.place & 1) != 0) share(u.place).publish(adding());
     add_within_room(u);
     note_peaks();
   }
@@ -476,12 +570,13 @@ class tracked_numbers {
   }
   /// Opens shares without room for threads that asked after the others: what such a thread frees is its room.
   TARN_NOINLINE void open_late(std::uint32_t asked) noexcept {
-    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares_[std::countr_zero(left)].open({});
+    for (std::uint32_t left = asked; left != 0; left &= left - 1)
+      share(static_cast<unsigned>(std::countr_zero(left))).open({}, {});
     out_ |= asked;
     open_.store(out_, std::memory_order_release);
   }
 
-  /// Gives each requesting thread an equal share of the room below every peak, and keeps one.
+  /// Gives each requesting thread an equal share of the room below every peak, half of it offered to all.
   TARN_NOINLINE void hand_out() noexcept {
     if (pause_ != 0) {
       --pause_;
@@ -490,39 +585,58 @@ class tracked_numbers {
     auto const asked = static_cast<std::uint32_t>(flags_.load(std::memory_order_relaxed) & all_threads);
     int const takers = std::popcount(asked);
     if (takers < 2) return;
-    if (shares_ == nullptr) shares_ = new (std::nothrow) tracked_share[share_count];
-    if (shares_ == nullptr) return;
-    tracked_amounts share{};
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) share[k][g] = room(k, g) / (takers + 1);
-    }
+    if (make_shares() == nullptr) return;
+    std::int64_t below_marks = room(1, 0);
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
       if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
-      share[1][0] = min_of(share[1][0], (m->peak - m->current) / (takers + 1));
+      below_marks = min_of(below_marks, m->peak - m->current);
     }
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = has_error() ? 0 : share[k][g] * takers;
+      // Half of the room of all for each group, and what one cannot use for the other.
+      std::int64_t const all = k == 1 ? below_marks : room(k, 0);
+      std::int64_t const large = min_of(room(k, 2), all - min_of(room(k, 1), all / 2));
+      lent_[0][k] = min_of(room(k, 1), all - large);
+      lent_[1][k] = large;
     }
-    for (std::uint32_t left = asked; left != 0; left &= left - 1) {
-      tracked_share& its = shares_[std::countr_zero(left)];
-      has_error() ? its.open_bounded(error_) : its.open(share);
+    std::int64_t takers_left = takers;
+    tracked_room rest = lent_;
+    for (std::uint32_t left = asked; left != 0; left &= left - 1, --takers_left) {
+      tracked_share& its = share(static_cast<unsigned>(std::countr_zero(left)));
+      if (has_error()) {
+        its.open_bounded(error_);
+        continue;
+      }
+      tracked_room room{}, offered{};
+      for (std::size_t g = 0; g < 2; ++g) {
+        for (std::size_t k = 0; k < 3; ++k) {
+          std::int64_t const part = (rest[g][k] + takers_left - 1) / takers_left;
+          rest[g][k] -= part;
+          room[g][k] = part / 2;
+          offered[g][k] = part - part / 2;
+        }
+      }
+      its.open(room, offered);
     }
     out_ = asked;
     open_.store(asked, std::memory_order_release);
   }
 
-  /// Takes all shares back. The caller holds the lock.
+  /// Closes all shares. The caller holds the lock.
   TARN_NOINLINE void call_in() noexcept {
     if (out_ == 0) return;
     open_.store(0, std::memory_order_relaxed);
+    for_each_share(out_, [](tracked_share& s) { s.announce(); });
+    remote_barrier();
+    for_each_share(out_, [](tracked_share& s) { s.visit(); });
     std::uint64_t calls = 0;
     std::uint32_t idle = 0;
     for (std::uint32_t left = out_; left != 0; left &= left - 1) {
-      int const i = std::countr_zero(left);
-      std::uint64_t const made = shares_[i].close(adding());
+      auto const i = static_cast<unsigned>(std::countr_zero(left));
+      std::uint64_t const made = share(i).close(adding());
       calls += made;
       if (made == 0) idle |= std::uint32_t{1} << i;
     }
+    for_each_share(out_, [](tracked_share& s) { s.end_visit(); });
     if (has_error()) note_peaks();
     if (idle != 0) flags_.fetch_and(~std::uint64_t{idle}, std::memory_order_relaxed);
     bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
@@ -530,18 +644,23 @@ class tracked_numbers {
     pause_ = last_pause_;
     out_ = 0;
   }
+  template <class F>
+  void for_each_share(std::uint32_t places, F const& f) noexcept {
+    for (; places != 0; places &= places - 1) f(share(static_cast<unsigned>(std::countr_zero(places))));
+  }
 
   void change_marks(tracked_update const& u) noexcept {
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
-      if (m->whose != peak_of::all_threads && m->thread != thread_number_of(u.thread)) continue;
+      if (m->whose != peak_of::all_threads && m->thread != u.thread) continue;
       m->current += u.rounded;
       if (u.rounded < 0) continue;
       m->peak = max_of(m->peak, m->current);
       ++m->allocations;
     }
   }
-  tracked_share* shares_ = nullptr;     ///< made under the lock at the first contention; kept
-  std::atomic<std::uint32_t> open_{0};  ///< threads whose share is open; a hint
+  place_table const* const table_ = &places_of_threads;  ///< of the module that made this
+  std::atomic<tracked_share*> shares_{nullptr};          ///< by place; made under the lock at first use; kept
+  std::atomic<std::uint32_t> open_{0};                   ///< threads whose share is open; a hint
   /// Bits of the threads that found the lock taken or have a share, and watched_flag: there is a mark, or a block waits. 0: a call only
   /// adds.
   std::atomic<std::uint64_t> flags_{0};
@@ -554,23 +673,38 @@ class tracked_numbers {
   tracked_amounts waiting_{};  ///< of the waiting blocks
   tracked_amounts
       active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
-  tracked_amounts error_{};     ///< by how much a share may differ from what it published; 0: peaks are exact
+  std::array<std::int64_t, 3>
+      error_{};                 ///< by how much a share may differ from what it published; 0: peaks are exact
   tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
   std::uint32_t out_ = 0;       ///< threads whose share is open
-  tracked_amounts lent_{};      ///< the room of all open shares when their counts were last reported
-  unsigned next_donor_ = 0;     ///< share whose room is taken next
-  std::uint32_t pause_ = 0;     ///< calls to count before shares are opened again
+  tracked_room lent_{};         ///< the room of all open shares when their counts were last reported
+  unsigned alone_ =
+      thread_places;  ///< place of the thread that counts alone; its share's lock guards all numbers, too
+  unsigned last_place_ = thread_places;  ///< of the call that was counted last
+  std::uint32_t streak_ = 0;             ///< calls of that thread since another one's
+  std::uint32_t least_streak_ = first_streak;
+  bool visits_alone_ = false;
+  std::uint32_t pause_ = 0;  ///< calls to count before shares are opened again
   std::uint32_t last_pause_ = 0;
   at_fork member_{this,
                   [](void* self) noexcept {
                     auto& n = *static_cast<tracked_numbers*>(self);
                     n.lock_.lock();
-                    for (unsigned i = 0; n.shares_ != nullptr && i < share_count; ++i) n.shares_[i].lock();
+                    if (n.shares_.load(std::memory_order_relaxed) == nullptr) return true;
+                    n.for_each_share(all_threads, [](tracked_share& s) { s.announce(); });
+                    remote_barrier();
+                    n.for_each_share(all_threads, [](tracked_share& s) { s.visit(); });
                     return true;
                   },
-                  [](void* self, fork_side) noexcept {
+                  [](void* self, fork_side side) noexcept {
                     auto& n = *static_cast<tracked_numbers*>(self);
-                    for (unsigned i = 0; n.shares_ != nullptr && i < share_count; ++i) n.shares_[i].unlock();
+                    if (side != fork_side::parent) renew_remote_barrier();
+                    if (n.shares_.load(std::memory_order_relaxed) != nullptr) {
+                      n.for_each_share(all_threads, [side](tracked_share& s) {
+                        if (side != fork_side::parent) s.forget_owner();
+                        s.end_visit();
+                      });
+                    }
                     n.lock_.unlock();
                   }};
 };
