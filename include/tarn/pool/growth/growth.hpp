@@ -54,7 +54,7 @@ namespace tarn::detail {
 /// `bert_recompute` are few for what it allocates, and save 2 % of its memory.
 ///
 /// Larger requests get up to 3 times as much where more than 20 are remapped for each GiB, as by a server with requests of random
-/// length: its first pass takes 0.76 to 0.95 of the driver time, and no trace or pattern holds more. From one remap a GiB on,
+/// length: its first pass takes 0.76 to 0.95 of the driver time, and no trace or pattern holds over 0.1 % more. From one remap a GiB on,
 /// `bert_recompute` holds 3 % more; with 4 times as much the server does, 1 %. With 3 times as much instead of 5 up to 8 MiB, the
 /// first pass of `attention_cache` takes 7 to 35 times the driver time.
 [[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
