@@ -477,8 +477,10 @@ run_replay_dali() { one_by_one replay_dali.jsonl tarn_replay_dali "--device cuda
 # Patterns that are hard on pools, on the same pools but those that call the driver for each block.
 run_patterns_tarn() {
   local runs=() pool
-  for pool in tarn host_malloc std_pmr mimalloc; do runs+=("--device sim --json --passes 6 --pool $pool @PATTERNS"); done
-  for pool in tarn tarn_identified tarn_no_remap tarn_tracked; do
+  for pool in tarn tarn_segments host_malloc std_pmr mimalloc; do
+    runs+=("--device sim --json --passes 6 --pool $pool @PATTERNS")
+  done
+  for pool in tarn tarn_identified tarn_no_remap tarn_segments tarn_tracked; do
     runs+=("--device cuda --json --passes 6 --pool $pool @PATTERNS")
   done
   one_by_one patterns_tarn.jsonl tarn_replay "${runs[@]}"
@@ -580,8 +582,8 @@ run_graphs() {
   "$program" --json "$results/graphs.jsonl.new"
 }
 
-# Who survives on a GPU that has 1.00, 1.01 and 1.05 times a trace's peak live bytes: a ballast takes the rest of it.
-caps=1.00,1.01,1.05
+# Who survives on a GPU that has 1.00, 1.01, 1.02 and 1.05 times a trace's peak live bytes: a ballast takes the rest of it.
+caps=1.00,1.01,1.02,1.05
 run_survival_tarn() {
   one_by_one survival_tarn.jsonl tarn_replay "--device sim --json --cap $caps --pool tarn @ALL" \
     "--device sim --json --cap $caps --pool tarn_no_remap @ALL" "--device sim --json --cap $caps --pool std_pmr @ALL" \

@@ -8,6 +8,7 @@
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/policy/with_history.hpp"
+#include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
 
 namespace tarn::bench {
@@ -29,6 +30,16 @@ struct without_remap {
   template <class Pages>
   static auto over(Pages pages) {
     return pages | pooled{.remap = remapping::off};
+  }
+};
+
+/// The default pool over cudaMalloc, as on a device without virtual memory management.
+struct with_segments {
+  static constexpr std::string_view name = "tarn_segments";
+  static constexpr std::string_view about = "cudaMalloc | pooled: segments that are never joined or moved";
+  template <class Pages>
+  static auto over(Pages pages) {
+    return basic_malloc<typename Pages::driver_type>(pages.driver()) | pooled{};
   }
 };
 

@@ -14,6 +14,7 @@ std::vector<pool_entry> cuda_pools() {
   return {entry_of<tarn_pool<counted_cuda_device, with_defaults>>(),
           entry_of<tarn_pool<with_known_streams<counted_cuda_device>, with_identity>>(),
           entry_of<tarn_pool<counted_cuda_device, without_remap>>(),
+          entry_of<tarn_pool<counted_cuda_device, with_segments>>(),
           entry_of<tarn_pool<counted_cuda_device, with_tracking>>(),
           entry_of<cuda_malloc_peer>(),
           entry_of<cuda_async_peer>(),

@@ -9,6 +9,7 @@ namespace tarn::bench {
 std::vector<pool_entry> simulated_pools() {
   return {entry_of<tarn_pool<simulated_device, with_defaults>>(),
           entry_of<tarn_pool<simulated_device, without_remap>>(),
+          entry_of<tarn_pool<simulated_device, with_segments>>(),
           entry_of<tarn_pool<simulated_device, with_tracking>>(), entry_of<stack_arena<simulated_device>>()};
 }
 

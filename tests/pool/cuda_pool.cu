@@ -226,6 +226,42 @@ TEST_CASE("pooled on CUDA reuses blocks of a destroyed stream, also when its han
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
+TEST_CASE("pooled on CUDA gives memory back by itself while kernels are always queued",
+          "[pool][live_window][cuda]") {
+  if (!has_cuda_devices()) return;
+  stream_pair s;
+  auto memory = cuda_pages{} | pooled{};
+  std::size_t const large = 256_MiB;
+  std::vector<void*> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(memory.allocate(s.a, large));
+  void* const own = memory.allocate(s.b, 600_MiB);  // enough for what follows
+  REQUIRE((keep_busy(s.a, 20) && keep_busy(s.b, 20)));
+  for (void* block : blocks)
+    memory.deallocate(s.a, block, large);  // nothing is allocated on this stream again
+  memory.deallocate(s.b, own, 600_MiB);
+  std::size_t const high = memory->state().reserved;
+  REQUIRE(high >= 2_GiB);
+  std::uint64_t const waits = memory->state().host_waits;
+  // Both streams always have a kernel queued: each runs for 5 ms, and the host waits for the one before it.
+  cudaEvent_t done[2] = {};
+  for (cudaEvent_t& event : done)
+    REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
+  std::size_t passes = 0;
+  for (std::size_t i = 0; passes < 60 && memory->state().reserved > 1_GiB; ++i) {
+    std::size_t const bytes = 512_MiB - i % 3 * 2_MiB;
+    void* const block = memory.allocate(s.b, bytes);
+    memory.deallocate(s.b, block, bytes);
+    if (i % 64 != 0) continue;
+    REQUIRE((keep_busy(s.a, 5) && keep_busy(s.b, 5)));
+    REQUIRE(cudaEventRecord(done[passes % 2], stream_ref(s.b).get()) == cudaSuccess);
+    if (++passes > 1) REQUIRE(cudaEventSynchronize(done[passes % 2]) == cudaSuccess);
+  }
+  for (cudaEvent_t const event : done) (void)cudaEventDestroy(event);
+  INFO("32 GiB were allocated " << passes << " times");
+  CHECK(memory->state().reserved <= 1_GiB);
+  CHECK(memory->state().host_waits == waits);
+}
+
 TEST_CASE("device_pool serves threads that each use their own stream", "[pool][cuda][threads]") {
   if (!has_cuda_devices()) return;
   device_pool pool;

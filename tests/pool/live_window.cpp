@@ -217,3 +217,33 @@ TEST_CASE("pooled gives memory back by itself while the device is behind the hos
   CHECK(p.reserved() < 3_GiB);
   CHECK(p.memory->state().host_waits == 0);
 }
+
+TEST_CASE("pooled gives back what a busy stream freed that allocates nothing more",
+          "[pool][live_window][streams]") {
+  phases p;
+  detail::own_stream const idle(p.driver);
+  detail::own_stream const busy(p.driver);
+  std::vector<void*> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(p.memory.allocate(idle.get(), 1_GiB));
+  void* const own = p.memory.allocate(busy.get(), 2_GiB);  // enough for what follows
+  // Both streams are ten milliseconds behind, all the time.
+  for (stream_ref const s : {idle.get(), busy.get()}) REQUIRE(p.machine.launch(s, 10'000'000, {}).ok());
+  for (void* block : blocks) p.memory.deallocate(idle.get(), block, 1_GiB);
+  p.memory.deallocate(busy.get(), own, 2_GiB);
+  std::size_t const high = p.reserved();
+  REQUIRE(high >= 10_GiB);
+  std::uint64_t const waits = p.memory->state().host_waits;
+  std::size_t taken = 0;
+  for (std::size_t i = 0; taken < 2 * window_of(high); ++i) {
+    std::size_t const bytes = 1_GiB - i % 3 * 2_MiB;
+    void* const block = p.memory.allocate(busy.get(), bytes);
+    for (stream_ref const s : {idle.get(), busy.get()}) REQUIRE(p.machine.launch(s, 100'000, {}).ok());
+    p.memory.deallocate(busy.get(), block, bytes);
+    p.machine.advance(100'000);
+    taken += bytes;
+  }
+  CHECK(p.reserved() < 3_GiB);
+  CHECK(p.memory->state().host_waits == waits);
+  CHECK(p.calls(driver_call::synchronize_event) == 0);
+  CHECK(p.calls(driver_call::synchronize_device) == 0);
+}

@@ -366,6 +366,39 @@ TEST_CASE("arena::release gives a coalesced range the newer epoch", "[pool][aren
   }
 }
 
+TEST_CASE(
+    "arena::join_neutral joins a stream's ranges with neutral neighbours and leaves other ranges neutral",
+    "[pool][arena][stream_order]") {
+  struct example {
+    char const* freed_by;  ///< six blocks in a row: by stream a, by no stream (n), or live
+    std::size_t joined;
+    std::size_t stays_neutral;
+  };
+  // The stream has fewer ranges, or more than are neutral, or as many.
+  for (example const& e :
+       {example{"na-n-n", 2_MiB, 2_MiB}, example{"an-a-a", 2_MiB, 0}, example{"nan-n-", 3_MiB, 1_MiB}}) {
+    CAPTURE(e.freed_by);
+    one_range t(6_MiB, zone::large);
+    arena& space = t.space;
+    space.streams[neutral].epoch = 9;  // means nothing in another domain
+    space.make_room();
+    void* blocks[6] = {};
+    for (void*& p : blocks) p = space.take(t.a, zone::large, 1_MiB, 256);
+    for (std::size_t i = 0; i < 6; ++i) {
+      if (e.freed_by[i] == '-') continue;
+      domain_ref const giver = e.freed_by[i] == 'a' ? t.a : neutral;
+      CHECK(space.release(giver, blocks[i], 1_MiB) == release_result::done);
+    }
+    space.join_neutral(t.a);
+    range_ref const first = space.streams[t.a].ranges(zone::large).find(space.ranges, e.joined, 256);
+    REQUIRE(first != 0);
+    CHECK(space.ranges[first].address == 0x10000000);
+    CHECK(space.ranges[first].bytes == e.joined);
+    CHECK(space.ranges[first].epoch == space.streams[t.a].freed);
+    CHECK(space.streams[neutral].free_bytes() == e.stays_neutral);
+  }
+}
+
 TEST_CASE("arena::release_small makes a block of a full run available again", "[pool][arena][run]") {
   unsigned const k = class_of(4_KiB);
   one_range t(run_bytes(k), zone::small);

@@ -79,8 +79,10 @@ class basic_cuda_driver {
     } else if (status found; detail::identify_captured(*this, stream, id, found)) [[unlikely]] {
       return found;
     } else {
-      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a bare handle. The driver API
-      // takes 13 ns, the runtime 36 ns (CUDA 13.0, H200).
+      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a bare handle: the stream may
+      // be destroyed, and its handle given to a new one, between two calls of one pair, so no memory of the last stream proves that
+      // this one is the same. A question takes 19 ns: with two of them a warm pair takes 51.5 ns instead of 13.2 (H200).
+      // hot_pair/65536 of bench/results/hot_paths_cuda.jsonl: `tarn` and `tarn_identified`.
       unsigned long long number = 0;
       auto const ask = detail::cuda_driver_calls().stream_get_id;
       status const s = ask != nullptr

@@ -12,9 +12,9 @@
 // |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
 // | device()                                                     | 0                | the device's ordinal                                                |
 // | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; false if absent          |
-// | identify(stream, id&)                                        | ~18 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
+// | identify(stream, id&)                                        | ~19 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
 // | is_of_other_device(stream), optional                         | ~20 ns           | whether another device's stream; false if unknown                   |
-// | is_capturing(stream, bool&)                                  | ~18 ns           | true while the stream is captured into a graph                      |
+// | is_capturing(stream, bool&)                                  | ~19 ns           | true while the stream is captured into a graph                      |
 // | create_event(event&), destroy_event(event)                   | 230 ns           | without timing                                                      |
 // | record_event(event, stream)                                  | 250 ns           | marks all work on stream so far                                     |
 // | query_event(event)                                           | 260 ns           | ok: reached; not_ready: not yet; never for an event of a capture    |

@@ -276,8 +276,9 @@ class heap {
     return given;
   }
   /// Ends a step of the live_window. If the live peak has fallen, gives back the handles beyond the window's peak that are free and that
-  /// no work uses. Never waits: work of the stream `id` is marked, and what is not complete stays until a later step. Only
-  /// where memory is pages, since the driver waits for the device before it frees a plain block.
+  /// no work uses. Never waits: work of all streams is marked, and what is not complete stays until a later step, after as many
+  /// allocated bytes as live_window counts. To wait here would stall an allocate() for the whole queue of the device, for memory
+  /// that no request lacks. Only where memory is pages, since the driver waits for the device before it frees a plain block.
   void give_back_unused(stream_id id) {
     if (is_asleep()) return;
     hot_lock held(hot);
@@ -299,6 +300,7 @@ class heap {
       // The mark of the step before: where the device is always behind, a new one would never be found complete.
       if (!order.is_running(space_, releasing, d)) (void)order.settle(space_, releasing, d);
     }
+    mark_other_streams(releasing, id);
     std::size_t const given = growth.shrink(space_, releasing, keep);
     space_.window.note_given(given, counters.reserved);
     if (counters.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
@@ -433,6 +435,15 @@ class heap {
       if (wait_for_device(held).ok()) found = neutral;
     }
     return {held.held(), found};
+  }
+  /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are complete. Without it, a
+  /// stream that has queued work, but allocates nothing, would keep what it freed. Never waits.
+  void mark_other_streams(may_release held, stream_id id) {
+    for (domain_ref d = 1; d < space_.streams.size(); ++d) {
+      stream_domain const& domain = space_.streams[d];
+      if (domain.id == 0 || domain.id == id || !domain.has_free() || domain.is_completed()) continue;
+      if (!order.is_running(space_, held, d)) (void)order.settle(space_, held, d, gone_stream::stays_unknown);
+    }
   }
   /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
   status wait_for_device(may_release held) noexcept {

@@ -19,6 +19,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
@@ -79,10 +81,12 @@ class ladder {
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
     idle_blocks const idle = front_.idle();
-    if (page_source<source_type> && heap_.left.is_old(heap_.counters.reserved)) (void)renew_left();
-    set_budget();
     if (take()) return;
     refuse_above_limit();
+    // What was known may be too low, too.
+    if (page_source<source_type> && (heap_.left.is_old(heap_.counters.reserved) || is_above_what_is_left()))
+      renew_left();
+    set_budget();
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
     bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved;
     if (flush_early) {
@@ -93,8 +97,7 @@ class ladder {
       if (take()) return;
     }
     if (take_from_others()) return;
-    memory_report refused;
-    bool was_refused = false;
+    refusal last(heap_);
     try {
       for (int attempt = 0; attempt < 3; ++attempt) {
         set_budget();
@@ -102,26 +105,44 @@ class ladder {
         if (grow()) return;
       }
     } catch (out_of_memory const& error) {
-      refused = error.report();
-      was_refused = true;
+      last.set(error.report());
     }
     heap_.left.forget();
     ++heap_.alloc_retries;
     if (take_what_is_waited_for(flush_early) || put_together()) return;
-    heap_.growth.shrink(space(), hot_, 0);
-    request_.may_exceed = true;
-    request_.extend = true;
-    try {
-      if (grow()) return;
-    } catch (out_of_memory const& error) {
-      refused = error.report();
-      was_refused = true;
+    bool const has_given = heap_.growth.shrink(space(), hot_, 0) != 0;
+    if (has_given || !is_final(last)) {
+      request_.may_exceed = true;
+      request_.extend = true;
+      try {
+        if (grow()) return;
+      } catch (out_of_memory const& error) {
+        last.set(error.report());
+      }
     }
-    query_device(refused, was_refused);
-    throw out_of_memory(report(refused));
+    query_device(last);
+    throw out_of_memory(report(last.why));
   }
 
  private:
+  /// Why the last growth was refused.
+  struct refusal {
+    explicit refusal(Heap const& heap) noexcept
+        : creates(heap.counters.creates), waits(heap.order.host_waits()) {}
+    void set(memory_report const& report) noexcept {
+      why = report;
+      by_source = true;
+    }
+    /// Whether the source was asked and gave nothing, not even for a moment.
+    [[nodiscard]] bool took_nothing(Heap const& heap) const noexcept {
+      return by_source && creates == heap.counters.creates;
+    }
+
+    memory_report why;
+    bool by_source = false;  ///< otherwise nothing could be created
+    std::uint64_t creates;   ///< of the pool, before all growth
+    std::uint64_t waits;     ///< of the host, likewise
+  };
   /// Keeps a stream's domain while the hot lock is released. Without it, blocks of a destroyed stream that are returned under
   /// the same handle would make the living stream look destroyed. Constructed and destroyed under the hot lock.
   class kept_domain {
@@ -198,7 +219,7 @@ class ladder {
       if (take()) return true;
     }
     // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
-    if (taker != neutral) space().hand_over(neutral, taker, ~std::uint64_t{0});
+    if (taker != neutral) space().join_neutral(taker);
     return take();
   }
 
@@ -242,27 +263,29 @@ class ladder {
   }
 
   /// Finds out how much can still be created.
-  memory_bound renew_left() {
-    memory_bound left;
+  void renew_left() {
+    std::size_t left = 0;
     {
       unlocked const open(hot_);
-      left = memory_left(layer_of(heap_.upstream()));
+      left = memory_left(layer_of(heap_.upstream())).bytes;
     }
-    heap_.left.renew(left.bytes, heap_.counters.reserved);
-    return left;
+    heap_.left.renew(left, heap_.counters.reserved);
   }
   /// What can still be created, as known now.
   [[nodiscard]] std::size_t left() const noexcept { return heap_.left.bytes(heap_.counters.reserved); }
 
+  using layer_below = std::remove_reference_t<decltype(layer_of(std::declval<Heap&>().upstream()))>;
+  /// Whether the upstream only bounds what its source has: what it refuses, a second call does not get.
+  static constexpr bool is_bounded_source = only_bounds<layer_below>();
+
   /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The other steps would only search
-  /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more.
+  /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more. Makes no
+  /// driver call.
   /// @throws out_of_memory, nothing has changed
   void refuse_above_limit() {
-    if constexpr (page_source<source_type> &&
-                  only_bounds<std::remove_reference_t<decltype(layer_of(heap_.upstream()))>>()) {
-      if (!is_above_what_is_left()) return;
-      memory_bound const bound = renew_left();  // what was known may be too low
-      if (bound.limit == memory_report::unknown || !is_above_what_is_left()) return;
+    if constexpr (page_source<source_type> && is_bounded_source) {
+      memory_bound const bound = limits_left(layer_of(heap_.upstream()));
+      if (bound.bytes >= request_.bytes || heap_.counters.reserved >= request_.bytes - bound.bytes) return;
       memory_report refused;
       refused.refused_by = bound.by;
       refused.limit = bound.limit;
@@ -272,6 +295,12 @@ class ladder {
   }
   [[nodiscard]] bool is_above_what_is_left() const noexcept {
     return left() < request_.bytes && heap_.counters.reserved < request_.bytes - left();
+  }
+  /// Whether another growth would be refused again, after free memory was put together and none was given back: the source did not
+  /// have even one handle of the smallest size, and the host has not waited since.
+  [[nodiscard]] bool is_final(refusal const& last) const noexcept {
+    return is_bounded_source && heap_.uses_pages() && last.took_nothing(heap_) &&
+           last.why.asked <= usual_granule && last.waits == heap_.order.host_waits();
   }
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
@@ -304,17 +333,20 @@ class ladder {
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
 
-  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device.
-  void query_device(memory_report& refused, bool was_refused) {
-    if (!was_refused) refused.refused_by = "the pool";
+  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device. A
+  /// refusal that took nothing has reported it.
+  void query_device(refusal& last) {
+    memory_report& refused = last.why;
+    if (!last.by_source) refused.refused_by = "the pool";
     if (refused.limit != memory_report::unknown || is_host_memory<source_type>) return;
+    if (last.took_nothing(heap_) && refused.device_total != memory_report::unknown) return;
     unlocked const open(hot_);
     std::size_t free = 0;
     std::size_t total = 0;
     if (!heap_.driver().memory_info(free, total).ok()) return;
     refused.device_free = free;
     refused.device_total = total;
-    if (!was_refused && request_.asked > total) refused.refused_by = name_of_memory(heap_.driver());
+    if (!last.by_source && request_.asked > total) refused.refused_by = name_of_memory(heap_.driver());
   }
   [[nodiscard]] memory_report report(memory_report const& refused) {
     memory_report r = refused;

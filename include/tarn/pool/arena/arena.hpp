@@ -227,6 +227,38 @@ class arena {
     }
   }
 
+  /// Joins the free ranges of a stream with neutral ones beside them; other neutral ranges stay neutral, for every stream. O(ranges of
+  /// the stream or neutral ones, whichever are fewer)
+  void join_neutral(domain_ref d) noexcept {
+    domain_ref const walked = streams[neutral].range_count() < streams[d].range_count() ? neutral : d;
+    domain_ref const other = walked == d ? neutral : d;
+    for (range_index& index : streams[walked].index) {
+      range_ref chain = 0;
+      while (range_ref const r = index.any()) {
+        claim(r);
+        ranges[r].bin_next = chain;
+        chain = r;
+      }
+      while (chain != 0) {
+        range_ref const r = chain;
+        chain = ranges[r].bin_next;
+        bool joined = walked == d;
+        for (range_ref const beside : {ranges[r].previous, ranges[r].next}) {
+          if (beside == 0 || ranges[beside].state != range_state::free || ranges[beside].domain != other ||
+              ranges[beside].where != ranges[r].where)
+            continue;
+          joined = true;
+          if (other == d) continue;
+          take_out(beside);
+          ranges[beside].domain = d;
+          ranges[beside].epoch = 0;  // complete: a mark of the neutral domain means nothing in another
+          put_in(beside);
+        }
+        make_free(r, joined ? d : neutral, walked == d ? ranges[r].epoch : 0);
+      }
+    }
+  }
+
   /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same domain and zone.
   range_ref make_free(range_ref r, domain_ref domain, std::uint64_t epoch) noexcept {
     ranges[r].state = range_state::free;

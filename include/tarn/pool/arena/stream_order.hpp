@@ -72,6 +72,7 @@ struct stream_domain {
     return index[static_cast<std::size_t>(where)];
   }
   [[nodiscard]] std::size_t free_bytes() const noexcept { return index[0].bytes() + index[1].bytes(); }
+  [[nodiscard]] std::size_t range_count() const noexcept { return index[0].count() + index[1].count(); }
   /// Whether it holds memory that another stream could take once it is ordered.
   [[nodiscard]] bool has_free() const noexcept { return free_bytes() != 0 || foreign_count != 0; }
   [[nodiscard]] bool holds_no_run() const noexcept {

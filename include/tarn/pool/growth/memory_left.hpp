@@ -107,6 +107,17 @@ template <class Layer>
   return left;
 }
 
+/// Returns what the limits of `layer` and those below it leave, whatever the device has; unknown_left if there is none. Makes no
+/// driver call.
+template <class Layer>
+[[nodiscard]] memory_bound limits_left(Layer& layer) noexcept {
+  memory_bound left;
+  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
+    left = limits_left(layer_of(layer.upstream()));
+  if constexpr (has_limit<Layer>) left.keep_within(layer.limit(), layer.used());
+  return left;
+}
+
 /// Whether the layers below a pool only bound what the device has. Another layer could get more where these refuse, as
 /// retry_on_oom does.
 template <class Layer>

@@ -21,6 +21,12 @@ enum class progress : std::uint8_t {
   unknown     ///< cannot be queried now: the stream is being captured, or the driver refused
 };
 
+/// What settle() does about a stream that was destroyed, if the driver cannot mark its work.
+enum class gone_stream : std::uint8_t {
+  is_waited_for,  ///< the host waits for the device
+  stays_unknown   ///< nothing waits
+};
+
 template <stream_driver Driver>
 class ordering {
  public:
@@ -31,7 +37,7 @@ class ordering {
   ///
   /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
   /// holds. The mark is taken before the event is recorded, so frees in between get a later mark.
-  progress settle(arena& a, may_release hot, domain_ref d) {
+  progress settle(arena& a, may_release hot, domain_ref d, gone_stream gone = gone_stream::is_waited_for) {
     stream_domain& domain = a.streams[d];
     if (d == neutral || domain.freed <= domain.completed) return progress::completed;
     if (is_capture_stream(domain.id)) return progress::unknown;
@@ -49,6 +55,7 @@ class ordering {
       }
       if (result == mark_result::refused) return progress::unknown;
       if (result == mark_result::gone) {
+        if (gone == gone_stream::stays_unknown) return progress::unknown;
         domain.gone = true;
         return wait_for_gone(hot, domain, mark);
       }
