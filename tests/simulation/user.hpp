@@ -1151,6 +1151,7 @@ class user {
   std::vector<std::unique_ptr<captured_graph>> captured_;
   std::vector<std::unique_ptr<pin_of_user>> pins_;
   unsigned last_memory_ = 0;
+  unsigned ending_pools_ = 0;  ///< pools whose last owner a thread drops: their end waits for captures to end
   int last_capture_ = 0;
   std::uint64_t numbers_ = 0;
   std::uint64_t last_pin_ = 0;
