@@ -117,15 +117,18 @@ inline void user::open_capture(operation const& o) {
   streams_[s].graph = g->number;
   ++counted_.captures;
   ++counted_.other_calls;
+  ++opening_captures_;
   try {
     g->scope = m->it->capture(streams_.name(s, o.how));
   } catch (...) {
+    --opening_captures_;
     streams_[s].graph = -1;
     m->has_capture = m->is_busy = false;
     throw;
   }
   m->is_busy = false;
   world_.expect(world_.machine().begin_capture(streams_[s].named), "begin_capture");
+  --opening_captures_;
   g->is_open = true;
   captured_.push_back(std::move(g));
 }
