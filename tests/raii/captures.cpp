@@ -17,6 +17,7 @@
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/pool/order/mark_work.hpp"
 #include "tarn/raii/exported_block.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/imported_block.hpp"
@@ -201,6 +202,37 @@ TEST_CASE("an imported block waits for a capture of another thread before it is 
   memory.deallocate(stream_ref{}, p, 3_MiB);
   memory.empty_cache();
   CHECK(machine.leaks().handles == 0);
+}
+
+namespace {
+/// Finds out whether a capture could begin between the two calls that identify a stream.
+class probed_driver : public sim_driver {
+ public:
+  explicit probed_driver(sim_driver const& driver) : sim_driver(driver) {}
+  status is_capturing(stream_ref stream, bool& yes) const noexcept {
+    bool const begins = detail::capture_gate::try_begin_capture();
+    if (begins) detail::capture_gate::end_capture();
+    begun += begins && stream.id() == stream_ref::unknown_id ? 1 : 0;
+    return sim_driver::is_capturing(stream, yes);
+  }
+  inline static int begun = 0;
+};
+}  // namespace
+
+TEST_CASE("no capture begins while mark_work asks for a stream's identity, which would invalidate it",
+          "[capture_gate][mark_work]") {
+  sim_machine const machine(one_gib());
+  probed_driver const driver(machine.driver());
+  test_stream const s(machine.driver());
+  event_handle event = nullptr;
+  REQUIRE(driver.create_event(event).ok());
+  stream_id id = 0;
+  REQUIRE(driver.identify(s, id).ok());
+  probed_driver::begun = 0;
+  CHECK(detail::mark_work(driver, event, stream_ref::from(stream_ref(s).handle(), id)) ==
+        detail::mark_result::marked);
+  CHECK(probed_driver::begun == 0);
+  REQUIRE(driver.destroy_event(event).ok());
 }
 
 TEST_CASE("wait_past_captures does not wait for a capture of its own thread", "[capture_gate]") {

@@ -308,7 +308,8 @@ class user {
     return any_scope();
   }
   [[nodiscard]] bool any_scope() const {
-    return std::any_of(captured_.begin(), captured_.end(), [](auto const& g) { return g->is_open; });
+    return opening_captures_ != 0 ||
+           std::any_of(captured_.begin(), captured_.end(), [](auto const& g) { return g->is_open; });
   }
   [[nodiscard]] bool is_quiet(block const& b) const { return pools_[b.pool].quiet; }
   [[nodiscard]] tarn::sim_driver driver(unsigned pool) const { return world_.driver(pools_[pool].device); }
@@ -1151,6 +1152,8 @@ class user {
   std::vector<std::unique_ptr<captured_graph>> captured_;
   std::vector<std::unique_ptr<pin_of_user>> pins_;
   unsigned last_memory_ = 0;
+  unsigned opening_captures_ = 0;  ///< scopes whose constructor runs
+  unsigned ending_pools_ = 0;  ///< pools whose last owner a thread drops: their end waits for captures to end
   int last_capture_ = 0;
   std::uint64_t numbers_ = 0;
   std::uint64_t last_pin_ = 0;

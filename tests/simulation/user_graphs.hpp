@@ -59,7 +59,10 @@ inline void user::drop_memory(graph_memory_slot& m) {
   world_.release_held(m->number);
   ++counted_.other_calls;
   graph_memory_slot const gone = std::move(m);
+  bool const may_end_pool = gone->pool_number != pools_[gone->pool].number;
+  ending_pools_ += may_end_pool ? 1 : 0;
   gone->it.reset();
+  ending_pools_ -= may_end_pool ? 1 : 0;
 }
 
 inline bool user::has_memories(unsigned pool_number) const {
@@ -104,7 +107,7 @@ inline void user::open_capture(operation const& o) {
   if (m->pool_number != pools_[m->pool].number || pools_[m->pool].quiet) return;
   stream_number const s = streams_.in(pools_[m->pool].device, o.stream);
   if (!streams_.runs(s) || streams_[s].legacy || streams_.is_named_elsewhere(s)) return;
-  if (!may_capture(s)) return;
+  if (!may_capture(s) || ending_pools_ != 0) return;
   auto g = std::make_unique<captured_graph>();
   g->memory = m;
   g->number = ++last_capture_;
@@ -114,15 +117,18 @@ inline void user::open_capture(operation const& o) {
   streams_[s].graph = g->number;
   ++counted_.captures;
   ++counted_.other_calls;
+  ++opening_captures_;
   try {
     g->scope = m->it->capture(streams_.name(s, o.how));
   } catch (...) {
+    --opening_captures_;
     streams_[s].graph = -1;
     m->has_capture = m->is_busy = false;
     throw;
   }
   m->is_busy = false;
   world_.expect(world_.machine().begin_capture(streams_[s].named), "begin_capture");
+  --opening_captures_;
   g->is_open = true;
   captured_.push_back(std::move(g));
 }

@@ -153,7 +153,10 @@ inline void user::end_pin(std::size_t which) {
   world_.pages().unpin(gone.number);
   gone.is_busy = gone.is_ending = true;
   ++counted_.other_calls;
+  bool const may_end_pool = gone.pool_number != pools_[gone.pool].number;
+  ending_pools_ += may_end_pool ? 1 : 0;
   gone.it.reset();
+  ending_pools_ -= may_end_pool ? 1 : 0;
   std::erase_if(pins_, [&](auto const& pin) { return pin.get() == &gone; });
 }
 template <class Condition>

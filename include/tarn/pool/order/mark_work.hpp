@@ -31,7 +31,8 @@ mark_result mark_work(Driver const& driver, event_handle event, stream_ref strea
       captured = is_of_capture(s);
       return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
     } else {
-      // A captured stream cannot be identified.
+      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
+      capture_gate::passage const none_begins;
       if (driver.is_capturing(stream_ref::from(stream.handle()), capturing).ok() && capturing) {
         captured = true;
         return mark_result::refused;
