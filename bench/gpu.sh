@@ -233,7 +233,7 @@ find_python_packages() {
   nanovdb_dir=
   [ -f "$deps/nanovdb/nanovdb/nanovdb/NanoVDB.h" ] && nanovdb_dir=$deps/nanovdb/nanovdb
   tcnn_dir=
-  [ -d "$deps/tcnn/dependencies/cutlass/include" ] || [ -f "$deps/built/tarn_tcnn" ] && tcnn_dir=$deps/tcnn
+  [ -d "$deps/tcnn/dependencies/cutlass/include" ] || [ -f "$deps/built/tarn_tcnn.gz" ] && tcnn_dir=$deps/tcnn
   mpi_dir=
   if [ -x "$deps/usr/bin/mpirun.openmpi" ]; then
     mpi_dir=$deps/usr
@@ -610,15 +610,15 @@ run_survival_rmm() {
 run_clients_build() {
   local program file targets=() keep_going=-k
   for file in bench/tarn_nanovdb bench/tarn_tcnn examples/libtarn_c.so tarn_torch/tarn_torch.so; do
-    program=$deps/built/$(basename "$file")
+    program=$deps/built/$(basename "$file").gz
     [ -f "$program" ] || continue
     say "prebuilt: $(basename "$file")"
     mkdir -p "$(dirname "$build/$file")"
-    cp -p "$program" "$build/$file"
+    gunzip -c "$program" >"$build/$file" && chmod +x "$build/$file"
   done
-  [ -f "$deps/built/libtarn_c.so" ] || targets+=(example_tarn_c_cuda)
-  if [ -n "$nanovdb_dir" ] && [ ! -f "$deps/built/tarn_nanovdb" ]; then targets+=(tarn_nanovdb); fi
-  if [ -n "$tcnn_dir" ] && [ ! -f "$deps/built/tarn_tcnn" ]; then targets+=(tarn_tcnn); fi
+  [ -f "$deps/built/libtarn_c.so.gz" ] || targets+=(example_tarn_c_cuda)
+  if [ -n "$nanovdb_dir" ] && [ ! -f "$deps/built/tarn_nanovdb.gz" ]; then targets+=(tarn_nanovdb); fi
+  if [ -n "$tcnn_dir" ] && [ ! -f "$deps/built/tarn_tcnn.gz" ]; then targets+=(tarn_tcnn); fi
   [ ${#targets[@]} -ne 0 ] || return 0
   if [ ! -f "$build/CMakeCache.txt" ]; then
     TARN_BUILD_REST=OFF run_configure || return
@@ -693,24 +693,24 @@ run_summary() {
 
 # prebuild: the programs of clients, for a machine with the CPU and the C library of this one or newer ones. Carry .gpu-deps/built with
 # the rest of .gpu-deps, and build again after a change of tarn's headers.
+pack_program() { strip -o "$1.stripped" "$1" && gzip -9 -c "$1.stripped" >"$deps/built/$(basename "$1").gz" && rm "$1.stripped"; }
 prebuild() {
   local failed=0 program file target sources
   find_python_packages >/dev/null
+  rm -rf "$deps/built"
   mkdir -p "$deps/built"
   CUDAARCHS=${ARCH:-90} TARN_BUILD_REST=OFF run_configure || return
   for program in bench/tarn_nanovdb:tarn_nanovdb:$nanovdb_dir bench/tarn_tcnn:tarn_tcnn:$tcnn_dir examples/libtarn_c.so:example_tarn_c_cuda:yes; do
     IFS=: read -r file target sources <<<"$program"
     [ -n "$sources" ] || { say "skipped $target: its sources are not in .gpu-deps"; continue; }
-    rm -f "$deps/built/$(basename "$file")"
-    if cmake --build "$build" -j "$jobs" --target "$target"; then strip -o "$deps/built/$(basename "$file")" "$build/$file"; else failed=1; fi
+    if cmake --build "$build" -j "$jobs" --target "$target"; then pack_program "$build/$file"; else failed=1; fi
   done
-  rm -f "$deps/built/tarn_torch.so"
   if [ -n "$torch_dir" ]; then
     file=$build/tarn_torch/tarn_torch.so
     rm -f "$file"
     if (cd "$root/examples/pytorch" && MAX_JOBS=$jobs TARN_TORCH_LIBRARY=$file PYTHONDONTWRITEBYTECODE=1 \
         python3 -c 'import tarn_torch; tarn_torch.build()'); then
-      strip -o "$deps/built/tarn_torch.so" "$file"
+      pack_program "$file"
     else
       failed=1
     fi
