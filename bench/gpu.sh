@@ -27,6 +27,8 @@
 #              MIRRORS        folder of bare repositories that prepare takes the sources from, instead of GitHub
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
 #              TORCH_TESTS    PyTorch's test/test_cuda.py, for clients_torch_tests; prepare takes it instead of fetching it
+#              TORCH_COMPARE  arguments for compare_workloads.py in clients_torch, as --allocators native+expandable+tarn+tarn:slack_per_mille=4
+#              TORCH_DIAGNOSE a workload whose passes compare_workloads.py --diagnose prints first
 #              OUT            folder that gets the results once more, packed
 #              JOBS           compile jobs (all cores)
 #              ARCH           compute capability that prebuild compiles for (90)
@@ -664,6 +666,7 @@ run_clients_torch() {
   cd "$root/examples/pytorch" || return
   [ -f "$TARN_TORCH_LIBRARY" ] || python3 -c 'import tarn_torch; print(tarn_torch.build())' || return
   timeout $(((stage_seconds - SECONDS) * 2 / 5)) python3 -m unittest -v test_tarn_torch || { say "FAILED: test_tarn_torch"; status=1; }
+  [ -z "${TORCH_DIAGNOSE:-}" ] || timeout $(((stage_seconds - SECONDS) / 4)) python3 compare_workloads.py --diagnose "$TORCH_DIAGNOSE" || status=1
   # shellcheck disable=SC2086
   timeout $((stage_seconds - SECONDS - 2)) python3 compare_workloads.py "$file" --seconds $((stage_seconds - SECONDS - 15)) \
     ${TORCH_COMPARE:-} || status=1
