@@ -171,6 +171,7 @@ declare -A client_seconds=([clients_build]=400 [clients_nanovdb]=150 [clients_cu
 share_of() {
   local other sum=0
   for other in "${!client_seconds[@]}"; do
+    [ "$other" != clients_torch_tests ] || [ -f "$deps/torch_tests/test/test_cuda.py" ] || continue
     is_wanted "$other" && [ -z "${outcome[$other]:-}" ] && sum=$((sum + client_seconds[$other]))
   done
   if [ "$sum" -gt "$3" ]; then say $(($2 * $3 / sum)); else say "$3"; fi
