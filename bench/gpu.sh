@@ -274,7 +274,8 @@ EOF
 run_configure() {
   local generator=()
   command -v ninja >/dev/null && generator=(-G Ninja)
-  local mpi=() nccl=()
+  local mpi=() nccl=() tcnn_sources=  # beside a program that prebuild made, the image is enough
+  [ -d "$tcnn_dir/dependencies/cutlass/include" ] && tcnn_sources=$tcnn_dir
   [ -f "$nccl_dir/lib/libnccl.so.2" ] &&
     nccl=(-DTARN_NCCL_INCLUDE="$nccl_dir/include" -DTARN_NCCL_LIBRARY="$nccl_dir/lib/libnccl.so.2")
   [ -n "$mpi_dir" ] && mpi=(-DMPI_CXX_COMPILER="$mpi_dir/bin/mpicxx.openmpi" -DMPIEXEC_EXECUTABLE="$mpi_dir/bin/mpirun.openmpi")
@@ -282,7 +283,7 @@ run_configure() {
     -DTARN_BUILD_TESTS="${TARN_BUILD_REST:-ON}" -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH="${TARN_BUILD_REST:-ON}" \
     -DTARN_WARNINGS_AS_ERRORS=OFF \
     -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir" \
-    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_dir" "${mpi[@]}" "${nccl[@]}"
+    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_sources" "${mpi[@]}" "${nccl[@]}"
 }
 
 # Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times
