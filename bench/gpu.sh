@@ -27,6 +27,8 @@
 #              MIRRORS        folder of bare repositories that prepare takes the sources from, instead of GitHub
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
 #              TORCH_TESTS    PyTorch's test/test_cuda.py, for clients_torch_tests; prepare takes it instead of fetching it
+#              TORCH_COMPARE  arguments for compare_workloads.py in clients_torch, as --allocators native+expandable+tarn+tarn:slack_per_mille=4
+#              TORCH_DIAGNOSE a workload whose passes compare_workloads.py --diagnose prints first
 #              OUT            folder that gets the results once more, packed
 #              JOBS           compile jobs (all cores)
 #              ARCH           compute capability that prebuild compiles for (90)
@@ -171,6 +173,7 @@ declare -A client_seconds=([clients_build]=400 [clients_nanovdb]=150 [clients_cu
 share_of() {
   local other sum=0
   for other in "${!client_seconds[@]}"; do
+    [ "$other" != clients_torch_tests ] || [ -f "$deps/torch_tests/test/test_cuda.py" ] || continue
     is_wanted "$other" && [ -z "${outcome[$other]:-}" ] && sum=$((sum + client_seconds[$other]))
   done
   if [ "$sum" -gt "$3" ]; then say $(($2 * $3 / sum)); else say "$3"; fi
@@ -235,7 +238,7 @@ find_python_packages() {
   nanovdb_dir=
   [ -f "$deps/nanovdb/nanovdb/nanovdb/NanoVDB.h" ] && nanovdb_dir=$deps/nanovdb/nanovdb
   tcnn_dir=
-  [ -d "$deps/tcnn/dependencies/cutlass/include" ] || [ -f "$deps/built/tarn_tcnn" ] && tcnn_dir=$deps/tcnn
+  [ -d "$deps/tcnn/dependencies/cutlass/include" ] || [ -f "$deps/built/tarn_tcnn.gz" ] && tcnn_dir=$deps/tcnn
   mpi_dir=
   if [ -x "$deps/usr/bin/mpirun.openmpi" ]; then
     mpi_dir=$deps/usr
@@ -273,7 +276,8 @@ EOF
 run_configure() {
   local generator=()
   command -v ninja >/dev/null && generator=(-G Ninja)
-  local mpi=() nccl=()
+  local mpi=() nccl=() tcnn_sources=  # beside a program that prebuild made, the image is enough
+  [ -d "$tcnn_dir/dependencies/cutlass/include" ] && tcnn_sources=$tcnn_dir
   [ -f "$nccl_dir/lib/libnccl.so.2" ] &&
     nccl=(-DTARN_NCCL_INCLUDE="$nccl_dir/include" -DTARN_NCCL_LIBRARY="$nccl_dir/lib/libnccl.so.2")
   [ -n "$mpi_dir" ] && mpi=(-DMPI_CXX_COMPILER="$mpi_dir/bin/mpicxx.openmpi" -DMPIEXEC_EXECUTABLE="$mpi_dir/bin/mpirun.openmpi")
@@ -281,7 +285,7 @@ run_configure() {
     -DTARN_BUILD_TESTS="${TARN_BUILD_REST:-ON}" -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH="${TARN_BUILD_REST:-ON}" \
     -DTARN_WARNINGS_AS_ERRORS=OFF \
     -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir" \
-    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_dir" "${mpi[@]}" "${nccl[@]}"
+    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_sources" "${mpi[@]}" "${nccl[@]}"
 }
 
 # Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times
@@ -614,15 +618,15 @@ run_survival_rmm() {
 run_clients_build() {
   local program file targets=() keep_going=-k
   for file in bench/tarn_nanovdb bench/tarn_tcnn examples/libtarn_c.so tarn_torch/tarn_torch.so; do
-    program=$deps/built/$(basename "$file")
+    program=$deps/built/$(basename "$file").gz
     [ -f "$program" ] || continue
     say "prebuilt: $(basename "$file")"
     mkdir -p "$(dirname "$build/$file")"
-    cp -p "$program" "$build/$file"
+    gunzip -c "$program" >"$build/$file" && chmod +x "$build/$file"
   done
-  [ -f "$deps/built/libtarn_c.so" ] || targets+=(example_tarn_c_cuda)
-  if [ -n "$nanovdb_dir" ] && [ ! -f "$deps/built/tarn_nanovdb" ]; then targets+=(tarn_nanovdb); fi
-  if [ -n "$tcnn_dir" ] && [ ! -f "$deps/built/tarn_tcnn" ]; then targets+=(tarn_tcnn); fi
+  [ -f "$deps/built/libtarn_c.so.gz" ] || targets+=(example_tarn_c_cuda)
+  if [ -n "$nanovdb_dir" ] && [ ! -f "$deps/built/tarn_nanovdb.gz" ]; then targets+=(tarn_nanovdb); fi
+  if [ -n "$tcnn_dir" ] && [ ! -f "$deps/built/tarn_tcnn.gz" ]; then targets+=(tarn_tcnn); fi
   [ ${#targets[@]} -ne 0 ] || return 0
   if [ ! -f "$build/CMakeCache.txt" ]; then
     TARN_BUILD_REST=OFF run_configure || return
@@ -668,6 +672,7 @@ run_clients_torch() {
   cd "$root/examples/pytorch" || return
   [ -f "$TARN_TORCH_LIBRARY" ] || python3 -c 'import tarn_torch; print(tarn_torch.build())' || return
   timeout $(((stage_seconds - SECONDS) * 2 / 5)) python3 -m unittest -v test_tarn_torch || { say "FAILED: test_tarn_torch"; status=1; }
+  [ -z "${TORCH_DIAGNOSE:-}" ] || timeout $(((stage_seconds - SECONDS) / 4)) python3 compare_workloads.py --diagnose "$TORCH_DIAGNOSE" || status=1
   # shellcheck disable=SC2086
   timeout $((stage_seconds - SECONDS - 2)) python3 compare_workloads.py "$file" --seconds $((stage_seconds - SECONDS - 15)) \
     ${TORCH_COMPARE:-} || status=1
@@ -697,24 +702,24 @@ run_summary() {
 
 # prebuild: the programs of clients, for a machine with the CPU and the C library of this one or newer ones. Carry .gpu-deps/built with
 # the rest of .gpu-deps, and build again after a change of tarn's headers.
+pack_program() { strip -o "$1.stripped" "$1" && gzip -9 -c "$1.stripped" >"$deps/built/$(basename "$1").gz" && rm "$1.stripped"; }
 prebuild() {
   local failed=0 program file target sources
   find_python_packages >/dev/null
+  rm -rf "$deps/built"
   mkdir -p "$deps/built"
   CUDAARCHS=${ARCH:-90} TARN_BUILD_REST=OFF run_configure || return
   for program in bench/tarn_nanovdb:tarn_nanovdb:$nanovdb_dir bench/tarn_tcnn:tarn_tcnn:$tcnn_dir examples/libtarn_c.so:example_tarn_c_cuda:yes; do
     IFS=: read -r file target sources <<<"$program"
     [ -n "$sources" ] || { say "skipped $target: its sources are not in .gpu-deps"; continue; }
-    rm -f "$deps/built/$(basename "$file")"
-    if cmake --build "$build" -j "$jobs" --target "$target"; then strip -o "$deps/built/$(basename "$file")" "$build/$file"; else failed=1; fi
+    if cmake --build "$build" -j "$jobs" --target "$target"; then pack_program "$build/$file"; else failed=1; fi
   done
-  rm -f "$deps/built/tarn_torch.so"
   if [ -n "$torch_dir" ]; then
     file=$build/tarn_torch/tarn_torch.so
     rm -f "$file"
     if (cd "$root/examples/pytorch" && MAX_JOBS=$jobs TARN_TORCH_LIBRARY=$file PYTHONDONTWRITEBYTECODE=1 \
         python3 -c 'import tarn_torch; tarn_torch.build()'); then
-      strip -o "$deps/built/tarn_torch.so" "$file"
+      pack_program "$file"
     else
       failed=1
     fi

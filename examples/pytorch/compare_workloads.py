@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains and runs small networks under PyTorch's allocator, its expandable segments and tarn, and compares them.
 
-    python3 compare_workloads.py RESULTS.jsonl [--workloads a,b] [--allocators native,expandable,tarn] [--repeats 3] [--steps 8]
+    python3 compare_workloads.py RESULTS.jsonl [--workloads a,b] [--allocators native+expandable+tarn] [--repeats 3] [--steps 8]
                                  [--seconds S]
     python3 compare_workloads.py --diagnose transformer_train
 
@@ -562,7 +562,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", help="file in which the JSON lines are replaced")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
-    parser.add_argument("--allocators", default="native expandable tarn", help="names with blanks between them")
+    parser.add_argument("--allocators", default="native+expandable+tarn", help="names with + between them")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8, help="of each pass")
     parser.add_argument("--seconds", type=float, default=1e9, help="what all of it may take")
@@ -570,7 +570,7 @@ def main():
     arguments = parser.parse_args()
     if not tarn_torch.library().exists():
         tarn_torch.build()
-    allocators = arguments.allocators.split()
+    allocators = arguments.allocators.split("+")
     if arguments.diagnose:
         given = allocators if arguments.allocators != parser.get_default("allocators") else DIAGNOSED
         return diagnose(arguments.diagnose, given, arguments.steps)
