@@ -783,8 +783,8 @@ PLANTED = {
         Mutant(
             "a refusal that other pools made good is counted as out of memory",
             "pool/ladder.hpp",
-            "    query_device(refused, was_refused);\n",
-            "    ++heap_.ooms;\n    query_device(refused, was_refused);\n",
+            "    query_device(last);\n",
+            "    ++heap_.ooms;\n    query_device(last);\n",
             finder="tests/pool/other_pools.cpp",
         ),
     ],
@@ -864,8 +864,8 @@ PLANTED = {
         Mutant(
             "a request is refused by what was known before",
             "pool/ladder.hpp",
-            "      memory_bound const bound = renew_left();  // what was known may be too low\n",
-            "      memory_bound const bound;\n",
+            "    if (page_source<source_type> && (heap_.left.is_old(heap_.counters.reserved) || is_above_what_is_left()))\n",
+            "    if (page_source<source_type> && heap_.left.is_old(heap_.counters.reserved))\n",
             finder="tests/pool/memory_left.cpp",
         ),
         Mutant(
@@ -2064,8 +2064,8 @@ PLANTED = {
         Mutant(
             "a thread's cache takes a freed block before it is asked whether the stream is captured",
             "pool/cache_misses.hpp",
-            "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;\n      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n",
-            "      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;\n",
+            "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;\n      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n",
+            "      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;\n",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(

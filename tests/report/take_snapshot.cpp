@@ -20,8 +20,10 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/tagged.hpp"
 #include "tarn/policy/with_history.hpp"
+#include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/merge_history.hpp"
+#include "tarn/report/stats.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/sim.hpp"
 
@@ -137,6 +139,63 @@ TEST_CASE("take_snapshot reports a block freed on another stream as cached for t
   }
   CHECK(of_b >= 400 * 1024);
   for (std::size_t i = 400; i < 500; ++i) memory.deallocate(a, blocks[i], 1000);
+}
+
+TEST_CASE("take_snapshot reports a block that a graph keeps as awaiting, with the number of its graph_memory",
+          "[report][snapshot][graph_memory]") {
+  sim_machine const machine = address_only_machine();
+  auto const try_on = [&](auto memory) {
+    basic_stream const s{machine.driver(0)};
+    auto const capture = [&](auto& owner, auto const& work) {
+      capture_scope const scope(owner, s);
+      sim_graph graph;
+      REQUIRE(machine.begin_capture(s).ok());
+      work();
+      REQUIRE(machine.end_capture(s, graph).ok());
+    };
+    void* const small = memory.allocate(s, 700);
+    void* const large = memory.allocate(s, 3_MiB);
+    void* const live = memory.allocate(s, 3_MiB);
+    void* of_first = nullptr;
+    {
+      graph_memory first(memory), second(memory);
+      capture(first, [&] {
+        of_first = memory.allocate(s, 5000);
+        memory.deallocate(s, large, 3_MiB);
+      });
+      capture(second, [&] {
+        memory.deallocate(s, small, 700);
+        memory.deallocate(s, of_first, 5000);
+      });
+      snapshot const seen = take_snapshot(memory);
+      check_whole(seen);
+      auto const keeper = [&](void const* p) {
+        snapshot_block const* const b = block_at(seen, p);
+        REQUIRE(b != nullptr);
+        CHECK(b->use == block_use::awaiting);
+        return b->graph_memory;
+      };
+      CHECK(keeper(large) == first.state().number);
+      CHECK(keeper(small) == second.state().number);
+      CHECK(keeper(of_first) == second.state().number);
+      CHECK(block_at(seen, large)->requested == 3_MiB);
+      CHECK(block_at(seen, large)->stream == block_at(seen, live)->stream);
+      CHECK(block_at(seen, live)->use == block_use::live);
+      CHECK(block_at(seen, live)->graph_memory == 0);
+      CHECK(blocks_with(seen, block_use::awaiting).bytes == seen.pool.pending);
+    }
+    empty_cache(memory);
+    snapshot const after = take_snapshot(memory);
+    CHECK(blocks_with(after, block_use::awaiting).bytes == 0);
+    CHECK(blocks_with(after, block_use::live).bytes == 3_MiB);
+    memory.deallocate(s, live, 3_MiB);
+  };
+  SECTION("over pages") {
+    try_on(sim_pages{machine.driver(0)} | pooled{} | with_history{.history = 100});
+  }
+  SECTION("over blocks, without a history") {
+    try_on(sim_malloc{machine.driver(0)} | pooled{});
+  }
 }
 
 TEST_CASE("take_snapshot reports a block that another stream still uses as awaiting", "[report][snapshot]") {

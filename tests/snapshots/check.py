@@ -220,12 +220,16 @@ def check_graphs(path, snapshot):
     graphs = [s for s in snapshot["segments"] if s["segment_pool_id"] != (0, 0)]
     for s in graphs:
         need(s["segment_pool_id"][1] in expected, "a segment of an unknown graph_memory", s["segment_pool_id"])
-    for number, (reserved, allocated, _) in expected.items():
+    with open(path + ".json", encoding="utf-8") as file:
+        ours = json.load(file)["segments"]
+    for number, (reserved, allocated, kept) in expected.items():
         of_owner = [s for s in graphs if s["segment_pool_id"][1] == number]
         need(sum(s["total_size"] for s in of_owner) == reserved, "reserved bytes of graph_memory", number)
         need(sum(s["allocated_size"] for s in of_owner) == allocated, "allocated bytes of graph_memory", number)
-    with open(path + ".json", encoding="utf-8") as file:
-        same = [s.get("graph_memory", 0) for s in json.load(file)["segments"]]
+        held = [b for s in ours for b in s["blocks"] if b.get("graph_memory") == number]
+        need(sum(b["bytes"] for b in held) == kept, "kept bytes of graph_memory", number)
+        need(all(b["use"] == "awaiting" for b in held), "a kept block that is not awaiting", number)
+    same = [s.get("graph_memory", 0) for s in ours]
     need(same == [s["segment_pool_id"][1] for s in snapshot["segments"]], "JSON and pickle differ in graph_memory")
     return len(graphs)
 

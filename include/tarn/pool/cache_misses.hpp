@@ -2,6 +2,8 @@
 #pragma once
 // What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap, then climbs the
 // ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on captured streams go to graph/.
+//
+// Over 400 lines: allocation, deallocation and what other pools ask for enter the heap under the same locks, in the same order.
 
 #include <concepts>
 #include <cstddef>
@@ -306,7 +308,7 @@ class cache_misses : public pool_parts<Upstream> {
     misuse_report const last = report_misuse_at_end();
     if (graphs_.is_watching()) [[unlikely]] {
       if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;
-      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes &&
+      if (alignment <= default_alignment && !heap_.is_asleep() &&
           front_.put_watched(id, p, lazy_block_size{bytes}))
         return;
     }

@@ -144,15 +144,13 @@ class pool_parts {
     graphs_.for_each_pool([&](auto& pool) { pool.note_growth_from_now(most, clock); });
   }
 
-  /// Calls `look(heap, front, waiting blocks)` while nothing grows and no thread cache is created or destroyed, and then the same
-  /// for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
+  /// Calls `look(heap, front, waiting blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
+  /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
-    {
-      std::lock_guard const cold(heap_.cold);
-      if (heap_.is_lost()) return;
-      look(heap_, front_, waiting_);
-    }
+    std::lock_guard const cold(heap_.cold);
+    if (heap_.is_lost()) return;
+    look(heap_, front_, waiting_, graphs_);
     graphs_.for_each_pool([&](auto& pool) { pool.inspect(look); });
   }
 

@@ -44,6 +44,7 @@ namespace tarn::detail {
     block.use = use_of(b.use);
     block.stream = b.stream;
     block.requested = b.requested;
+    block.graph_memory = b.graph_memory;
     s.blocks.push_back(block);
   }
   for (held_piece const& p : from.pieces) s.pieces.push_back({p.address, p.bytes});
@@ -60,8 +61,8 @@ namespace tarn::detail {
 }
 
 [[nodiscard]] inline snapshot_block block_of(history_block const& w) noexcept {
-  return {w.address,  w.bytes,  min_of(w.requested, w.bytes), block_use::live, w.stream, w.tag,
-          w.location, w.time_ns};
+  return {w.address, w.bytes, min_of(w.requested, w.bytes), block_use::live, w.stream, w.tag, w.location,
+          w.time_ns, 0};
 }
 
 /// Splits one block of the pool at the bounds of the layer's blocks inside it. There is at least one.

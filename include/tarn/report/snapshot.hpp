@@ -14,9 +14,9 @@
 namespace tarn {
 
 enum class block_use : std::uint8_t {
-  live,      ///< allocated (PyTorch: active_allocated)
-  awaiting,  ///< freed, but another stream that used it has not finished (active_pending_free)
-  cached     ///< free for reuse (inactive)
+  live,  ///< allocated (PyTorch: active_allocated)
+  awaiting,  ///< freed, but another stream that used it has not finished, or a graph uses it (active_pending_free)
+  cached  ///< free for reuse (inactive)
 };
 
 struct snapshot_block {
@@ -30,6 +30,8 @@ struct snapshot_block {
   std::uint32_t tag = 0;       ///< index into snapshot::tags
   std::uint32_t location = 0;  ///< index into snapshot::locations
   std::uint64_t time_ns = 0;   ///< of the allocation, since snapshot::started_ns
+  std::uint64_t graph_memory =
+      0;  ///< that keeps an awaiting block which a capture freed, counted from 1; 0 if none
 };
 
 enum class segment_kind : std::uint8_t {

@@ -11,7 +11,8 @@
 //                  "graph_memory",                                            of memory of captured graphs only, from 1
 //                  "pieces": [{"address", "bytes"}],                                                 of a view only
 //                  "blocks": [{"address", "bytes", "requested", "use": "live" | "awaiting" | "cached",
-//                              "stream", "tag", "location", "time_ns"}]}],
+//                              "stream", "tag", "location", "time_ns",
+//                              "graph_memory"}]}],                          of a freed block that a graph keeps only, from 1
 //    "events":   [{"kind": "allocate" | "free" | "refused" | "reserve" | "release",
 //                  "address", "bytes", "requested", "stream", "tag", "location", "time_ns"}]}
 //
@@ -105,7 +106,9 @@ inline void write_segment(json_text& json, snapshot_segment const& s) {
   for (snapshot_block const& b : s.blocks) {
     json.line().begin_object().key("address").address(b.address).field("bytes", b.bytes);
     json.field("requested", b.requested).field("use", name_of(b.use)).field("stream", b.stream);
-    json.field("tag", b.tag).field("location", b.location).field("time_ns", b.time_ns).end_object();
+    json.field("tag", b.tag).field("location", b.location).field("time_ns", b.time_ns);
+    if (b.graph_memory != 0) json.field("graph_memory", b.graph_memory);
+    json.end_object();
   }
   json.end_array().end_object();
 }

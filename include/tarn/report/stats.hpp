@@ -38,7 +38,7 @@ struct graph_totals {
 inline constexpr auto ask_graphs = [](auto& layer) -> decltype(layer.inspect(routed_calls::any_look{}),
                                                                graph_totals{}) {
   graph_totals sum;
-  layer.inspect([&](auto& heap, auto& front, auto& waiting) {
+  layer.inspect([&](auto& heap, auto& front, auto& waiting, auto&) {
     sum.kept += waiting.kept_bytes();
     if (heap.graph_memory == 0) return;
     pool_state const s = read_state(heap, front, waiting);

@@ -76,6 +76,9 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// that, a block in the layer's record that the pool has already released to the driver is omitted. Live blocks with 0
 /// requested were not seen by the layer: allocated bypassing it, or still inside a call.
 ///
+/// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool that was freed inside a
+/// capture awaits the end of the graph_memory that keeps it (snapshot_block::graph_memory).
+///
 /// Of a sleeping pool, segments and blocks are the addresses that it keeps, and `pool.reserved` is 0: nothing is behind them.
 ///
 /// Thread-safe; threads that enter the pool meanwhile wait, some milliseconds at 100,000 blocks. Host cost O(ranges + history).

@@ -95,11 +95,11 @@ class front {
     cache->lock.leave();
     return done;
   }
-  /// As put(), also while calls are watched.
+  /// As put(), if calls of the thread are watched, and only then.
   template <class Size>
   [[nodiscard]] bool put_watched(stream_id id, void* p, Size size) noexcept {
     thread_cache* const cache = local();
-    if (cache == nullptr) return false;
+    if (cache == nullptr || !cache->lock.is_watched()) return false;
     cache->lock.enter();
     bool const done = put_inside(*cache, id, p, size);
     cache->lock.leave();

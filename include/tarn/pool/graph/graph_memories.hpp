@@ -285,6 +285,15 @@ class graph_memories {
     }
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
+  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps. The caller holds the growth lock: none of them is
+  /// given back meanwhile.
+  template <class F>
+  void for_each_kept(F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (auto const& p : parts_) {
+      for (auto const& b : p->kept) f(b.p, b.bytes, p->number);
+    }
+  }
 
   // ---- pins: a part stays, also after its owner has ended. The caller holds the growth lock.
 

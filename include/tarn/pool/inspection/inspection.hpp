@@ -149,7 +149,9 @@ class pool_tiling {
           std::lower_bound(list->begin(), list->end(), address,
                            [](held_block const& b, std::uintptr_t at) { return b.address < at; });
       if (found != list->end() && found->address == address)
-        return {address, bytes, found->use, found->stream, found->requested};
+        return {address,          bytes,
+                found->use,       found->graph_memory != 0 ? stream : found->stream,
+                found->requested, found->graph_memory};
     }
     return {address, bytes, held_use::live, stream, 0};
   }
@@ -195,8 +197,14 @@ struct pool_contents {
 template <class Pool>
 [[nodiscard]] pool_contents contents_of(Pool& pool) {
   std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
-  pool.inspect(
-      [&](auto& heap, auto& front, auto& waiting) { of_each.emplace_back().copy(heap, front, waiting); });
+  std::vector<held_block> kept;     // by graphs, in any of these pools
+  pool.inspect([&](auto& heap, auto& front, auto& waiting, auto& graphs) {
+    of_each.emplace_back().copy(heap, front, waiting);
+    graphs.for_each_kept([&](void const* p, std::size_t bytes, std::uint64_t number) {
+      kept.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::awaiting, 0, bytes, number});
+    });
+  });
+  for (pool_facts& facts : of_each) facts.awaiting.insert(facts.awaiting.end(), kept.begin(), kept.end());
   pool_contents contents;
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
   auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };

@@ -26,8 +26,9 @@ struct held_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   held_use use = held_use::cached;
-  stream_id stream = 0;       ///< 0 if unowned
-  std::size_t requested = 0;  ///< of an awaiting block: the bytes requested from the pool
+  stream_id stream = 0;            ///< 0 if unowned
+  std::size_t requested = 0;       ///< of an awaiting block: the bytes requested from the pool
+  std::uint64_t graph_memory = 0;  ///< that keeps an awaiting block; 0 if none
 };
 
 struct held_piece {
