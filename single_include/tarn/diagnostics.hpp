@@ -2174,9 +2174,9 @@ class json_text {
 namespace tarn {
 
 enum class block_use : std::uint8_t {
-  live,      ///< allocated (PyTorch: active_allocated)
-  awaiting,  ///< freed, but another stream that used it has not finished (active_pending_free)
-  cached     ///< free for reuse (inactive)
+  live,  ///< allocated (PyTorch: active_allocated)
+  awaiting,  ///< freed, but another stream that used it has not finished, or a graph uses it (active_pending_free)
+  cached  ///< free for reuse (inactive)
 };
 
 struct snapshot_block {
@@ -2190,6 +2190,8 @@ struct snapshot_block {
   std::uint32_t tag = 0;       ///< index into snapshot::tags
   std::uint32_t location = 0;  ///< index into snapshot::locations
   std::uint64_t time_ns = 0;   ///< of the allocation, since snapshot::started_ns
+  std::uint64_t graph_memory =
+      0;  ///< that keeps an awaiting block which a capture freed, counted from 1; 0 if none
 };
 
 enum class segment_kind : std::uint8_t {
@@ -2963,7 +2965,8 @@ inline void write_pickle(std::ostream& out, snapshot const& s) {
 //                  "graph_memory",                                            of memory of captured graphs only, from 1
 //                  "pieces": [{"address", "bytes"}],                                                 of a view only
 //                  "blocks": [{"address", "bytes", "requested", "use": "live" | "awaiting" | "cached",
-//                              "stream", "tag", "location", "time_ns"}]}],
+//                              "stream", "tag", "location", "time_ns",
+//                              "graph_memory"}]}],                          of a freed block that a graph keeps only, from 1
 //    "events":   [{"kind": "allocate" | "free" | "refused" | "reserve" | "release",
 //                  "address", "bytes", "requested", "stream", "tag", "location", "time_ns"}]}
 //
@@ -3054,7 +3057,9 @@ inline void write_segment(json_text& json, snapshot_segment const& s) {
   for (snapshot_block const& b : s.blocks) {
     json.line().begin_object().key("address").address(b.address).field("bytes", b.bytes);
     json.field("requested", b.requested).field("use", name_of(b.use)).field("stream", b.stream);
-    json.field("tag", b.tag).field("location", b.location).field("time_ns", b.time_ns).end_object();
+    json.field("tag", b.tag).field("location", b.location).field("time_ns", b.time_ns);
+    if (b.graph_memory != 0) json.field("graph_memory", b.graph_memory);
+    json.end_object();
   }
   json.end_array().end_object();
 }
@@ -3142,8 +3147,9 @@ struct held_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   held_use use = held_use::cached;
-  stream_id stream = 0;       ///< 0 if unowned
-  std::size_t requested = 0;  ///< of an awaiting block: the bytes requested from the pool
+  stream_id stream = 0;            ///< 0 if unowned
+  std::size_t requested = 0;       ///< of an awaiting block: the bytes requested from the pool
+  std::uint64_t graph_memory = 0;  ///< that keeps an awaiting block; 0 if none
 };
 
 struct held_piece {
@@ -3423,7 +3429,9 @@ class pool_tiling {
           std::lower_bound(list->begin(), list->end(), address,
                            [](held_block const& b, std::uintptr_t at) { return b.address < at; });
       if (found != list->end() && found->address == address)
-        return {address, bytes, found->use, found->stream, found->requested};
+        return {address,          bytes,
+                found->use,       found->graph_memory != 0 ? stream : found->stream,
+                found->requested, found->graph_memory};
     }
     return {address, bytes, held_use::live, stream, 0};
   }
@@ -3469,8 +3477,14 @@ struct pool_contents {
 template <class Pool>
 [[nodiscard]] pool_contents contents_of(Pool& pool) {
   std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
-  pool.inspect(
-      [&](auto& heap, auto& front, auto& waiting) { of_each.emplace_back().copy(heap, front, waiting); });
+  std::vector<held_block> kept;     // by graphs, in any of these pools
+  pool.inspect([&](auto& heap, auto& front, auto& waiting, auto& graphs) {
+    of_each.emplace_back().copy(heap, front, waiting);
+    graphs.for_each_kept([&](void const* p, std::size_t bytes, std::uint64_t number) {
+      kept.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::awaiting, 0, bytes, number});
+    });
+  });
+  for (pool_facts& facts : of_each) facts.awaiting.insert(facts.awaiting.end(), kept.begin(), kept.end());
   pool_contents contents;
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
   auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };
@@ -3519,6 +3533,7 @@ namespace tarn::detail {
     block.use = use_of(b.use);
     block.stream = b.stream;
     block.requested = b.requested;
+    block.graph_memory = b.graph_memory;
     s.blocks.push_back(block);
   }
   for (held_piece const& p : from.pieces) s.pieces.push_back({p.address, p.bytes});
@@ -3535,8 +3550,8 @@ namespace tarn::detail {
 }
 
 [[nodiscard]] inline snapshot_block block_of(history_block const& w) noexcept {
-  return {w.address,  w.bytes,  min_of(w.requested, w.bytes), block_use::live, w.stream, w.tag,
-          w.location, w.time_ns};
+  return {w.address, w.bytes, min_of(w.requested, w.bytes), block_use::live, w.stream, w.tag, w.location,
+          w.time_ns, 0};
 }
 
 /// Splits one block of the pool at the bounds of the layer's blocks inside it. There is at least one.
@@ -3738,6 +3753,9 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// the layer's record. If other threads continue meanwhile, the record and the pool are read again up to three times; after
 /// that, a block in the layer's record that the pool has already released to the driver is omitted. Live blocks with 0
 /// requested were not seen by the layer: allocated bypassing it, or still inside a call.
+///
+/// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool that was freed inside a
+/// capture awaits the end of the graph_memory that keeps it (snapshot_block::graph_memory).
 ///
 /// Of a sleeping pool, segments and blocks are the addresses that it keeps, and `pool.reserved` is 0: nothing is behind them.
 ///

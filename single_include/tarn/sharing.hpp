@@ -96,6 +96,7 @@ enum class sharing_failure : std::uint8_t {
   other_machine,   ///< made on another machine, or before the last start of this one
   other_device,    ///< of a device that is not the importing one
   exporter_ended,  ///< the process that exported the block has ended
+  importer_ended,  ///< the process that imported the block has ended
   wrong_pages,     ///< the descriptors are not those of the description
   system           ///< a system call failed: error() is its errno
 };
@@ -201,8 +202,8 @@ struct process_status {
 /// What a process must know of another process's block to import it; not the right to do so, which is in the descriptors (or in
 /// the tokens of a fabric). Plain data: copy it freely.
 struct block_description {
-  /// Changes with the form.
-  static constexpr std::uint32_t current_version = 1;
+  /// Changes with the form, and with what send_block() and receive_block() send.
+  static constexpr std::uint32_t current_version = 2;
 
   process_identity exporter{};
   std::uint64_t number = 0;  ///< of this export in its process, from 1
@@ -523,22 +524,27 @@ class shared_event {
 
   /// @throws cuda_error
   void record(stream_ref stream) const { check(driver_.record_event(event_, stream)); }
-  /// @throws cuda_error
-  void wait(stream_ref stream) const { check(driver_.wait_event(stream, event_)); }
+  /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process that recorded it, and
+  /// throws `ended` instead if that work cannot end any more. Does not wait.
+  /// @throws cuda_error; sharing_error (ended)
+  template <class HasEnded>
+  void wait(stream_ref stream, sharing_failure ended, HasEnded const& has_ended) const {
+    // Queried again after the question: what the process did before its end counts.
+    if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);
+    check(driver_.wait_event(stream, event_));
+  }
   /// Waits on the host until the recorded work has ended. A device that waits for an event cannot stop when the process that
   /// recorded it is killed, so this queries the event, and asks `has_ended` about that process.
-  /// @throws cuda_error; sharing_error (exporter_ended, timed_out)
+  /// @throws cuda_error; sharing_error (ended, timed_out)
   template <class HasEnded>
-  void synchronize(std::chrono::milliseconds timeout, HasEnded const& has_ended) const {
+  void synchronize(std::chrono::milliseconds timeout, sharing_failure ended,
+                   HasEnded const& has_ended) const {
     auto const deadline = std::chrono::steady_clock::now() + min_of(timeout, longest_wait);
     for (auto pause = shortest_pause;; pause = min_of(2 * pause, longest_pause)) {
       // Asked first: what the process did before its end counts.
-      bool const ended = pause == longest_pause && has_ended();
+      bool const is_gone = pause == longest_pause && has_ended();
       if (is_reached()) return;
-      if (ended) {
-        throw sharing_error(sharing_failure::exporter_ended,
-                            "the process that exported the block has ended before its work on the block");
-      }
+      if (is_gone) throw of_ended(ended);
       if (std::chrono::steady_clock::now() >= deadline) {
         throw sharing_error(sharing_failure::timed_out,
                             "the other process's work on the block has not ended: wait longer, or give up");
@@ -551,6 +557,11 @@ class shared_event {
   static constexpr std::chrono::microseconds shortest_pause{20};
   static constexpr std::chrono::microseconds longest_pause{5000};
 
+  [[nodiscard]] static sharing_error of_ended(sharing_failure ended) noexcept {
+    return {ended, ended == sharing_failure::exporter_ended
+                       ? "the process that exported the block has ended before its work on the block"
+                       : "the process that imported the block has ended before its work on the block"};
+  }
   [[nodiscard]] bool is_reached() const {
     status const s = driver_.query_event(event_);
     if (s.kind == failure::not_ready) return false;
@@ -592,6 +603,35 @@ inline constexpr char const* several_handles =
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
+/// A process that becomes known once. Thread-safe, except for moves.
+class known_process {
+ public:
+  known_process() noexcept = default;
+  known_process(known_process&& other) noexcept : id_(other.id_), state_(other.state_.load()) {}
+  known_process& operator=(known_process&& other) noexcept {
+    id_ = other.id_;
+    state_.store(other.state_.load());
+    return *this;
+  }
+  ~known_process() = default;
+  /// The first call counts.
+  void set(process_identity const& id) noexcept {
+    state before = state::unknown;
+    if (!state_.compare_exchange_strong(before, state::changing)) return;
+    id_ = id;
+    state_.store(state::known);
+  }
+  /// False if the process is unknown.
+  [[nodiscard]] bool has_ended() const noexcept {
+    return state_.load() == state::known && detail::has_ended(id_);
+  }
+
+ private:
+  enum class state : std::uint8_t { unknown, changing, known };
+  process_identity id_{};
+  std::atomic<state> state_{state::unknown};
+};
+
 }  // namespace detail
 
 /// Memory of one handle, on its way to another process. Owns the descriptor.
@@ -621,8 +661,8 @@ class exported_pages {
 /// Stream order, if a stream was given: what was written on it before is seen by an importer's stream after wait_ready(). The other
 /// way, an importer calls record_done(), says so, and wait_done() here orders a stream after it. A stream that waits for work of a
 /// process that was killed may wait forever: on an H200 with driver 580 it still waited after 8 s, and CUDA's documentation leaves it
-/// open. Where a process may be killed while its work runs, synchronize_ready() and synchronize_done() wait on the host instead, with
-/// a limit. The events end with this object: an importer may then use the memory, but neither wait nor record.
+/// open. So wait_ready() and wait_done() throw if the process has ended before its work; they cannot notice that it is killed after
+/// the call. Where that may happen, synchronize_ready() and synchronize_done() wait on the host instead, with a limit. The events end with this object: an importer may then use the memory, but neither wait nor record.
 template <class Memory>
 class [[nodiscard]] exported_block {
   using driver_type = std::remove_cvref_t<decltype(std::declval<Memory const&>().driver())>;
@@ -661,17 +701,25 @@ class [[nodiscard]] exported_block {
   void record_ready(stream_ref stream, source_location where = source_location::current()) const {
     detail::called_from(where, [&] { event_of(ready_).record(stream); });
   }
-  /// Later work on the stream waits for the last record_done() of an importer, perhaps forever if that process is killed before
-  /// its work has ended. @throws cuda_error, as above
+  /// Later work on the stream waits for the last record_done() of the importer. If that process is known and has ended before its
+  /// work, this throws; if it is killed later and before its work has ended, the stream may wait forever.
+  /// @throws sharing_error (importer_ended), cuda_error as above
   void wait_done(stream_ref stream, source_location where = source_location::current()) const {
-    detail::called_from(where, [&] { event_of(done_).wait(stream); });
+    detail::called_from(where, [&] {
+      event_of(done_).wait(stream, sharing_failure::importer_ended, [&] { return importer_.has_ended(); });
+    });
   }
-  /// The caller waits, on the host, for the last record_done() of an importer, which may be killed meanwhile.
-  /// @throws sharing_error (timed_out), cuda_error as above
+  /// The caller waits, on the host, for the last record_done() of the importer. Notices within 20 ms that a known importer has ended.
+  /// @throws sharing_error (importer_ended, timed_out), cuda_error as above
   void synchronize_done(std::chrono::milliseconds timeout = default_sharing_timeout,
                         source_location where = source_location::current()) const {
-    detail::called_from(where, [&] { event_of(done_).synchronize(timeout, [] { return false; }); });
+    detail::called_from(where, [&] {
+      event_of(done_).synchronize(timeout, sharing_failure::importer_ended,
+                                  [&] { return importer_.has_ended(); });
+    });
   }
+  /// The process that imports the block, so that its end is noticed. send_block() calls this; of several calls the first counts.
+  void set_importer(process_identity const& importer) const noexcept { importer_.set(importer); }
 
  private:
   using event = std::optional<detail::shared_event<driver_type>>;
@@ -735,6 +783,7 @@ class [[nodiscard]] exported_block {
   std::vector<page_handle> handles_{};
   event ready_{};
   event done_{};
+  mutable detail::known_process importer_{};
 };
 
 /// Exports a block of a pool over pages, for other processes. The stream's work so far is what importers wait for.
@@ -810,8 +859,8 @@ class [[nodiscard]] dma_buf {
 // import_block(): a block that another process has exported. send_block() and receive_block() pass one over a Unix socket.
 //
 // Over the socket, in turn: the size and the bytes of the description; an answer; then for each group of handles a header with their
-// descriptors, and an answer; and an answer when all is mapped. So neither side, nor the kernel between them, holds more than one group
-// of descriptors.
+// descriptors, and an answer; and when all is mapped an answer with the importer's identity. So neither side, nor the kernel between
+// them, holds more than one group of descriptors.
 
 #include <chrono>
 #include <cstddef>
@@ -875,24 +924,36 @@ class unix_socket {
 
   /// Fills `bytes`. Descriptors that came along are added to `descriptors`. @throws as above; std::bad_alloc
   void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>& descriptors) const {
+    receive(bytes, &descriptors);
+  }
+  /// The same without descriptors: the system closes those that come along. Does not allocate. @throws as send()
+  void receive(std::span<std::byte> bytes) const { receive(bytes, nullptr); }
+
+ private:
+  struct control {
+    // The system adds the sender's credentials if the socket's owner asked for them.
+    alignas(::cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * most_descriptors) + CMSG_SPACE(sizeof(::ucred))]{};
+  };
+
+  void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>* descriptors) const {
     auto const until = std::chrono::steady_clock::now() + limit_;
     while (!bytes.empty()) {
       wait_for(POLLIN, until);
-      descriptors.reserve(descriptors.size() + most_descriptors);
+      if (descriptors != nullptr) descriptors->reserve(descriptors->size() + most_descriptors);
       ::iovec part{bytes.data(), bytes.size()};
       ::msghdr message = message_of(part);
       control space;
-      message.msg_control = space.bytes;
-      message.msg_controllen = sizeof space.bytes;
+      message.msg_control = descriptors != nullptr ? space.bytes : nullptr;
+      message.msg_controllen = descriptors != nullptr ? sizeof space.bytes : 0;
       ::ssize_t const got = ::recvmsg(socket_, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
       if (got < 0 && is_transient(errno)) continue;
       if (got < 0) fail("recvmsg");
-      take(message, descriptors);
-      if (descriptors.size() > most_descriptors)
+      if (descriptors != nullptr) take(message, *descriptors);
+      if (descriptors != nullptr && descriptors->size() > most_descriptors)
         throw sharing_error(sharing_failure::wrong_pages, "the other process sends too many descriptors");
       if (got == 0)
         throw sharing_error(sharing_failure::peer_closed, "the other process closed the socket, or ended");
-      if ((message.msg_flags & MSG_CTRUNC) != 0) {
+      if (descriptors != nullptr && (message.msg_flags & MSG_CTRUNC) != 0) {
         throw sharing_error(
             sharing_failure::system,
             "file descriptors were lost: this process has no room for more; raise its limit (ulimit -n)");
@@ -900,17 +961,6 @@ class unix_socket {
       bytes = bytes.subspan(static_cast<std::size_t>(got));
     }
   }
-  /// @throws as above
-  void receive(std::span<std::byte> bytes) const {
-    std::vector<unique_descriptor> closed;
-    receive(bytes, closed);
-  }
-
- private:
-  struct control {
-    // The system adds the sender's credentials if the socket's owner asked for them.
-    alignas(::cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * most_descriptors) + CMSG_SPACE(sizeof(::ucred))]{};
-  };
 
   [[nodiscard]] static ::msghdr message_of(::iovec& part) noexcept {
     ::msghdr message{};
@@ -1108,17 +1158,22 @@ class [[nodiscard]] imported_block {
   [[nodiscard]] std::size_t size_bytes() const noexcept { return bytes_; }
   /// Whether the exporter gave a stream.
   [[nodiscard]] bool has_events() const noexcept { return ready_.has_value(); }
-  /// Later work on the stream waits for what the exporter recorded last, perhaps forever if the exporter is killed before that
-  /// work has ended. @throws cuda_error (unsupported: exported without a stream)
+  /// Later work on the stream waits for what the exporter recorded last. If that process has ended before that work, this throws; if
+  /// it is killed later and before its work has ended, the stream may wait forever.
+  /// @throws sharing_error (exporter_ended), cuda_error (unsupported: exported without a stream)
   void wait_ready(stream_ref stream, source_location where = source_location::current()) const {
-    detail::called_from(where, [&] { event_of(ready_).wait(stream); });
+    detail::called_from(where, [&] {
+      event_of(ready_).wait(stream, sharing_failure::exporter_ended, [&] { return exporter_has_ended(); });
+    });
   }
   /// The caller waits, on the host, for what the exporter recorded last. Notices within 20 ms that the exporter has ended.
   /// @throws sharing_error (exporter_ended, timed_out), cuda_error as above
   void synchronize_ready(std::chrono::milliseconds timeout = default_sharing_timeout,
                          source_location where = source_location::current()) const {
-    detail::called_from(
-        where, [&] { event_of(ready_).synchronize(timeout, [&] { return detail::has_ended(exporter_); }); });
+    detail::called_from(where, [&] {
+      event_of(ready_).synchronize(timeout, sharing_failure::exporter_ended,
+                                   [&] { return exporter_has_ended(); });
+    });
   }
   /// The exporter's next wait_done() waits for what is on the stream so far. @throws as above
   void record_done(stream_ref stream, source_location where = source_location::current()) const {
@@ -1127,6 +1182,7 @@ class [[nodiscard]] imported_block {
 
  private:
   using event = std::optional<detail::shared_event<D>>;
+  [[nodiscard]] bool exporter_has_ended() const noexcept { return detail::has_ended(exporter_); }
   [[nodiscard]] auto& event_of(event const& e) const {
     if (!e)
       throw cuda_error(detail::unsupported_call(detail::no_events), mapping_.driver().device().value,
@@ -1147,8 +1203,8 @@ class [[nodiscard]] imported_block {
 /// @param next  next(i) returns the exported_pages of handle i; called once for each, in order
 /// @throws sharing_error  damaged, other_machine, other_device, exporter_ended, wrong_pages: nothing was mapped
 /// @throws cuda_error, std::bad_alloc, and what `next` throws: likewise
-/// A process can import its own block only if that was exported without a stream: CUDA does not open events in the process that
-/// made them (cuda_error with code 201).
+/// A process can import its own block only if that was exported without a stream: CUDA refuses events of the same process (201).
+/// A handle of a driver that has the right size but is not the block's cannot be detected: pass only what the exporter sent.
 /// Reserves as many bytes of addresses as the handles have. O(handles): an import and a map for each.
 template <class Memory, class Next>
 [[nodiscard]] auto import_block(Memory const& memory, block_description const& description, Next&& next,
@@ -1184,6 +1240,20 @@ inline void await_answer(unix_socket const& peer) {
 inline void give_answer(unix_socket const& peer, import_answer answer) {
   auto const byte = static_cast<std::byte>(answer);
   peer.send(std::span(&byte, 1));
+}
+
+/// Calls f with each field of an identity, which the importing process sends after its last answer.
+template <class Identity, class F>
+void each_part(Identity& id, F const& f) {
+  f(id.machine), f(id.pid_space), f(id.pid), f(id.started);
+}
+inline void send_identity(unix_socket const& peer, process_identity const& id) {
+  each_part(id, [&](auto const& part) { peer.send(bytes_to_send(part)); });
+}
+[[nodiscard]] inline process_identity receive_identity(unix_socket const& peer) {
+  process_identity id;
+  each_part(id, [&](auto& part) { peer.receive(std::as_writable_bytes(std::span(&part, 1))); });
+  return id;
 }
 
 inline void send_description(unix_socket const& peer, block_description const& d) {
@@ -1277,6 +1347,7 @@ void send_block(int socket, exported_block<Memory> const& block,
     for (std::size_t first = 0; first < block.description().handles.size();)
       first += detail::send_group(peer, block, first);
     detail::await_answer(peer);
+    block.set_importer(detail::receive_identity(peer));
   } catch (...) {
     peer.shut_down();
     throw;
@@ -1309,6 +1380,7 @@ template <class Memory>
         memory, description, [&](std::size_t i) { return groups.take(i); }, where);
     detail::give_answer(peer, detail::import_answer::go_on);  // for the last group
     detail::give_answer(peer, detail::import_answer::go_on);  // all is mapped
+    detail::send_identity(peer, detail::this_process_identity());
     return block;
   } catch (...) {
     try {

@@ -240,17 +240,6 @@ inline void const* this_thread_tag() noexcept {
   return *static_cast<std::uint64_t const*>(tag);
 }
 
-/// Number of values that thread_place() returns.
-inline constexpr unsigned thread_places = 32;
-
-/// Maps a thread's tag to a place below thread_places; several threads may share one. Threads' own memory lies at equal
-/// distances of whole pages: after multiplication by the golden ratio (Knuth, TAOCP 3, 6.4) the high bits of the page numbers
-/// differ.
-[[nodiscard]] TARN_ALWAYS_INLINE unsigned thread_place(void const* tag) noexcept {
-  auto const page = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(tag) >> 12);
-  return static_cast<unsigned>((page * 0x9E3779B97F4A7C15U) >> 59);
-}
-
 }  // namespace tarn::detail
 
 namespace tarn::detail {
@@ -1363,9 +1352,9 @@ constexpr bool check_memory_source() {
 // |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
 // | device()                                                     | 0                | the device's ordinal                                                |
 // | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; false if absent          |
-// | identify(stream, id&)                                        | ~18 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
+// | identify(stream, id&)                                        | ~19 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
 // | is_of_other_device(stream), optional                         | ~20 ns           | whether another device's stream; false if unknown                   |
-// | is_capturing(stream, bool&)                                  | ~18 ns           | true while the stream is captured into a graph                      |
+// | is_capturing(stream, bool&)                                  | ~19 ns           | true while the stream is captured into a graph                      |
 // | create_event(event&), destroy_event(event)                   | 230 ns           | without timing                                                      |
 // | record_event(event, stream)                                  | 250 ns           | marks all work on stream so far                                     |
 // | query_event(event)                                           | 260 ns           | ok: reached; not_ready: not yet; never for an event of a capture    |
@@ -2122,7 +2111,7 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return names[static_cast<std::size_t>(call)];
 }
 
-/// Returns true for the two calls that only inspect a stream (about 18 ns); they neither order nor change anything.
+/// Returns true for the two calls that only inspect a stream (about 19 ns); they neither order nor change anything.
 [[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
   return call == driver_call::identify || call == driver_call::is_capturing;
 }
@@ -3409,8 +3398,10 @@ class basic_cuda_driver {
     } else if (status found; detail::identify_captured(*this, stream, id, found)) [[unlikely]] {
       return found;
     } else {
-      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a bare handle. The driver API
-      // takes 13 ns, the runtime 36 ns (CUDA 13.0, H200).
+      // Invalidates a capture of the stream, and fails, if no scope is open for it. Runs at each use of a bare handle: the stream may
+      // be destroyed, and its handle given to a new one, between two calls of one pair, so no memory of the last stream proves that
+      // this one is the same. A question takes 19 ns: with two of them a warm pair takes 51.5 ns instead of 13.2 (H200).
+      // hot_pair/65536 of bench/results/hot_paths_cuda.jsonl: `tarn` and `tarn_identified`.
       unsigned long long number = 0;
       auto const ask = detail::cuda_driver_calls().stream_get_id;
       status const s = ask != nullptr
@@ -6979,7 +6970,8 @@ struct pooled {
   /// With `one`, each block lies within one handle: free neighbours in two handles are not joined, free handles are not remapped, and
   /// `largest_handle` has no effect. Does nothing where the pool has plain blocks.
   ///
-  /// The pool then wastes more: utilisation of the recorded traces 0.80 to 0.86 instead of 0.95 to 0.99 (bench/results/frontier.txt).
+  /// The pool then wastes more: utilisation of nine recorded traces 0.70 to 0.89 instead of 0.92 to 0.99, and 0.80 to 0.89 instead of
+  /// 0.95 to 0.99 without the one of cupy (bench/results/frontier.txt).
   /// So allocate what is sent from a second pool with this option, and the rest from one without it.
   handles_per_block handles = handles_per_block::any;
 
@@ -7167,6 +7159,8 @@ static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_by
 // ---- tarn/pool/cache_misses.hpp
 // What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap, then climbs the
 // ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on captured streams go to graph/.
+//
+// Over 400 lines: allocation, deallocation and what other pools ask for enter the heap under the same locks, in the same order.
 
 #include <concepts>
 #include <cstddef>
@@ -8620,6 +8614,7 @@ struct stream_domain {
     return index[static_cast<std::size_t>(where)];
   }
   [[nodiscard]] std::size_t free_bytes() const noexcept { return index[0].bytes() + index[1].bytes(); }
+  [[nodiscard]] std::size_t range_count() const noexcept { return index[0].count() + index[1].count(); }
   /// Whether it holds memory that another stream could take once it is ordered.
   [[nodiscard]] bool has_free() const noexcept { return free_bytes() != 0 || foreign_count != 0; }
   [[nodiscard]] bool holds_no_run() const noexcept {
@@ -8969,6 +8964,38 @@ class arena {
         chain = ranges[r].bin_next;
         bool const moves = ranges[r].epoch <= epoch;
         make_free(r, moves ? to : from, moves ? mark : ranges[r].epoch);
+      }
+    }
+  }
+
+  /// Joins the free ranges of a stream with neutral ones beside them; other neutral ranges stay neutral, for every stream. O(ranges of
+  /// the stream or neutral ones, whichever are fewer)
+  void join_neutral(domain_ref d) noexcept {
+    domain_ref const walked = streams[neutral].range_count() < streams[d].range_count() ? neutral : d;
+    domain_ref const other = walked == d ? neutral : d;
+    for (range_index& index : streams[walked].index) {
+      range_ref chain = 0;
+      while (range_ref const r = index.any()) {
+        claim(r);
+        ranges[r].bin_next = chain;
+        chain = r;
+      }
+      while (chain != 0) {
+        range_ref const r = chain;
+        chain = ranges[r].bin_next;
+        bool joined = walked == d;
+        for (range_ref const beside : {ranges[r].previous, ranges[r].next}) {
+          if (beside == 0 || ranges[beside].state != range_state::free || ranges[beside].domain != other ||
+              ranges[beside].where != ranges[r].where)
+            continue;
+          joined = true;
+          if (other == d) continue;
+          take_out(beside);
+          ranges[beside].domain = d;
+          ranges[beside].epoch = 0;  // complete: a mark of the neutral domain means nothing in another
+          put_in(beside);
+        }
+        make_free(r, joined ? d : neutral, walked == d ? ranges[r].epoch : 0);
       }
     }
   }
@@ -9462,20 +9489,17 @@ class front {
     thread_cache* const cache = local();
     if (cache == nullptr || !cache->lock.try_enter()) [[unlikely]]
       return false;
-    bool done = false;
-    if (stream_cache* const of_stream = cache->find(id); of_stream != nullptr) [[likely]] {
-      if (size.has_class()) [[likely]] {
-        unsigned const k = size.its_class();
-        done = put_in(*cache, *of_stream, k, p);
-        if (done) cache->count_live(-static_cast<std::int64_t>(size.bytes_in(k)), -1);
-      } else if (of_stream->large_block == nullptr && of_stream->newest_large == p) {
-        of_stream->large_block = p;
-        of_stream->large_bytes = size.large_bytes();
-        cache->count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
-        cache->count_held(of_stream->large_bytes, 0);
-        done = true;
-      }
-    }
+    bool const done = put_inside(*cache, id, p, size);
+    cache->lock.leave();
+    return done;
+  }
+  /// As put(), if calls of the thread are watched, and only then.
+  template <class Size>
+  [[nodiscard]] bool put_watched(stream_id id, void* p, Size size) noexcept {
+    thread_cache* const cache = local();
+    if (cache == nullptr || !cache->lock.is_watched()) return false;
+    cache->lock.enter();
+    bool const done = put_inside(*cache, id, p, size);
     cache->lock.leave();
     return done;
   }
@@ -9794,6 +9818,26 @@ class front {
       }
     }
     return p;
+  }
+
+  template <class Size>
+  [[nodiscard]] TARN_ALWAYS_INLINE bool put_inside(thread_cache& cache, stream_id id, void* p,
+                                                   Size size) noexcept {
+    stream_cache* const of_stream = cache.find(id);
+    if (of_stream == nullptr) [[unlikely]]
+      return false;
+    if (size.has_class()) [[likely]] {
+      unsigned const k = size.its_class();
+      if (!put_in(cache, *of_stream, k, p)) return false;
+      cache.count_live(-static_cast<std::int64_t>(size.bytes_in(k)), -1);
+      return true;
+    }
+    if (of_stream->large_block != nullptr || of_stream->newest_large != p) return false;
+    of_stream->large_block = p;
+    of_stream->large_bytes = size.large_bytes();
+    cache.count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
+    cache.count_held(of_stream->large_bytes, 0);
+    return true;
   }
 
   /// Whether the stream still has the cache: a capture_scope may have closed it since. Called inside the owner lock.
@@ -10196,6 +10240,17 @@ template <class Layer>
   return left;
 }
 
+/// Returns what the limits of `layer` and those below it leave, whatever the device has; unknown_left if there is none. Makes no
+/// driver call.
+template <class Layer>
+[[nodiscard]] memory_bound limits_left(Layer& layer) noexcept {
+  memory_bound left;
+  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
+    left = limits_left(layer_of(layer.upstream()));
+  if constexpr (has_limit<Layer>) left.keep_within(layer.limit(), layer.used());
+  return left;
+}
+
 /// Whether the layers below a pool only bound what the device has. Another layer could get more where these refuse, as
 /// retry_on_oom does.
 template <class Layer>
@@ -10354,9 +10409,17 @@ namespace tarn::detail {
 /// once for each GiB that it hands out, it gets up to 8 times as much: such a pool would reach the larger bound anyway, and the first
 /// pass of `attention_cache` takes a seventh of the driver time. Remaps in relation to handles are no such measure: those of
 /// `bert_recompute` are few for what it allocates, and save 2 % of its memory.
+///
+/// Larger requests get up to 3 times as much where more than 20 are remapped for each GiB, as by a server with requests of random
+/// length: its first pass takes 0.76 to 0.95 of the driver time, and no trace or pattern holds over 0.1 % more. From one remap a GiB on,
+/// `bert_recompute` holds 3 % more; with 4 times as much the server does, 1 %. With 3 times as much instead of 5 up to 8 MiB, the
+/// first pass of `attention_cache` takes 7 to 35 times the driver time.
 [[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
                                              std::size_t remaps_per_gib) noexcept {
-  if (bytes > 8_MiB) return slack_per_mille;
+  if (bytes > 8_MiB) {
+    std::size_t const often = remaps_per_gib > 20 ? remaps_per_gib - 20 : 0;
+    return slack_per_mille * (1 + min_of(often, std::size_t{2}));
+  }
   std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
   return slack_per_mille * (5 + min_of(often, std::size_t{3}));
 }
@@ -10370,6 +10433,8 @@ namespace tarn::detail {
 /// How many bytes may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
 /// it a quarter more than the live peak, which it may raise. Sizes that grow would otherwise leave several times the live peak
 /// reserved; with a quarter more, seven of the eight recorded traces make no driver call in later passes (bench/results/frontier.txt).
+/// With a fifth more, `burst` holds 1.21 instead of 1.26 times its live peak, but `cupy_flow_cg` 1.32 and `streams:4` 1.33 as before; the
+/// first pass of `attention_cache` takes 1.4 times the driver time, a later one 3 times.
 [[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
   std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
   std::size_t const most = live + live / 4;
@@ -11011,7 +11076,8 @@ mark_result mark_work(Driver const& driver, event_handle event, stream_ref strea
       captured = is_of_capture(s);
       return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
     } else {
-      // A captured stream cannot be identified.
+      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
+      capture_gate::passage const none_begins;
       if (driver.is_capturing(stream_ref::from(stream.handle()), capturing).ok() && capturing) {
         captured = true;
         return mark_result::refused;
@@ -11043,6 +11109,12 @@ enum class progress : std::uint8_t {
   unknown     ///< cannot be queried now: the stream is being captured, or the driver refused
 };
 
+/// What settle() does about a stream that was destroyed, if the driver cannot mark its work.
+enum class gone_stream : std::uint8_t {
+  is_waited_for,  ///< the host waits for the device
+  stays_unknown   ///< nothing waits
+};
+
 template <stream_driver Driver>
 class ordering {
  public:
@@ -11053,7 +11125,7 @@ class ordering {
   ///
   /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
   /// holds. The mark is taken before the event is recorded, so frees in between get a later mark.
-  progress settle(arena& a, may_release hot, domain_ref d) {
+  progress settle(arena& a, may_release hot, domain_ref d, gone_stream gone = gone_stream::is_waited_for) {
     stream_domain& domain = a.streams[d];
     if (d == neutral || domain.freed <= domain.completed) return progress::completed;
     if (is_capture_stream(domain.id)) return progress::unknown;
@@ -11071,6 +11143,7 @@ class ordering {
       }
       if (result == mark_result::refused) return progress::unknown;
       if (result == mark_result::gone) {
+        if (gone == gone_stream::stays_unknown) return progress::unknown;
         domain.gone = true;
         return wait_for_gone(hot, domain, mark);
       }
@@ -13895,6 +13968,8 @@ class heap {
   }
   /// Whether the memory is pages: physical handles at addresses that the pool keeps.
   [[nodiscard]] bool uses_pages() const noexcept { return page_source<source_type> && !uses_plain_blocks(); }
+  /// Whether give_back_unused() may do anything: only pages go back by themselves, and a graph's stay.
+  [[nodiscard]] bool trims_itself() const noexcept { return uses_pages() && !space_.keeps_addresses; }
 
   // ---- taking
 
@@ -13908,7 +13983,7 @@ class heap {
     } else if ((batch.blocks[0] = space_.take(taker, r.where, r.block, r.alignment)) != nullptr) {
       batch.count = 1;
     }
-    batch.ends_step = space_.window.is_step_over();
+    batch.ends_step = space_.window.is_step_over() && trims_itself();
     return batch.count != 0;
   }
 
@@ -14042,13 +14117,14 @@ class heap {
     return given;
   }
   /// Ends a step of the live_window. If the live peak has fallen, gives back the handles beyond the window's peak that are free and that
-  /// no work uses. Never waits: work of the stream `id` is marked, and what is not complete stays until a later step. Only
-  /// where memory is pages, since the driver waits for the device before it frees a plain block.
+  /// no work uses. Never waits: work of all streams is marked, and what is not complete stays until a later step, after as many
+  /// allocated bytes as live_window counts. To wait here would stall an allocate() for the whole queue of the device, for memory
+  /// that no request lacks. Only where memory is pages, since the driver waits for the device before it frees a plain block.
   void give_back_unused(stream_id id) {
-    if (!uses_pages() || is_asleep()) return;
+    if (is_asleep()) return;
     hot_lock held(hot);
     may_release const releasing(held);
-    if (!space_.window.is_step_over() || space_.keeps_addresses) return;
+    if (!space_.window.is_step_over() || !trims_itself()) return;
     std::size_t const peak = space_.window.peak();
     bool const fell = space_.window.end_step(counters.reserved, space_.live_bytes, space_.live_peak);
     std::size_t const keep =
@@ -14065,6 +14141,7 @@ class heap {
       // The mark of the step before: where the device is always behind, a new one would never be found complete.
       if (!order.is_running(space_, releasing, d)) (void)order.settle(space_, releasing, d);
     }
+    mark_other_streams(releasing, id);
     std::size_t const given = growth.shrink(space_, releasing, keep);
     space_.window.note_given(given, counters.reserved);
     if (counters.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
@@ -14200,6 +14277,15 @@ class heap {
     }
     return {held.held(), found};
   }
+  /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are complete. Without it, a
+  /// stream that has queued work, but allocates nothing, would keep what it freed. Never waits.
+  void mark_other_streams(may_release held, stream_id id) {
+    for (domain_ref d = 1; d < space_.streams.size(); ++d) {
+      stream_domain const& domain = space_.streams[d];
+      if (domain.id == 0 || domain.id == id || !domain.has_free() || domain.is_completed()) continue;
+      if (!order.is_running(space_, held, d)) (void)order.settle(space_, held, d, gone_stream::stays_unknown);
+    }
+  }
   /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
   status wait_for_device(may_release held) noexcept {
     unlocked const open(held);
@@ -14291,6 +14377,8 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 namespace tarn::detail {
 
@@ -14338,10 +14426,12 @@ class ladder {
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
     idle_blocks const idle = front_.idle();
-    if (page_source<source_type> && heap_.left.is_old(heap_.counters.reserved)) (void)renew_left();
-    set_budget();
     if (take()) return;
     refuse_above_limit();
+    // What was known may be too low, too.
+    if (page_source<source_type> && (heap_.left.is_old(heap_.counters.reserved) || is_above_what_is_left()))
+      renew_left();
+    set_budget();
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
     bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved;
     if (flush_early) {
@@ -14352,8 +14442,7 @@ class ladder {
       if (take()) return;
     }
     if (take_from_others()) return;
-    memory_report refused;
-    bool was_refused = false;
+    refusal last(heap_);
     try {
       for (int attempt = 0; attempt < 3; ++attempt) {
         set_budget();
@@ -14361,26 +14450,44 @@ class ladder {
         if (grow()) return;
       }
     } catch (out_of_memory const& error) {
-      refused = error.report();
-      was_refused = true;
+      last.set(error.report());
     }
     heap_.left.forget();
     ++heap_.alloc_retries;
     if (take_what_is_waited_for(flush_early) || put_together()) return;
-    heap_.growth.shrink(space(), hot_, 0);
-    request_.may_exceed = true;
-    request_.extend = true;
-    try {
-      if (grow()) return;
-    } catch (out_of_memory const& error) {
-      refused = error.report();
-      was_refused = true;
+    bool const has_given = heap_.growth.shrink(space(), hot_, 0) != 0;
+    if (has_given || !is_final(last)) {
+      request_.may_exceed = true;
+      request_.extend = true;
+      try {
+        if (grow()) return;
+      } catch (out_of_memory const& error) {
+        last.set(error.report());
+      }
     }
-    query_device(refused, was_refused);
-    throw out_of_memory(report(refused));
+    query_device(last);
+    throw out_of_memory(report(last.why));
   }
 
  private:
+  /// Why the last growth was refused.
+  struct refusal {
+    explicit refusal(Heap const& heap) noexcept
+        : creates(heap.counters.creates), waits(heap.order.host_waits()) {}
+    void set(memory_report const& report) noexcept {
+      why = report;
+      by_source = true;
+    }
+    /// Whether the source was asked and gave nothing, not even for a moment.
+    [[nodiscard]] bool took_nothing(Heap const& heap) const noexcept {
+      return by_source && creates == heap.counters.creates;
+    }
+
+    memory_report why;
+    bool by_source = false;  ///< otherwise nothing could be created
+    std::uint64_t creates;   ///< of the pool, before all growth
+    std::uint64_t waits;     ///< of the host, likewise
+  };
   /// Keeps a stream's domain while the hot lock is released. Without it, blocks of a destroyed stream that are returned under
   /// the same handle would make the living stream look destroyed. Constructed and destroyed under the hot lock.
   class kept_domain {
@@ -14457,7 +14564,7 @@ class ladder {
       if (take()) return true;
     }
     // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
-    if (taker != neutral) space().hand_over(neutral, taker, ~std::uint64_t{0});
+    if (taker != neutral) space().join_neutral(taker);
     return take();
   }
 
@@ -14501,27 +14608,29 @@ class ladder {
   }
 
   /// Finds out how much can still be created.
-  memory_bound renew_left() {
-    memory_bound left;
+  void renew_left() {
+    std::size_t left = 0;
     {
       unlocked const open(hot_);
-      left = memory_left(layer_of(heap_.upstream()));
+      left = memory_left(layer_of(heap_.upstream())).bytes;
     }
-    heap_.left.renew(left.bytes, heap_.counters.reserved);
-    return left;
+    heap_.left.renew(left, heap_.counters.reserved);
   }
   /// What can still be created, as known now.
   [[nodiscard]] std::size_t left() const noexcept { return heap_.left.bytes(heap_.counters.reserved); }
 
+  using layer_below = std::remove_reference_t<decltype(layer_of(std::declval<Heap&>().upstream()))>;
+  /// Whether the upstream only bounds what its source has: what it refuses, a second call does not get.
+  static constexpr bool is_bounded_source = only_bounds<layer_below>();
+
   /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The other steps would only search
-  /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more.
+  /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more. Makes no
+  /// driver call.
   /// @throws out_of_memory, nothing has changed
   void refuse_above_limit() {
-    if constexpr (page_source<source_type> &&
-                  only_bounds<std::remove_reference_t<decltype(layer_of(heap_.upstream()))>>()) {
-      if (!is_above_what_is_left()) return;
-      memory_bound const bound = renew_left();  // what was known may be too low
-      if (bound.limit == memory_report::unknown || !is_above_what_is_left()) return;
+    if constexpr (page_source<source_type> && is_bounded_source) {
+      memory_bound const bound = limits_left(layer_of(heap_.upstream()));
+      if (bound.bytes >= request_.bytes || heap_.counters.reserved >= request_.bytes - bound.bytes) return;
       memory_report refused;
       refused.refused_by = bound.by;
       refused.limit = bound.limit;
@@ -14531,6 +14640,12 @@ class ladder {
   }
   [[nodiscard]] bool is_above_what_is_left() const noexcept {
     return left() < request_.bytes && heap_.counters.reserved < request_.bytes - left();
+  }
+  /// Whether another growth would be refused again, after free memory was put together and none was given back: the source did not
+  /// have even one handle of the smallest size, and the host has not waited since.
+  [[nodiscard]] bool is_final(refusal const& last) const noexcept {
+    return is_bounded_source && heap_.uses_pages() && last.took_nothing(heap_) &&
+           last.why.asked <= usual_granule && last.waits == heap_.order.host_waits();
   }
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
@@ -14563,17 +14678,20 @@ class ladder {
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
 
-  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device.
-  void query_device(memory_report& refused, bool was_refused) {
-    if (!was_refused) refused.refused_by = "the pool";
+  /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device. A
+  /// refusal that took nothing has reported it.
+  void query_device(refusal& last) {
+    memory_report& refused = last.why;
+    if (!last.by_source) refused.refused_by = "the pool";
     if (refused.limit != memory_report::unknown || is_host_memory<source_type>) return;
+    if (last.took_nothing(heap_) && refused.device_total != memory_report::unknown) return;
     unlocked const open(hot_);
     std::size_t free = 0;
     std::size_t total = 0;
     if (!heap_.driver().memory_info(free, total).ok()) return;
     refused.device_free = free;
     refused.device_total = total;
-    if (!was_refused && request_.asked > total) refused.refused_by = name_of_memory(heap_.driver());
+    if (!last.by_source && request_.asked > total) refused.refused_by = name_of_memory(heap_.driver());
   }
   [[nodiscard]] memory_report report(memory_report const& refused) {
     memory_report r = refused;
@@ -16126,6 +16244,15 @@ class graph_memories {
     }
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
+  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps. The caller holds the growth lock: none of them is
+  /// given back meanwhile.
+  template <class F>
+  void for_each_kept(F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (auto const& p : parts_) {
+      for (auto const& b : p->kept) f(b.p, b.bytes, p->number);
+    }
+  }
 
   // ---- pins: a part stays, also after its owner has ended. The caller holds the growth lock.
 
@@ -16416,6 +16543,7 @@ namespace tarn::detail {
 // Freed blocks that wait for streams named by record_stream(), or for a stream that the driver does not know. They count as live
 // until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -16920,6 +17048,8 @@ class waiting_blocks {
   /// Counts a block that a graph memory keeps as waiting. @param sign  1 when it is freed, -1 when it is given back
   void count_kept(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
     count(bytes, alignment, sign);
+    kept_bytes_.fetch_add(sign * static_cast<std::int64_t>(rounded_bytes(bytes, alignment)),
+                          std::memory_order_relaxed);
   }
   /// Counts what waits in a graph memory's part.
   void count_of_part(waiting_amount const& small, waiting_amount const& large) noexcept {
@@ -16928,6 +17058,11 @@ class waiting_blocks {
 
   // For statistics and inspection.
   [[nodiscard]] waiting_amount now() const noexcept { return count_.now(); }
+  /// Those of them that graph memories keep, rounded bytes.
+  [[nodiscard]] std::size_t kept_bytes() const noexcept {
+    std::int64_t const bytes = kept_bytes_.load(std::memory_order_relaxed);
+    return bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
+  }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return uses_.host_bytes(); }
   void attach(waiting_observer& observer) { count_.attach(observer); }
   void detach(waiting_observer& observer) noexcept { count_.detach(observer); }
@@ -16944,6 +17079,7 @@ class waiting_blocks {
   Heap& heap_;
   recorded_streams<driver_type> uses_;
   waiting_count count_;
+  std::atomic<std::int64_t> kept_bytes_{0};
 };
 
 }  // namespace tarn::detail
@@ -17061,15 +17197,13 @@ class pool_parts {
     graphs_.for_each_pool([&](auto& pool) { pool.note_growth_from_now(most, clock); });
   }
 
-  /// Calls `look(heap, front, waiting blocks)` while nothing grows and no thread cache is created or destroyed, and then the same
-  /// for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
+  /// Calls `look(heap, front, waiting blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
+  /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
-    {
-      std::lock_guard const cold(heap_.cold);
-      if (heap_.is_lost()) return;
-      look(heap_, front_, waiting_);
-    }
+    std::lock_guard const cold(heap_.cold);
+    if (heap_.is_lost()) return;
+    look(heap_, front_, waiting_, graphs_);
     graphs_.for_each_pool([&](auto& pool) { pool.inspect(look); });
   }
 
@@ -17612,8 +17746,12 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.is_lost()) [[unlikely]]
       return;
     misuse_report const last = report_misuse_at_end();
-    if (graphs_.is_watching() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) [[unlikely]]
-      return;
+    if (graphs_.is_watching()) [[unlikely]] {
+      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;
+      if (alignment <= default_alignment && !heap_.is_asleep() &&
+          front_.put_watched(id, p, lazy_block_size{bytes}))
+        return;
+    }
     // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
     if (heap_.is_crowded()) [[unlikely]]
       heap_.sweep_streams(sweep_of::default_streams);
@@ -17974,13 +18112,14 @@ class pooled_layer : public pool<Upstream> {
 #include <utility>
 
 // ---- tarn/policy/tracked_numbers.hpp
-// The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. Without
-// contention, a thread counts under a lock. Under contention, the lock's owner counts for the waiting threads (combining_lock);
-// then each thread gets a share of the room below the peaks, in which it counts on its own (tracked_share). A thread whose share is
-// too small takes room from the others'. If peaks may be off by a bound, a share has that room whatever the peaks are, and is published
-// when it is used up: another thread's share is never touched.
+// The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. A thread that has
+// counted alone for a while goes on without a lock, until another thread visits it (owner_lock). Otherwise, a thread counts under a
+// lock. Under contention, the lock's owner counts for the waiting threads (combining_lock); then each thread gets a share of the room
+// below the peaks, in which it counts on its own (tracked_share). A thread whose share is too small takes what the others offer. If
+// there is not enough, all shares are closed. If peaks may be off by a bound, a share has that room whatever the peaks are, and is
+// published when it is used up: another thread's share is never touched.
 //
-// Over 400 lines: the three ways of counting pass the same counters to one another under the same lock, and are read together.
+// Over 400 lines: the ways of counting pass the same counters to one another under the same lock, and are read together.
 
 #include <array>
 #include <atomic>
@@ -18068,7 +18207,7 @@ class combining_lock {
     std::atomic<step> at{step::free};
     Update update{};
   };
-  static constexpr unsigned slot_count = thread_places;
+  static constexpr unsigned slot_count = 32;  // one bit each in asked_
   static constexpr unsigned tries_apart = 8;
 
   template <class Apply>
@@ -18083,7 +18222,7 @@ class combining_lock {
 
   /// Takes a free slot for one update; returns slot_count if all are taken.
   unsigned take_slot() noexcept {
-    unsigned const first = thread_place(this_thread_tag());
+    auto const first = static_cast<unsigned>(this_thread_number() % slot_count);
     for (unsigned i = 0; i < slot_count; ++i) {
       unsigned const k = (first + i) % slot_count;
       step expected = step::free;
@@ -18101,16 +18240,101 @@ class combining_lock {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/core/thread_place.hpp
+// Small numbers for running threads: an array with one element per place has an element for each thread alone.
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Number of places. Threads beyond it have none.
+inline constexpr unsigned thread_places = 32;
+
+/// Gives each place to one running thread at a time.
+class place_table {
+ public:
+  /// Takes the lowest free place; returns thread_places if there is none.
+  [[nodiscard]] unsigned take() noexcept {
+    std::uint32_t taken = taken_.load(std::memory_order_relaxed);
+    while (taken != ~std::uint32_t{0}) {
+      auto const place = static_cast<unsigned>(std::countr_one(taken));
+      if (taken_.compare_exchange_weak(taken, taken | std::uint32_t{1} << place, std::memory_order_acquire,
+                                       std::memory_order_relaxed)) {
+        return place;
+      }
+    }
+    return thread_places;
+  }
+  /// What the thread did at this place happens before what the next one does there.
+  void give_back(unsigned place) noexcept {
+    taken_.fetch_and(~(std::uint32_t{1} << place), std::memory_order_release);
+  }
+
+ private:
+  static_assert(thread_places == 32, "one bit each");
+  std::atomic<std::uint32_t> taken_{0};
+};
+
+/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique among those of its table.
+/// A forked child keeps the places of the threads that it does not have.
+inline constinit place_table places_of_threads{};
+
+/// The place of a thread; plain data, so that reading it needs no guard.
+struct thread_place {
+  place_table const* table = nullptr;  ///< that gave the place; null if the thread has none
+  unsigned index = thread_places;
+};
+inline thread_local constinit thread_place this_thread_place{};
+
+/// Gives the place of an ending thread back.
+class place_holder {
+ public:
+  place_holder() noexcept = default;
+  place_holder(place_holder const&) = delete;
+  place_holder& operator=(place_holder const&) = delete;
+  ~place_holder() {
+    over = true;
+    if (this_thread_place.table == nullptr) return;
+    unsigned const place = this_thread_place.index;
+    this_thread_place = {};
+    places_of_threads.give_back(place);
+  }
+
+  /// Takes a place for the calling thread, which has none, if one is free.
+  static void take() noexcept {
+    if (over) return;
+    static thread_local place_holder holder;
+    (void)holder;
+    if (unsigned const place = places_of_threads.take(); place != thread_places)
+      this_thread_place = {&places_of_threads, place};
+  }
+
+ private:
+  static inline thread_local constinit bool over =
+      false;  ///< code that runs later, in other destructors, has no place
+};
+
+}  // namespace tarn::detail
 // ---- tarn/policy/tracked_share.hpp
 // The part of the counters that one thread updates on its own. Under contention, each thread gets a share of the room below the
 // peaks. While it stays within its share no peak can change, whatever the others do within theirs, so its counts need not be
 // published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
 // method", TODS 1986.)
 //
+// Room is lent separately for small and for large blocks. A byte of either is a byte below the peak of its group and below the peak of
+// all blocks, which no other share has.
+//
+// A share belongs to one thread, which enters it through an owner_lock: two plain stores. Threads pass room to one another without
+// entering another's share: each offers what it does not need in atomic counters of its own (`offered_`), from which the others
+// take.
+//
 // Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
 // published when the room is used up.
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -18121,11 +18345,14 @@ enum class block_group : std::uint8_t { all, small, large };
 
 namespace detail {
 
+enum class change_kind : std::uint8_t { allocation, deallocation };
+
 /// The change that one call makes.
 struct tracked_update {
   std::int64_t rounded = 0;  ///< bytes; negative for a free
   std::int64_t requested = 0;
-  void const* thread = nullptr;
+  std::uint64_t thread = 0;  ///< number of the thread; 0 if it has none
+  unsigned place = 0;        ///< of the thread; thread_places if it has none
   block_group group = block_group::all;
 
   /// Blocks, rounded bytes, requested bytes.
@@ -18137,157 +18364,227 @@ struct tracked_update {
 /// One amount for each kind (blocks, rounded, requested bytes) and group.
 using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
 
-class alignas(cache_line_bytes) tracked_share {
+/// One amount for each group (small, large) and kind.
+using tracked_room = std::array<std::array<std::int64_t, 3>, 2>;
+[[nodiscard]] constexpr std::size_t index_of(block_group group) noexcept {
+  return static_cast<std::size_t>(group) - 1;
+}
+
+class alignas(512) tracked_share {  // an element of an array is addressed by a shift
  public:
-  /// Counts a call here. Returns false if there is no open share, or not enough room in it; the call must then be counted
-  /// globally.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool count(tracked_update const& u) noexcept {
-    if (!lock_.try_lock()) return false;
-    bool const done = is_open_ && (u.rounded < 0 ? may_shrink(u) : has_room(u));
-    if (done) add(u);
-    lock_.unlock();
-    return done;
+  // ---- the owner thread
+
+  /// Enters the share. Returns false if another thread visits it.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept { return lock_.try_enter(); }
+  TARN_ALWAYS_INLINE void leave() noexcept { lock_.leave(); }
+  /// Whether its thread counts alone, without shares: it may use all numbers inside its lock. Called inside the lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool is_alone() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::alone;
   }
-  /// The same for a block for which there is not enough room here: moves room from `donor`, which keeps at least half of its own or
-  /// what it can spare. Returns false if the two together have not enough, or another thread uses one of them. The room of both
-  /// together stays the same, so nothing else has to know.
-  [[nodiscard]] bool count_with_room_of(tracked_share& donor, tracked_update const& u) noexcept {
-    if (!lock_.try_lock()) return false;
-    bool done = false;
-    if (donor.lock_.try_lock()) {  // never waits: two threads may take room from each other
-      if (is_open_ && donor.is_open_ && move_room_from(donor, u)) {
-        add(u);
-        done = true;
-      }
-      donor.lock_.unlock();
+  /// Counts a call in this share, if it is open and has enough room. Called inside the lock.
+  template <change_kind Kind>
+  [[nodiscard]] TARN_ALWAYS_INLINE bool count_here(std::size_t rounded, std::size_t requested,
+                                                   block_group group) noexcept {
+    if (state_.load(std::memory_order_acquire) != state::open) return false;
+    std::int64_t const amounts[3] = {1, static_cast<std::int64_t>(rounded),
+                                     static_cast<std::int64_t>(requested)};
+    auto& room = room_[index_of(group)];
+    if constexpr (Kind == change_kind::allocation) {
+      std::int64_t const left[3] = {room[0] - amounts[0], room[1] - amounts[1], room[2] - amounts[2]};
+      if ((left[0] | left[1] | left[2]) < 0) [[unlikely]]  // one of them
+        return false;
+      auto& came = came_[index_of(group)];
+      for (std::size_t k = 0; k < 3; ++k) room[k] = left[k];
+      for (std::size_t k = 0; k < 3; ++k) came[k] += amounts[k];
+    } else {
+      for (std::size_t k = 0; k < 3; ++k) room[k] += amounts[k];
     }
-    lock_.unlock();
+    note_call();
+    return true;
+  }
+  /// Counts a call in the open share at index `mine`. Returns false if it is not open or there is not enough room; the call must then
+  /// be counted globally. Called inside the lock. @param open  indices of shares to take room from
+  [[nodiscard]] static bool count(tracked_share* all, unsigned mine, std::uint32_t open,
+                                  tracked_update const& u) noexcept {
+    tracked_share& s = all[mine];
+    state const at = s.state_.load(std::memory_order_acquire);
+    if (at != state::open) return at == state::bounded && s.count_bounded(u);
+    if (u.rounded > 0 && !s.has_room(u)) [[unlikely]] {
+      if (!s.find_room(all, mine, open, u)) return false;
+    }
+    s.add(u);
+    s.note_call();
+    return true;
+  }
+  /// As count(), for any thread, as if it were the owner: for tests.
+  [[nodiscard]] bool count(tracked_update const& u) noexcept {
+    if (!try_enter()) return false;
+    bool const done = count(this, 0, 0, u);
+    leave();
     return done;
   }
 
-  /// Opens this share with `room` for what is allocated; there is no bound for what is freed.
-  void open(tracked_amounts const& room) noexcept { open(room, is_bounded::no); }
-  /// Opens this share with `room` in both directions.
-  void open_bounded(tracked_amounts const& room) noexcept { open(room, is_bounded::yes); }
-  /// Reports the counts as close() does, and stays open with the room that it was given.
+  // ---- a visitor: announce() for all shares that it will visit, one remote_barrier(), visit(), and at the end end_visit()
+
+  void announce() noexcept { lock_.announce(); }
+  void visit() noexcept { lock_.visit(); }
+  void end_visit() noexcept { lock_.end_visit(); }
+  /// In a forked child, before end_visit().
+  void forget_owner() noexcept { lock_.forget_owner(); }
+
+  /// Opens a closed share with `room` for what is allocated, and `offered` for any thread; there is no bound for what is freed.
+  void open(tracked_room const& room, tracked_room const& offered) noexcept {
+    given_ = room_ = room;
+    for (std::size_t g = 0; g < 2; ++g) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        step_[g][k] = max_of(room[g][k] / steps_at_first, std::int64_t{1});
+        offered_[g][k].store(offered[g][k], std::memory_order_relaxed);
+      }
+    }
+    state_.store(state::open, std::memory_order_release);
+  }
+  /// Opens a closed share whose counts may differ by `error` from what was published, in each group and in the sum of both.
+  void open_bounded(std::array<std::int64_t, 3> const& error) noexcept {
+    given_ = room_ = {error, error};
+    state_.store(state::bounded, std::memory_order_release);
+  }
+  /// Lets the thread of this share, which is closed, count alone.
+  void let_alone() noexcept { state_.store(state::alone, std::memory_order_release); }
+  /// Closes a share in which its thread counted alone. During a visit, or called by its thread.
+  void end_alone() noexcept { state_.store(state::closed, std::memory_order_relaxed); }
+  /// Reports the counts of a bounded share as close() does; it stays open with the room that it was given. The owner thread calls
+  /// this, or waits meanwhile.
   template <class F>
   void publish(F const& f) noexcept {
-    lock_.lock();
     report(f);
     room_ = given_;
-    lock_.unlock();
   }
-  /// Reports the counts as close() does and stays open, with less room: where `least` is above 0, by as much as that or half of
-  /// the room, whichever is more, as far as there is any. `lent` contains the room of this share before and after.
-  template <class F>
-  void take_room(tracked_amounts const& least, tracked_amounts& lent, F const& f) noexcept {
-    lock_.lock();
-    report(f);
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) {
-        if (least[k][g] > 0) room_[k][g] -= min_of(room_[k][g], max_of(least[k][g], room_[k][g] / 2));
-        lent[k][g] += room_[k][g] - given_[k][g];
-        given_[k][g] = room_[k][g];
-      }
-    }
-    lock_.unlock();
-  }
-  /// Closes the share and reports its counts: f(kind, group, change, came) for each. Returns the number of calls.
+  /// Closes the share and reports its counts: f(kind, group, change, came) for each. Returns the number of calls. During a visit of
+  /// all shares.
   template <class F>
   std::uint64_t close(F const& f) noexcept {
-    lock_.lock();
-    is_open_ = false;
+    state_.store(state::closed, std::memory_order_relaxed);
     report(f);
+    for (auto& of_group : offered_) {
+      for (auto& amount : of_group) amount.store(0, std::memory_order_relaxed);
+    }
     std::uint64_t const calls = calls_;
     calls_ = 0;
-    lock_.unlock();
     return calls;
   }
-
-  /// For fork(): no thread counts here meanwhile.
-  void lock() noexcept { lock_.lock(); }
-  void unlock() noexcept { lock_.unlock(); }
+  /// Takes room that the share offers, any thread, while the share cannot be closed: at least `wanted` or half of it, whichever is
+  /// more, as far as there is any. Returns what was taken.
+  [[nodiscard]] std::int64_t take_offered(std::size_t g, std::size_t k, std::int64_t wanted) noexcept {
+    std::atomic<std::int64_t>& amount = offered_[g][k];
+    std::int64_t is = amount.load(std::memory_order_relaxed);
+    while (is > 0) {
+      std::int64_t const taken = min_of(is, max_of(wanted, is / 2));
+      if (amount.compare_exchange_weak(is, is - taken, std::memory_order_relaxed)) return taken;
+    }
+    return 0;
+  }
 
  private:
-  enum class is_bounded : std::uint8_t { no, yes };
+  enum class state : std::uint8_t { closed, open, bounded, alone };
+  /// The room at first, in steps. Takers take two steps more than they need; a share that has more than twice what it keeps offers the
+  /// rest.
+  static constexpr std::int64_t steps_at_first = 2;
+  static constexpr std::int64_t steps_kept = 3;
+  /// How often it looks.
+  static constexpr std::uint64_t calls_per_offer = 8;
 
-  void open(tracked_amounts const& room, is_bounded bounded) noexcept {
-    lock_.lock();
-    given_ = room_ = room;
-    bounded_ = bounded;
-    is_open_ = true;
-    lock_.unlock();
-  }
   [[nodiscard]] TARN_ALWAYS_INLINE bool has_room(tracked_update const& u) const noexcept {
     auto const change = u.by_kind();
-    auto const g = static_cast<std::size_t>(u.group);
-    bool fits = true;
-    for (std::size_t k = 0; k < 3; ++k) fits = fits && change[k] <= room_[k][0] && change[k] <= room_[k][g];
-    return fits;
+    auto const& room = room_[index_of(u.group)];
+    return change[0] <= room[0] && change[1] <= room[1] && change[2] <= room[2];
   }
-
-  /// Whether a free stays within the bound. A share without one has room for any.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_shrink(tracked_update const& u) const noexcept {
-    if (bounded_ == is_bounded::no) return true;
-    auto const change = u.by_kind();
-    auto const g = static_cast<std::size_t>(u.group);
-    bool fits = true;
-    for (std::size_t k = 0; k < 3; ++k) {
-      fits =
-          fits && room_[k][0] - change[k] <= 2 * given_[k][0] && room_[k][g] - change[k] <= 2 * given_[k][g];
-    }
-    return fits;
-  }
-
   TARN_ALWAYS_INLINE void add(tracked_update const& u) noexcept {
     auto const change = u.by_kind();
-    auto const g = static_cast<std::size_t>(u.group);
+    std::size_t const g = index_of(u.group);
     for (std::size_t k = 0; k < 3; ++k) {
-      room_[k][0] -= change[k];
-      room_[k][g] -= change[k];
-      if (u.rounded > 0) came_[k][g] += change[k];
+      room_[g][k] -= change[k];
+      if (u.rounded > 0) came_[g][k] += change[k];
     }
-    ++calls_;
   }
-  /// Moves nothing unless it suffices.
-  [[nodiscard]] bool move_room_from(tracked_share& donor, tracked_update const& u) noexcept {
+  TARN_ALWAYS_INLINE void note_call() noexcept {
+    if ((++calls_ & (calls_per_offer - 1)) == 0) [[unlikely]]
+      offer();
+  }
+
+  /// Takes room for a block from what this share and the others offer. Keeps what it took if that is not enough.
+  TARN_NOINLINE bool find_room(tracked_share* all, unsigned mine, std::uint32_t open,
+                               tracked_update const& u) noexcept {
     auto const change = u.by_kind();
-    tracked_amounts moved{};
+    std::size_t const g = index_of(u.group);
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
-        std::int64_t const lacking = change[k] - room_[k][g];
-        if (lacking <= 0) continue;
-        if (lacking > donor.room_[k][g]) return false;
-        moved[k][g] = max_of(lacking, donor.room_[k][g] / 2);
+      std::int64_t lacking = change[k] - room_[g][k];
+      if (lacking <= 0) continue;
+      lacking -= take(*this, g, k, lacking);
+      for (unsigned tries = 0; lacking > 0 && tries < 32; ++tries) {
+        if ((open >> donor_ & 1) != 0 && donor_ != mine) lacking -= take(all[donor_], g, k, lacking);
+        if (lacking > 0) donor_ = (donor_ + 1) % 32;
+      }
+      if (lacking > 0) return false;
+    }
+    return true;
+  }
+  std::int64_t take(tracked_share& from, std::size_t g, std::size_t k, std::int64_t lacking) noexcept {
+    std::int64_t const taken = from.take_offered(g, k, lacking + 2 * step_[g][k]);
+    room_[g][k] += taken;
+    given_[g][k] += taken;
+    return taken;
+  }
+  /// Offers the room that this thread is not likely to need soon.
+  TARN_NOINLINE void offer() noexcept {
+    for (std::size_t g = 0; g < 2; ++g) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        std::int64_t const kept = steps_kept * step_[g][k];
+        std::int64_t const spare = room_[g][k] - kept;
+        if (spare <= kept) continue;
+        room_[g][k] = kept;
+        given_[g][k] -= spare;
+        offered_[g][k].fetch_add(spare, std::memory_order_relaxed);
       }
     }
+  }
+
+  /// Counts a call if the counts, of its group and of both, then stay within the bound.
+  TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
+    auto const change = u.by_kind();
+    std::size_t const g = index_of(u.group);
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) {
-        room_[k][g] += moved[k][g];
-        given_[k][g] += moved[k][g];
-        donor.room_[k][g] -= moved[k][g];
-        donor.given_[k][g] -= moved[k][g];
-      }
+      std::int64_t const bound = given_[g][k];
+      std::int64_t const now = bound - room_[g][k] + change[k];
+      std::int64_t const both = now + given_[1 - g][k] - room_[1 - g][k];
+      if (now > bound || -now > bound || both > bound || -both > bound) return false;
     }
+    add(u);
+    ++calls_;
     return true;
   }
 
   template <class F>
   void report(F const& f) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
-      came_[k][0] = came_[k][1] + came_[k][2];
-      for (std::size_t g = 0; g < 3; ++g) f(k, g, given_[k][g] - room_[k][g], came_[k][g]);
+      std::int64_t const small = given_[0][k] - room_[0][k];
+      std::int64_t const large = given_[1][k] - room_[1][k];
+      f(k, std::size_t{0}, small + large, came_[0][k] + came_[1][k]);
+      f(k, std::size_t{1}, small, came_[0][k]);
+      f(k, std::size_t{2}, large, came_[1][k]);
     }
     came_ = {};
   }
 
-  spin_lock lock_;
-  bool is_open_ = false;
-  is_bounded bounded_ = is_bounded::no;
+  owner_lock lock_;
+  std::atomic<state> state_{state::closed};
+  unsigned donor_ = 0;       ///< share that had room the last time
   std::uint64_t calls_ = 0;  ///< counted here since it was opened
-  tracked_amounts room_{};   ///< by how much each number may still grow here
-  tracked_amounts given_{};  ///< room_ when its counts were last reported, and what was moved here since
-  tracked_amounts came_{};   ///< all increases since
+  tracked_room room_{};      ///< by how much each number may still grow here
+  tracked_room
+      given_{};  ///< room_ when its counts were last reported, and what was taken since, less what was offered
+  tracked_room came_{};  ///< all increases since
+  tracked_room step_{};  ///< by how much room is taken and offered
+  alignas(cache_line_bytes) std::array<std::array<std::atomic<std::int64_t>, 3>, 2> offered_{};
 };
 
 }  // namespace detail
@@ -18328,22 +18625,20 @@ namespace detail {
 /// count on their own, at most 32). Peaks are exact, too, unless `peak_error` allows that they are not; see tracked.
 class tracked_numbers {
  public:
-  tracked_numbers() noexcept = default;
+  tracked_numbers() noexcept : tracked_numbers(0) {}
   /// @param peak_error  bytes; 0: peaks are exact
   explicit tracked_numbers(std::size_t peak_error) noexcept {
+    (void)has_remote_barrier();                         // registers with the kernel now, not at a call
     constexpr std::size_t most = std::size_t{1} << 60;  // twice as much can be counted
     auto const bytes = static_cast<std::int64_t>(min_of(peak_error, most));
     std::int64_t const blocks = min_of(bytes, max_of(bytes / bytes_per_block, std::int64_t{1}));
-    for (std::size_t g = 0; g < 3; ++g) {
-      error_[0][g] = blocks;
-      error_[1][g] = error_[2][g] = bytes;
-    }
+    error_ = {blocks, bytes, bytes};
   }
   tracked_numbers(tracked_numbers const&) = delete;
   tracked_numbers& operator=(tracked_numbers const&) = delete;
   ~tracked_numbers() {
     lock_.lock();  // another thread may fork
-    tracked_share* const shares = std::exchange(shares_, nullptr);
+    tracked_share* const shares = shares_.exchange(nullptr, std::memory_order_relaxed);
     lock_.unlock();
     delete[] shares;
   }
@@ -18357,21 +18652,33 @@ class tracked_numbers {
                                              block_group group) noexcept {
     count<change_kind::deallocation>(rounded, requested, group);
   }
-  /// Counts a change by the thread that it names, while other threads count.
+  /// Counts a change by the thread that it names.
   void count(tracked_update const& u) noexcept {
-    if (std::uint32_t const open = open_.load(std::memory_order_acquire); open != 0) {
-      unsigned const mine = thread_place(u.thread);
-      if ((open >> mine & 1) != 0 &&
-          (shares_[mine].count(u) || (!has_error() && count_with_others_room(open, mine, u))))
-        return;
+    if (tracked_share* const shares = shares_.load(std::memory_order_acquire);
+        shares != nullptr && u.place < share_count && shares[u.place].try_enter()) {
+      tracked_share& mine = shares[u.place];
+      bool done = true;
+      if (mine.is_alone()) {
+        add_alone(u);
+      } else {
+        done = tracked_share::count(shares, u.place, open_.load(std::memory_order_relaxed), u);
+      }
+      mine.leave();
+      if (done) return;
     }
-    if (lock_.run(u, applier{*this})) ask(u.thread);
+    count_globally(u);
   }
-  /// Number of threads that count on their own now.
+  /// Number of threads that count on their own now, with other threads.
   [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
-  /// Requests a share for a thread. Shares are opened once at least two threads have requested one.
-  void ask(void const* thread) noexcept {
-    std::uint64_t const mine = std::uint64_t{1} << thread_place(thread);
+  /// Returns true if a thread counts alone.
+  [[nodiscard]] bool has_alone() noexcept {
+    std::lock_guard const guard(lock_);
+    return alone_ != thread_places;
+  }
+  /// Requests a share for the thread at a place. Shares are opened once at least two threads have requested one.
+  void ask(unsigned place) noexcept {
+    if (place >= share_count) return;
+    std::uint64_t const mine = std::uint64_t{1} << place;
     if ((flags_.load(std::memory_order_relaxed) & mine) == 0)
       flags_.fetch_or(mine, std::memory_order_relaxed);
   }
@@ -18381,8 +18688,7 @@ class tracked_numbers {
   }
 
   [[nodiscard]] tracked_statistics statistics() noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     tracked_statistics all;
     all.ooms = ooms_;
     for (std::size_t g = 0; g < 3; ++g) {
@@ -18396,8 +18702,7 @@ class tracked_numbers {
     return all;
   }
   void reset_peaks() noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = of(k, g).current;
       peak_of_all_[k] = current(k, 0);
@@ -18405,8 +18710,7 @@ class tracked_numbers {
     }
   }
   void reset_totals() noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     for (group_numbers& its : groups_) {
       for (group_number& n : its.of) {
         n.allocated = 0;
@@ -18419,8 +18723,7 @@ class tracked_numbers {
 
   /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
   void count_waiting(waiting_amount const& small, waiting_amount const& large) noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     tracked_amounts const change{{{small.blocks + large.blocks, small.blocks, large.blocks},
                                   {small.bytes + large.bytes, small.bytes, large.bytes},
                                   {small.requested + large.requested, small.requested, large.requested}}};
@@ -18436,8 +18739,7 @@ class tracked_numbers {
   }
 
   void add(high_water_mark& mark, peak_of whose) noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     mark.whose = whose;
     mark.thread = this_thread_number();
     mark.start = whose == peak_of::all_threads ? current(1, 0) : 0;
@@ -18447,8 +18749,7 @@ class tracked_numbers {
     note_whether_watched();
   }
   void remove(high_water_mark& mark) noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
       if (*at == &mark) {
         *at = mark.next;
@@ -18458,8 +18759,7 @@ class tracked_numbers {
     }
   }
   [[nodiscard]] high_water_mark read(high_water_mark const& mark) noexcept {
-    std::lock_guard const guard(lock_);
-    call_in();
+    stopped const now(*this);
     return mark;
   }
 
@@ -18468,12 +18768,33 @@ class tracked_numbers {
   static constexpr std::uint64_t all_threads = 0xFFFF'FFFF;  ///< of flags_
   static constexpr std::uint64_t watched_flag = all_threads + 1;
   /// With fewer calls than this per share, opening shares costs more than it saves.
-  static constexpr std::uint64_t least_calls = 4;
+  static constexpr std::uint64_t least_calls = 32;
   static constexpr std::uint32_t longest_pause = 4096;
   /// The error of a peak in bytes, divided by this, is its error in blocks.
   static constexpr std::int64_t bytes_per_block = 4096;
-  /// Shares that are asked for room before the lock is taken, which may take room from all.
-  static constexpr unsigned most_donors = 4;
+  /// A thread counts alone after this many calls without another thread's. Doubled whenever another thread ends that: a visit takes
+  /// microseconds.
+  static constexpr std::uint32_t first_streak = 16;
+  static constexpr std::uint32_t longest_streak = 4096;
+
+  /// Holds the lock, and no thread counts on its own.
+  class stopped {
+   public:
+    explicit stopped(tracked_numbers& numbers) noexcept : numbers_(numbers) {
+      numbers_.lock_.lock();
+      numbers_.call_in();
+      numbers_.visit_alone();
+    }
+    stopped(stopped const&) = delete;
+    stopped& operator=(stopped const&) = delete;
+    ~stopped() {
+      numbers_.end_visit_alone();
+      numbers_.lock_.unlock();
+    }
+
+   private:
+    tracked_numbers& numbers_;
+  };
 
   struct applier {
     tracked_numbers& numbers;
@@ -18514,59 +18835,130 @@ class tracked_numbers {
     return s;
   }
 
-  enum class change_kind : std::uint8_t { allocation, deallocation };
-
   template <change_kind Kind>
   TARN_ALWAYS_INLINE void count(std::size_t rounded, std::size_t requested, block_group group) noexcept {
-    if (open_.load(std::memory_order_acquire) != 0) [[unlikely]]
-      return count_with_shares<Kind>(rounded, requested, group);
-    if (!lock_.try_lock()) [[unlikely]]
+    thread_place const at = this_thread_place;
+    tracked_share* const shares = shares_.load(std::memory_order_acquire);
+    if (at.table != table_ || shares == nullptr) [[unlikely]]
+      return count_without_place<Kind>(rounded, requested, group);
+    tracked_share& mine = shares[at.index];
+    if (!mine.try_enter()) [[unlikely]]
       return count_by_waiting<Kind>(rounded, requested, group);
-    if (flags_.load(std::memory_order_relaxed) != 0) [[unlikely]] {
-      apply_here<Kind>(rounded, requested, group);
-    } else {
-      add<Kind>(rounded, requested, group);
+    if (mine.is_alone()) [[likely]] {
+      if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) [[likely]] {
+        add<Kind>(rounded, requested, group);
+      } else {
+        add_alone_watched<Kind>(rounded, requested, group);
+      }
+      mine.leave();
+      return;
     }
-    lock_.unlock_after(applier{*this});
-  }
-  /// Counts a block in a share that has not enough room, with room of one of the next shares: without the lock that all threads share.
-  [[nodiscard]] bool count_with_others_room(std::uint32_t open, unsigned mine,
-                                            tracked_update const& u) noexcept {
-    if (u.rounded < 0) return false;
-    unsigned tries = 0;
-    for (unsigned step = 1; step < share_count && tries < most_donors; ++step) {
-      unsigned const donor = (mine + step) % share_count;
-      if ((open >> donor & 1) == 0) continue;
-      ++tries;
-      if (shares_[mine].count_with_room_of(shares_[donor], u)) return true;
+    if (mine.template count_here<Kind>(rounded, requested, group)) [[likely]] {
+      mine.leave();
+      return;
     }
-    return false;
+    count_in_share<Kind>(shares, at.index, rounded, requested, group);
   }
+  /// Inside the lock of the thread's share, which this leaves.
   template <change_kind Kind>
-  TARN_NOINLINE void count_with_shares(std::size_t rounded, std::size_t requested,
-                                       block_group group) noexcept {
-    count(update_of<Kind>(rounded, requested, group));
+  TARN_NOINLINE void count_in_share(tracked_share* shares, unsigned mine, std::size_t rounded,
+                                    std::size_t requested, block_group group) noexcept {
+    tracked_update const u = update_of<Kind>(rounded, requested, group);
+    bool const done = tracked_share::count(shares, mine, open_.load(std::memory_order_relaxed), u);
+    shares[mine].leave();
+    if (!done) count_globally(u);
   }
   template <change_kind Kind>
   TARN_NOINLINE void count_by_waiting(std::size_t rounded, std::size_t requested,
                                       block_group group) noexcept {
-    tracked_update const u = update_of<Kind>(rounded, requested, group);
-    lock_.wait(u, applier{*this});
-    ask(u.thread);
+    count_globally(update_of<Kind>(rounded, requested, group));
   }
   template <change_kind Kind>
-  TARN_NOINLINE void apply_here(std::size_t rounded, std::size_t requested, block_group group) noexcept {
-    apply_slow(update_of<Kind>(rounded, requested, group));
+  TARN_NOINLINE void count_without_place(std::size_t rounded, std::size_t requested,
+                                         block_group group) noexcept {
+    if (this_thread_place.table == nullptr) place_holder::take();
+    count_globally(update_of<Kind>(rounded, requested, group));
   }
   template <change_kind Kind>
-  static tracked_update update_of(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+  TARN_NOINLINE void add_alone_watched(std::size_t rounded, std::size_t requested,
+                                       block_group group) noexcept {
+    add_alone(update_of<Kind>(rounded, requested, group));
+  }
+  template <change_kind Kind>
+  [[nodiscard]] tracked_update update_of(std::size_t rounded, std::size_t requested,
+                                         block_group group) const noexcept {
     std::int64_t const sign = Kind == change_kind::allocation ? 1 : -1;
     return {sign * static_cast<std::int64_t>(rounded), sign * static_cast<std::int64_t>(requested),
-            this_thread_tag(), group};
+            thread_number_place(), my_place(), group};
+  }
+  /// The place of the calling thread; thread_places if it has none here.
+  [[nodiscard]] unsigned my_place() const noexcept {
+    return this_thread_place.table == table_ ? this_thread_place.index : thread_places;
+  }
+
+  /// Counts a call under the lock.
+  void count_globally(tracked_update const& u) noexcept {
+    if (!lock_.try_lock()) {
+      lock_.wait(u, applier{*this});
+      ask(u.place);
+      return;
+    }
+    apply(u);
+    note_streak(u.place);
+    if (out_ != 0) ask(u.place);  // it has no share, or one that was too small
+    lock_.unlock_after(applier{*this});
+  }
+  /// Lets the calling thread, whose call was counted last, count alone if only its calls were counted for long. The caller holds the
+  /// lock.
+  void note_streak(unsigned place) noexcept {
+    if (place >= share_count || out_ != 0 || alone_ != thread_places || ++streak_ < least_streak_) return;
+    if (tracked_share* const shares = make_shares(); shares != nullptr) {
+      alone_ = place;
+      shares[place].let_alone();
+    }
+  }
+  /// Enters the share of the thread that counts alone, unless that is the calling thread. The caller holds the lock.
+  void visit_alone() noexcept {
+    visits_alone_ = alone_ != thread_places && alone_ != my_place();
+    if (!visits_alone_) return;
+    share(alone_).announce();
+    remote_barrier();
+    share(alone_).visit();
+  }
+  void end_visit_alone() noexcept {
+    if (visits_alone_) share(alone_).end_visit();
+  }
+  /// The caller holds the lock.
+  TARN_NOINLINE void end_alone() noexcept {
+    visit_alone();
+    share(alone_).end_alone();
+    end_visit_alone();
+    alone_ = thread_places;
+    least_streak_ = min_of(least_streak_ * 2, longest_streak);
+  }
+  [[nodiscard]] tracked_share& share(unsigned place) noexcept {
+    return shares_.load(std::memory_order_relaxed)[place];
+  }
+  /// Null without host memory. The caller holds the lock.
+  [[nodiscard]] tracked_share* make_shares() noexcept {
+    tracked_share* shares = shares_.load(std::memory_order_relaxed);
+    if (shares == nullptr) {
+      shares = new (std::nothrow) tracked_share[share_count];
+      shares_.store(shares, std::memory_order_release);
+    }
+    return shares;
   }
 
   /// The caller holds the lock.
   void apply(tracked_update const& u) noexcept {
+    if (u.place != last_place_) [[unlikely]] {
+      last_place_ = u.place;
+      streak_ = 0;
+    }
+    if (alone_ != thread_places) {
+      if (alone_ == u.place) return add_alone(u);
+      end_alone();
+    }
     if (flags_.load(std::memory_order_relaxed) != 0) return apply_slow(u);
     add(u);
   }
@@ -18603,6 +18995,13 @@ class tracked_numbers {
         peak_of_all_[K] = now + other.of[K].current;
     }
   }
+  /// Counts a call of the thread that counts alone.
+  void add_alone(tracked_update const& u) noexcept {
+    add(u);
+    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
+    change_marks(u);
+    note_active(u.group);
+  }
   /// Counts while a mark exists, blocks wait, or several threads count.
   TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
     std::uint64_t const flags = flags_.load(std::memory_order_relaxed);
@@ -18613,17 +19012,9 @@ class tracked_numbers {
         open_late(static_cast<std::uint32_t>(flags) & ~out_);
       if (u.rounded > 0 && !fits(u)) take_room_for(u);
     }
-    if (out_ != 0) {
-      add_within_room(u);
-    } else {
-      add(u);
-      if ((flags & watched_flag) != 0) {
-        change_marks(u);
-        note_active(u.group);
-      }
-    }
-    if (several && out_ == 0) [[unlikely]]
-      hand_out();
+    if (out_ != 0) return add_within_room(u);
+    add_alone(u);
+    if (several) hand_out();
   }
 
   /// A number including waiting blocks. If it passes its peak while nothing waits, it passes the peak of `number`, too.
@@ -18659,7 +19050,8 @@ class tracked_numbers {
 
   /// By how much the room that the shares leave is too small for a block: above 0, a peak may be passed if all shares are used up.
   [[nodiscard]] std::int64_t lacking(tracked_update const& u, std::size_t k, std::size_t g) noexcept {
-    std::int64_t const wanted = u.by_kind()[k] + lent_[k][g];
+    std::int64_t const lent = g == 0 ? lent_[0][k] + lent_[1][k] : lent_[g - 1][k];
+    std::int64_t const wanted = u.by_kind()[k] + lent;
     std::int64_t most = wanted - room(k, g);
     for (high_water_mark const* m = k == 1 && g == 0 ? marks_ : nullptr; m != nullptr; m = m->next)
       most = max_of(most, m->current + wanted - m->peak);
@@ -18697,34 +19089,31 @@ class tracked_numbers {
         f(k, g, change[k], u.rounded > 0 ? change[k] : 0);
     }
   }
-  /// Takes room for a block from one share after another. If all together have not enough, there may be a new peak: the shares are
-  /// taken back.
+  /// Takes room for a block from what the shares offer. If that is not enough, there may be a new peak: the shares are closed.
   TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
-    for (unsigned i = 0; i < share_count; ++i) {
-      next_donor_ = (next_donor_ + 1) % share_count;
-      if ((out_ >> next_donor_ & 1) == 0) continue;
-      tracked_amounts least{};
-      for (std::size_t k = 0; k < 3; ++k) {
-        for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)})
-          least[k][g] = lacking(u, k, g);
+    std::size_t const mine = index_of(u.group);
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t missing = max_of(lacking(u, k, 0), lacking(u, k, mine + 1));
+      for (std::uint32_t left = out_; left != 0 && missing > 0; left &= left - 1) {
+        tracked_share& its = share(static_cast<unsigned>(std::countr_zero(left)));
+        std::int64_t const taken = its.take_offered(mine, k, missing);
+        missing -= taken;
+        lent_[mine][k] -= taken;
       }
-      shares_[next_donor_].take_room(least, lent_, adding());
-      if (fits(u)) return;
+      if (missing > 0) return call_in();
     }
-    call_in();
   }
   /// Whether peaks may be off.
-  [[nodiscard]] bool has_error() const noexcept { return error_[0][0] != 0; }
+  [[nodiscard]] bool has_error() const noexcept { return error_[0] != 0; }
   /// Counts a call for which its thread's share has no room, and all that was counted there: peaks may be off.
   TARN_NOINLINE void publish_with(tracked_update const& u, std::uint32_t asked) noexcept {
     for (std::uint32_t left = asked; left != 0; left &= left - 1)
-      shares_[std::countr_zero(left)].open_bounded(error_);
+      share(static_cast<unsigned>(std::countr_zero(left))).open_bounded(error_);
     if (asked != 0) {
       out_ |= asked;
       open_.store(out_, std::memory_order_release);
     }
-    unsigned const mine = thread_place(u.thread);
-    if ((out_ >> mine & 1) != 0) shares_[mine].publish(adding());
+    if (u.place < share_count && (out_ >> u.place & 1) != 0) share(u.place).publish(adding());
     add_within_room(u);
     note_peaks();
   }
@@ -18743,12 +19132,13 @@ class tracked_numbers {
   }
   /// Opens shares without room for threads that asked after the others: what such a thread frees is its room.
   TARN_NOINLINE void open_late(std::uint32_t asked) noexcept {
-    for (std::uint32_t left = asked; left != 0; left &= left - 1) shares_[std::countr_zero(left)].open({});
+    for (std::uint32_t left = asked; left != 0; left &= left - 1)
+      share(static_cast<unsigned>(std::countr_zero(left))).open({}, {});
     out_ |= asked;
     open_.store(out_, std::memory_order_release);
   }
 
-  /// Gives each requesting thread an equal share of the room below every peak, and keeps one.
+  /// Gives each requesting thread an equal share of the room below every peak, half of it offered to all.
   TARN_NOINLINE void hand_out() noexcept {
     if (pause_ != 0) {
       --pause_;
@@ -18757,39 +19147,58 @@ class tracked_numbers {
     auto const asked = static_cast<std::uint32_t>(flags_.load(std::memory_order_relaxed) & all_threads);
     int const takers = std::popcount(asked);
     if (takers < 2) return;
-    if (shares_ == nullptr) shares_ = new (std::nothrow) tracked_share[share_count];
-    if (shares_ == nullptr) return;
-    tracked_amounts share{};
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) share[k][g] = room(k, g) / (takers + 1);
-    }
+    if (make_shares() == nullptr) return;
+    std::int64_t below_marks = room(1, 0);
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
       if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
-      share[1][0] = min_of(share[1][0], (m->peak - m->current) / (takers + 1));
+      below_marks = min_of(below_marks, m->peak - m->current);
     }
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) lent_[k][g] = has_error() ? 0 : share[k][g] * takers;
+      // Half of the room of all for each group, and what one cannot use for the other.
+      std::int64_t const all = k == 1 ? below_marks : room(k, 0);
+      std::int64_t const large = min_of(room(k, 2), all - min_of(room(k, 1), all / 2));
+      lent_[0][k] = min_of(room(k, 1), all - large);
+      lent_[1][k] = large;
     }
-    for (std::uint32_t left = asked; left != 0; left &= left - 1) {
-      tracked_share& its = shares_[std::countr_zero(left)];
-      has_error() ? its.open_bounded(error_) : its.open(share);
+    std::int64_t takers_left = takers;
+    tracked_room rest = lent_;
+    for (std::uint32_t left = asked; left != 0; left &= left - 1, --takers_left) {
+      tracked_share& its = share(static_cast<unsigned>(std::countr_zero(left)));
+      if (has_error()) {
+        its.open_bounded(error_);
+        continue;
+      }
+      tracked_room room{}, offered{};
+      for (std::size_t g = 0; g < 2; ++g) {
+        for (std::size_t k = 0; k < 3; ++k) {
+          std::int64_t const part = (rest[g][k] + takers_left - 1) / takers_left;
+          rest[g][k] -= part;
+          room[g][k] = part / 2;
+          offered[g][k] = part - part / 2;
+        }
+      }
+      its.open(room, offered);
     }
     out_ = asked;
     open_.store(asked, std::memory_order_release);
   }
 
-  /// Takes all shares back. The caller holds the lock.
+  /// Closes all shares. The caller holds the lock.
   TARN_NOINLINE void call_in() noexcept {
     if (out_ == 0) return;
     open_.store(0, std::memory_order_relaxed);
+    for_each_share(out_, [](tracked_share& s) { s.announce(); });
+    remote_barrier();
+    for_each_share(out_, [](tracked_share& s) { s.visit(); });
     std::uint64_t calls = 0;
     std::uint32_t idle = 0;
     for (std::uint32_t left = out_; left != 0; left &= left - 1) {
-      int const i = std::countr_zero(left);
-      std::uint64_t const made = shares_[i].close(adding());
+      auto const i = static_cast<unsigned>(std::countr_zero(left));
+      std::uint64_t const made = share(i).close(adding());
       calls += made;
       if (made == 0) idle |= std::uint32_t{1} << i;
     }
+    for_each_share(out_, [](tracked_share& s) { s.end_visit(); });
     if (has_error()) note_peaks();
     if (idle != 0) flags_.fetch_and(~std::uint64_t{idle}, std::memory_order_relaxed);
     bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
@@ -18797,18 +19206,23 @@ class tracked_numbers {
     pause_ = last_pause_;
     out_ = 0;
   }
+  template <class F>
+  void for_each_share(std::uint32_t places, F const& f) noexcept {
+    for (; places != 0; places &= places - 1) f(share(static_cast<unsigned>(std::countr_zero(places))));
+  }
 
   void change_marks(tracked_update const& u) noexcept {
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
-      if (m->whose != peak_of::all_threads && m->thread != thread_number_of(u.thread)) continue;
+      if (m->whose != peak_of::all_threads && m->thread != u.thread) continue;
       m->current += u.rounded;
       if (u.rounded < 0) continue;
       m->peak = max_of(m->peak, m->current);
       ++m->allocations;
     }
   }
-  tracked_share* shares_ = nullptr;     ///< made under the lock at the first contention; kept
-  std::atomic<std::uint32_t> open_{0};  ///< threads whose share is open; a hint
+  place_table const* const table_ = &places_of_threads;  ///< of the module that made this
+  std::atomic<tracked_share*> shares_{nullptr};          ///< by place; made under the lock at first use; kept
+  std::atomic<std::uint32_t> open_{0};                   ///< threads whose share is open; a hint
   /// Bits of the threads that found the lock taken or have a share, and watched_flag: there is a mark, or a block waits. 0: a call only
   /// adds.
   std::atomic<std::uint64_t> flags_{0};
@@ -18821,23 +19235,38 @@ class tracked_numbers {
   tracked_amounts waiting_{};  ///< of the waiting blocks
   tracked_amounts
       active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
-  tracked_amounts error_{};     ///< by how much a share may differ from what it published; 0: peaks are exact
+  std::array<std::int64_t, 3>
+      error_{};                 ///< by how much a share may differ from what it published; 0: peaks are exact
   tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
   std::uint32_t out_ = 0;       ///< threads whose share is open
-  tracked_amounts lent_{};      ///< the room of all open shares when their counts were last reported
-  unsigned next_donor_ = 0;     ///< share whose room is taken next
-  std::uint32_t pause_ = 0;     ///< calls to count before shares are opened again
+  tracked_room lent_{};         ///< the room of all open shares when their counts were last reported
+  unsigned alone_ =
+      thread_places;  ///< place of the thread that counts alone; its share's lock guards all numbers, too
+  unsigned last_place_ = thread_places;  ///< of the call that was counted last
+  std::uint32_t streak_ = 0;             ///< calls of that thread since another one's
+  std::uint32_t least_streak_ = first_streak;
+  bool visits_alone_ = false;
+  std::uint32_t pause_ = 0;  ///< calls to count before shares are opened again
   std::uint32_t last_pause_ = 0;
   at_fork member_{this,
                   [](void* self) noexcept {
                     auto& n = *static_cast<tracked_numbers*>(self);
                     n.lock_.lock();
-                    for (unsigned i = 0; n.shares_ != nullptr && i < share_count; ++i) n.shares_[i].lock();
+                    if (n.shares_.load(std::memory_order_relaxed) == nullptr) return true;
+                    n.for_each_share(all_threads, [](tracked_share& s) { s.announce(); });
+                    remote_barrier();
+                    n.for_each_share(all_threads, [](tracked_share& s) { s.visit(); });
                     return true;
                   },
-                  [](void* self, fork_side) noexcept {
+                  [](void* self, fork_side side) noexcept {
                     auto& n = *static_cast<tracked_numbers*>(self);
-                    for (unsigned i = 0; n.shares_ != nullptr && i < share_count; ++i) n.shares_[i].unlock();
+                    if (side != fork_side::parent) renew_remote_barrier();
+                    if (n.shares_.load(std::memory_order_relaxed) != nullptr) {
+                      n.for_each_share(all_threads, [side](tracked_share& s) {
+                        if (side != fork_side::parent) s.forget_owner();
+                        s.end_visit();
+                      });
+                    }
                     n.lock_.unlock();
                   }};
 };
@@ -20799,10 +21228,12 @@ namespace tarn {
 /// into smaller ones, which are mapped at the old addresses. No work uses the pool's memory from this call until it returns; the
 /// caller has synchronised the streams that did. Does nothing while the pool sleeps.
 ///
-/// Afterwards `reserved` < `live` + 2 granules * `stretches`: a stretch of live bytes keeps the granules that its two ends lie in,
-/// and a block of two bytes may lie in two granules. Blocks up to 32 KiB lie in runs; a run with a live block counts as live as a
-/// whole, and so do blocks that wait for recorded uses. Three kinds of handles stay as they are, and may exceed the bound: those
-/// with a page_pin, those for whose copy the device has no memory, and those that work may still use, contrary to the promise above.
+/// Afterwards `reserved` < `live` + 2 granules * `stretches`. Addresses stay, and a granule is indivisible: a stretch of live bytes
+/// that begins and ends inside granules also holds the free rest of both, each less than a granule. Two live bytes on either side of
+/// a boundary thus hold two granules; a stretch that begins or ends on a boundary holds less than one granule beyond its bytes.
+/// Blocks up to 32 KiB lie in runs; a run with a live block counts as live as a whole, and so do blocks that wait for recorded uses.
+/// Three kinds of handles stay as they are, and may exceed the bound: those with a page_pin, those for whose copy the device has no
+/// memory, and those that work may still use, contrary to the promise above.
 /// The memory of the pool's graph_memories stays, and is counted neither as live nor as reserved here: its graphs hold addresses.
 ///
 /// Where the device has no virtual memory management, or a memory tool is attached, gives back the segments without a live byte, and
@@ -21667,7 +22098,8 @@ class graph_memory {
 ///
 /// A stream that joins the capture is recognised when the thread that opened the scope allocates on it. Name it with join() before
 /// another thread uses it, before it only frees, and if the thread has several scopes open. That thread captures nothing else
-/// meanwhile. Other threads and streams use the pool as before, at the same cost; a bare handle costs one driver call more (17 ns).
+/// meanwhile, and all its calls of the pool ask whether their stream joined: a pair on a stream that did not costs 385 ns there, 36
+/// without a scope (H200). Other threads use the pool as before, at the same cost; a bare handle costs one driver call more (17 ns).
 ///
 /// Bare handles may be used inside the capture: CUDA refuses to identify a captured stream, so the pool remembers it. A stream that
 /// tarn did not make and that joined before it was named must be named in one way only: by its handle, or by an identity that was
@@ -21675,7 +22107,8 @@ class graph_memory {
 ///
 /// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
 /// (fenced, poisoned and checked verify and poison nothing then that they would have to wait for on the device.)
-/// Opening takes 20 us or less, and longer with many threads. Must be destroyed before its owner; any thread may do so.
+/// Opening and closing it takes 0.84 us (H200), and longer with many threads. Must be destroyed before its owner; any thread may do
+/// so.
 class [[nodiscard]] capture_scope {
  public:
   /// @throws cuda_error  the driver does not know the stream, another scope is open for it, or 64 streams are captured already;
@@ -22114,6 +22547,27 @@ inline constexpr auto ask_statistics = [](auto& layer) -> decltype(layer.statist
 };
 inline constexpr auto ask_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
 
+/// The memory that pools hold for captured graphs, bytes.
+struct graph_totals {
+  std::size_t owners = 0;  ///< graph memories, and ended ones whose memory has not gone back yet
+  std::size_t reserved = 0;
+  std::size_t allocated = 0;
+  std::size_t kept = 0;  ///< blocks that captures freed though they are not their owner's
+};
+inline constexpr auto ask_graphs = [](auto& layer) -> decltype(layer.inspect(routed_calls::any_look{}),
+                                                               graph_totals{}) {
+  graph_totals sum;
+  layer.inspect([&](auto& heap, auto& front, auto& waiting, auto&) {
+    sum.kept += waiting.kept_bytes();
+    if (heap.graph_memory == 0) return;
+    pool_state const s = read_state(heap, front, waiting);
+    ++sum.owners;
+    sum.reserved += s.reserved;
+    sum.allocated += s.live > s.pending ? s.live - s.pending : 0;
+  });
+  return sum;
+};
+
 template <class Resource>
 inline constexpr bool is_tracked = reachable<Resource, decltype(ask_statistics)>;
 template <class Resource>
@@ -22230,8 +22684,14 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 ///   num_alloc_retries              times that the driver refused and the cache was searched again
 ///   num_sync_all_streams           times that the host waited for a stream
 ///   oversize_*, max_split_size     0 and -1: blocks of every size may be split
-/// The memory of captured graphs is part of every number, as PyTorch's private pools are; PyTorch has no key for it alone, and
-/// neither has this. graph_memory::state() returns it for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
+/// The memory of captured graphs is part of these numbers, as PyTorch's private pools are. PyTorch has no keys for it alone. While
+/// a pool holds any, there are four keys of tarn's own, each a current value:
+///   graph_memory.owners            graph memories, and ended ones whose memory has not been given back yet
+///   graph_memory.reserved_bytes    held from the driver for them alone
+///   graph_memory.allocated_bytes   the live blocks in it
+///   graph_memory.kept_bytes        other blocks that were freed inside a capture, which the pool keeps for the graph; they are
+///                                  part of active_bytes until then
+/// graph_memory::state() returns these for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
 /// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a waiting block counts
 /// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
 /// the pool's locks briefly. @throws std::bad_alloc
@@ -22265,6 +22725,15 @@ template <class Resource>
   put_groups("active_bytes", t.active_bytes);
   put_groups("allocated_bytes", t.allocated_bytes);
   put_groups("allocation", t.allocations);
+  if constexpr (reachable<Resource, decltype(detail::ask_graphs)>) {
+    detail::graph_totals const graphs = nearest(memory, detail::ask_graphs);
+    if (graphs.owners != 0 || graphs.kept != 0) {
+      add("graph_memory.allocated_bytes", number(graphs.allocated));
+      add("graph_memory.kept_bytes", number(graphs.kept));
+      add("graph_memory.owners", number(graphs.owners));
+      add("graph_memory.reserved_bytes", number(graphs.reserved));
+    }
+  }
   put_groups("inactive_split", {p.split.blocks, p.small.split.blocks, p.large.split.blocks});
   put_groups("inactive_split_bytes", {p.split.bytes, p.small.split.bytes, p.large.split.bytes});
   add("max_split_size", -1);
@@ -22379,8 +22848,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). For memory with `tracked` and,
-/// for the reserved rows, a pool. The title names the allocator_backend() unless it is "pages". @throws std::bad_alloc
+/// Returns a table, 75 columns between its edges, in the layout of torch.cuda.memory_summary(). While the pool holds memory of
+/// captured graphs, three rows more show its current bytes: see memory_stats(). For memory with `tracked` and, for the reserved
+/// rows, a pool. The title names the allocator_backend() unless it is "pages". @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
   std::vector<memory_stat> const stats = memory_stats(memory);
@@ -22435,6 +22905,19 @@ template <class Resource>
   row("Oversize allocations", "oversize_allocations", "oversize_allocations", &detail::table_count);
   out += rule;
   row("Oversize GPU segments", "oversize_segments", "oversize_segments", &detail::table_count);
+  if (value("graph_memory.owners") != 0 || value("graph_memory.kept_bytes") != 0) {
+    std::string const none(12, ' ');
+    std::int64_t const scale =
+        detail::max_of(value("graph_memory.reserved_bytes"), value("graph_memory.kept_bytes"));
+    auto const current = [&](char const* label, char const* key) {
+      out += detail::concat({"| ", detail::left(label, 21), " | ", detail::table_bytes(value(key), scale),
+                             " |", none, "|", none, "|", none, "|\n"});
+    };
+    out += rule;
+    current("Graph memory", "graph_memory.reserved_bytes");
+    current("      allocated", "graph_memory.allocated_bytes");
+    current("      kept blocks", "graph_memory.kept_bytes");
+  }
   out += line;
   return out;
 }
