@@ -89,7 +89,7 @@ void add_foreign_blocks(waste_moment& m, Heap& heap) {
 /// Adds all that the pool holds beside live blocks.
 template <inspected_peer P>
 void add_pool(waste_moment& m, P const& pool) {
-  auto const look = [&](auto& heap, auto& front, auto& waiting) {
+  auto const look = [&](auto& heap, auto& front, auto& waiting, auto&) {
     tarn::detail::pool_facts facts;
     facts.copy(heap, front, waiting);
     add_arena(m, facts);
