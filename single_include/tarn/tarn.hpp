@@ -6937,12 +6937,12 @@ enum class handles_per_block {
 ///
 /// A bare handle of a captured stream is always refused outside of a capture_scope: the pool asks CUDA for its identity at each call,
 /// which CUDA refuses (code 900) and which invalidates the capture, so no graph is replayed. A stream whose identity is known (of
-/// tarn::stream, tarn::identified, or a buffer) costs no driver call; to ask CUDA takes 17 ns, 170 ns while seven other threads ask,
-/// and a pair of calls 29 ns (H200). Hence `in_scopes` by default.
+/// tarn::stream, tarn::identified, or a buffer) costs no driver call. To ask CUDA whether it captures takes 20 ns, and 175 ns while 14
+/// other threads ask (H200, bench/results/graphs.jsonl). Hence `in_scopes` by default.
 enum class capture_watch {
   in_scopes,  ///< while a capture_scope is open. On streams of known identity other captures must not free blocks of the pool that the
               ///< graph uses: they may be handed out again while it is replayed
-  always  ///< at each call: warm calls then take the pool's slow path, and make one driver call; a pair takes 4 times as long
+  always  ///< at each call: warm calls then make one driver call; a pair takes 5 times as long, 114 ns instead of 23 (H200)
 };
 
 template <class Upstream>
