@@ -606,7 +606,8 @@ class tracked_numbers {
         its.open_bounded(error_);
         continue;
       }
-      tracked_room room{}, offered{};
+      tracked_room room{};
+      tracked_room offered{};
       for (std::size_t g = 0; g < 2; ++g) {
         for (std::size_t k = 0; k < 3; ++k) {
           std::int64_t const part = (rest[g][k] + takers_left - 1) / takers_left;
