@@ -662,7 +662,8 @@ class exported_pages {
 /// way, an importer calls record_done(), says so, and wait_done() here orders a stream after it. A stream that waits for work of a
 /// process that was killed may wait forever: on an H200 with driver 580 it still waited after 8 s, and CUDA's documentation leaves it
 /// open. So wait_ready() and wait_done() throw if the process has ended before its work; they cannot notice that it is killed after
-/// the call. Where that may happen, synchronize_ready() and synchronize_done() wait on the host instead, with a limit. The events end with this object: an importer may then use the memory, but neither wait nor record.
+/// the call. Where that may happen, synchronize_ready() and synchronize_done() wait on the host instead, with a limit. The events end
+/// with this object: an importer may then use the memory, but neither wait nor record.
 template <class Memory>
 class [[nodiscard]] exported_block {
   using driver_type = std::remove_cvref_t<decltype(std::declval<Memory const&>().driver())>;
