@@ -10,6 +10,7 @@
 #   bench/gpu.sh prepare clients    gathers only what the stage clients needs
 #   bench/gpu.sh prebuild    on a machine with nvcc, after prepare: compiles the programs of clients for ARCH into .gpu-deps/built,
 #                            from where clients_build takes them; with PyTorch in python3, its extension, too
+#   bench/gpu.sh prebuild all    compiles all other programs for ARCH, too; the stage build takes those of the same commit
 #   bench/gpu.sh             on the GPU machine, with .gpu-deps/ in the repository root: runs all stages
 #   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
 #                            Stages after build need a build that is there
@@ -292,9 +293,16 @@ run_configure() {
 # are at the end of the log.
 run_build() {
   local targets=(tarn_replay tarn_hot_paths tarn_moving tarn_sleep tarn_compact tarn_reservations cuda_programs) keep_going=-k status
+  local packed=$deps/built/programs.tar.gz
+  if [ -f "$packed" ] && [ "$(cat "$deps/built/COMMIT")" = "$commit" ]; then
+    say "prebuilt, but for the programs with PyTorch's allocator"
+    tar -C "$build" -xzf "$packed" || return
+    targets=()
+  fi
+  [ -n "$rmm_dir" ] && [ ${#targets[@]} -ne 0 ] && targets+=(tarn_replay_rmm tarn_hot_paths_rmm)
+  [ -n "$dali_dir" ] && [ ${#targets[@]} -ne 0 ] && targets+=(tarn_replay_dali tarn_hot_paths_dali)
   [ -n "$torch_dir" ] && targets+=(tarn_replay_torch tarn_hot_paths_torch)
-  [ -n "$rmm_dir" ] && targets+=(tarn_replay_rmm tarn_hot_paths_rmm)
-  [ -n "$dali_dir" ] && targets+=(tarn_replay_dali tarn_hot_paths_dali)
+  [ ${#targets[@]} -ne 0 ] || return 0
   [ -f "$build/build.ninja" ] && keep_going=-k0
   cmake --build "$build" -j "$jobs" --target "${targets[@]}" -- $keep_going
   status=$?
@@ -702,13 +710,27 @@ run_summary() {
 
 # prebuild: the programs of clients, for a machine with the CPU and the C library of this one or newer ones. Carry .gpu-deps/built with
 # the rest of .gpu-deps, and build again after a change of tarn's headers.
+# pack_programs: all that run_build made, for its next run on another machine.
+pack_programs() {
+  local file programs=()
+  while read -r file; do
+    strip "$file" && programs+=("${file#"$build"/}")
+  done < <(find "$build" -path '*/CMakeFiles/*' -prune -o -type f \( -executable -o -name '*.so*' \) -print |
+    while read -r file; do ! file -b "$file" | grep -q '^ELF' || say "$file"; done)
+  tar -C "$build" -czf "$deps/built/programs.tar.gz" "${programs[@]}" && say "$commit" >"$deps/built/COMMIT"
+}
 pack_program() { strip -o "$1.stripped" "$1" && gzip -9 -c "$1.stripped" >"$deps/built/$(basename "$1").gz" && rm "$1.stripped"; }
 prebuild() {
-  local failed=0 program file target sources
+  local failed=0 program file target sources rest=OFF
+  [ "${1:-}" != all ] || rest=ON
   find_python_packages >/dev/null
   rm -rf "$deps/built"
   mkdir -p "$deps/built"
-  CUDAARCHS=${ARCH:-90} TARN_BUILD_REST=OFF run_configure || return
+  CUDAARCHS=${ARCH:-90} TARN_BUILD_REST=$rest run_configure || return
+  if [ $rest = ON ]; then
+    run_build || failed=1
+    pack_programs || failed=1
+  fi
   for program in bench/tarn_nanovdb:tarn_nanovdb:$nanovdb_dir bench/tarn_tcnn:tarn_tcnn:$tcnn_dir examples/libtarn_c.so:example_tarn_c_cuda:yes; do
     IFS=: read -r file target sources <<<"$program"
     [ -n "$sources" ] || { say "skipped $target: its sources are not in .gpu-deps"; continue; }
@@ -735,7 +757,7 @@ case ${1:-} in
     ;;
   prebuild)
     build=${BUILD:-$root/build-clients}
-    prebuild
+    prebuild "${2:-}"
     exit
     ;;
 esac
@@ -764,7 +786,11 @@ environment_file=$results/environment.txt
 [ -z "$only_clients" ] || environment_file=$logs/environment.txt
 environment | tee "$environment_file"
 [ -d "$deps" ] || say "no .gpu-deps: what this machine lacks is skipped (bench/gpu.sh prepare, on Debian, gathers it)"
-export LD_LIBRARY_PATH=$deps/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# Prebuilt programs name the folders of the machine that built them.
+for folder in "$deps/usr/lib/x86_64-linux-gnu" "$deps/dali" "$deps/rmm/librmm/lib64" "$deps/rmm/rapids_logger/lib64" "$nccl_dir/lib"; do
+  [ ! -d "$folder" ] || LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
+done
+export LD_LIBRARY_PATH
 
 # Limits, not what they take: together more than ten minutes, of which TOTAL_SECONDS keeps them.
 stage configure 40 run_configure
