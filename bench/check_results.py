@@ -68,6 +68,13 @@ def main():
         expect("the README compares tarn's default with the best of its peer", len(lines) == 2 and lines[1][1:] == ["0.900", "0.850"])
         lines, used = summary.readme_replay(results.replay(folder))
         expect("a conversion is listed with its copy", "convert/a/b  3,000  4,000   0.75" in text and "peer_copy" not in text)
+        later = replayed("tarn_tracked", "b", commit="def", date="2026-01-03T03:04Z")
+        (folder / "replay_tarn.jsonl").write_text(whole + "\n" + later)
+        rows = results.replay(folder)
+        newest = results.newest_commit(rows)
+        expect("the README takes the figures of the commit that was replayed last",
+               newest == "def" and [row["trace"] for row in results.of_newest_run(rows, newest)] == ["b"])
+        expect("without a replay on a GPU all figures count", results.newest_commit(results.hot_paths(folder)) is None)
         expect("the README compares rows of both allocators", len(lines) == 2 and len(used) == 2 and lines[1][-3] == "0.50")
 
 

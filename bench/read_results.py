@@ -111,6 +111,17 @@ def instructions(results=RESULTS):
         return {}
 
 
+def of_newest_run(rows, newest):
+    """The rows of the commit that `newest` is of: figures that stand side by side come from one run. All, where `newest` is null."""
+    return rows if newest is None else [row for row in rows if row.get("commit") == newest]
+
+
+def newest_commit(rows):
+    """The commit of the latest replay of device_pool on a GPU; null where there is none."""
+    mine = [row for row in rows if row.get("pool") == "tarn_tracked" and row.get("device") == "cuda"]
+    return max(mine, key=lambda row: str(row.get("date")))["commit"] if mine else None
+
+
 def measured_on(rows):
     """Where and of what the rows are, one line for each different answer."""
     lines = []

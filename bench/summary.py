@@ -3,7 +3,8 @@
 """Reads bench/results/ and writes summary.txt there: the replay, the hot paths, their tails.
 
   summary.py [RESULTS]            writes RESULTS/summary.txt
-  summary.py --readme [RESULTS]   writes the figures of the README, between its markers, and nothing else
+  summary.py --readme [RESULTS]   writes the figures of the README, between its markers, and nothing else: those of the commit of
+                                  the latest replay on a GPU
 
 Every figure is of one run on one machine. Standard library only.
 """
@@ -279,17 +280,22 @@ def readme(folder):
     text = README.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         sys.exit(f"{README.name} has no pair of markers: {BEGIN} ... {END}")
-    replay, used = readme_replay(results.replay(folder))
-    hot, used_hot = readme_hot(results.hot_paths(folder))
+    newest = results.newest_commit(results.replay(folder))
+
+    def of_one_run(rows):
+        return results.of_newest_run(rows, newest)
+
+    replay, used = readme_replay(of_one_run(results.replay(folder)))
+    hot, used_hot = readme_hot(of_one_run(results.hot_paths(folder)))
     parts = []
     if len(replay) > 1:
         parts.append(markdown(replay))
     if len(hot) > 1:
         parts.append(markdown(hot))
-    moved, used_moved = readme_moving(results.moving(folder))
+    moved, used_moved = readme_moving(of_one_run(results.moving(folder)))
     if len(moved) > 1:
         parts.append(markdown(moved))
-    capped = [row for row in results.survival(folder) if row["device"] == "cuda"]
+    capped = [row for row in of_one_run(results.survival(folder)) if row["device"] == "cuda"]
     if capped:
         parts.append("Out of memory, on the GPU with a ballast beside it:\n\n" + markdown(survivors(capped)))
     if (pathlib.Path(folder) / "overview.png").exists():
