@@ -33,6 +33,7 @@
 #include "device_memory.hpp"
 #include "history.hpp"
 #include "private_pools.hpp"
+#include "standard_library.hpp"
 
 namespace tarn_torch {
 namespace {
@@ -1014,8 +1015,17 @@ __attribute__((visibility("default"))) int tarn_torch_pool_counters(
   }
 }
 
-/// Puts tarn under PyTorch in this process. Returns 0, or 1 with the reason in `error`. Does nothing if it is installed already.
+/// Puts tarn under PyTorch in this process. Returns 0; 1 if CUDA was used before; or 2 if this library was linked wrongly; with the reason
+/// in `error`. Does nothing if it is installed already.
 __attribute__((visibility("default"))) int tarn_torch_install(char* error, std::size_t room) noexcept {
+  if (tarn_torch::has_own_standard_library(reinterpret_cast<void const*>(&tarn_torch_install))) {
+    tarn_torch::put_text(
+        "this library has a copy of the C++ standard library in itself, which cannot work beside PyTorch's. "
+        "Link it "
+        "dynamically (-l:libstdc++.so.6)",
+        error, room);
+    return 2;
+  }
   try {
     tarn_torch::allocator& the_one = tarn_torch::instance();
     if (c10::cuda::CUDACachingAllocator::get() == &the_one) return 0;

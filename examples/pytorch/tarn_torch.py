@@ -14,6 +14,10 @@ import torch
 
 __all__ = ["build", "install", "is_installed", "library", "pool_counters"]
 
+# A compiler may be set up to link the C++ library and the unwinder statically. PyTorch brings those of the process, and a second copy of
+# another version crashes beside them; so the shared ones come first.
+LINK_SHARED_CPP = ("-l:libstdc++.so.6", "-l:libgcc_s.so.1")
+
 _here = pathlib.Path(__file__).resolve().parent
 _name = "tarn_torch"
 
@@ -49,6 +53,7 @@ def build(verbose: bool = False) -> pathlib.Path:
             "-lc10_cuda",
             "-ltorch_cuda",
             "-lcudart",
+            *LINK_SHARED_CPP,
         ],
         build_directory=str(path.parent),
         with_cuda=False,  # there is no code for the device
@@ -80,8 +85,9 @@ def install(*, remap: bool = True, slack_per_mille: int | None = None, largest_h
     The options are those of tarn's pool (include/tarn/pool/options.hpp): whether free physical handles are remapped, how far reserved
     memory may exceed the peak of live bytes before they are, and the largest handle in bytes. The defaults suit most programs.
 
-    Raises RuntimeError if CUDA was used before, if tarn is installed already and options are given, or if PyTorch has no CUDA. Does
-    nothing if tarn is installed already. It needs no GPU: without one, the first use of CUDA fails as it does without tarn.
+    Raises RuntimeError if CUDA was used before, if tarn is installed already and options are given, if PyTorch has no CUDA, or if the
+    library has a C++ standard library of its own. Does nothing if tarn is installed already. It needs no GPU: without one, the first use
+    of CUDA fails as it does without tarn.
     """
     if torch.version.cuda is None:
         raise RuntimeError("tarn_torch: this PyTorch was built without CUDA")
@@ -95,8 +101,11 @@ def install(*, remap: bool = True, slack_per_mille: int | None = None, largest_h
         if lib.tarn_torch_set_pool(int(remap), *numbers) != 0:
             raise RuntimeError("tarn_torch.install(): tarn is installed already, and its options cannot change")
     error = ctypes.create_string_buffer(4096)
-    if lib.tarn_torch_install(error, len(error)) != 0:
+    result = lib.tarn_torch_install(error, len(error))
+    if result != 0:
         reason = error.value.decode(errors="replace").splitlines()[0]
+        if result == 2:
+            raise RuntimeError(f"tarn_torch.install(): {library()}: {reason}")
         raise RuntimeError(f"tarn_torch.install() must come before the first use of CUDA: {reason}")
 
 

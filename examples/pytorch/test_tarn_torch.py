@@ -869,6 +869,48 @@ class Installation(unittest.TestCase):
         )
         self.assertRegex(done.stdout, r"^RuntimeError .* cannot change\nValueError .* must not be negative\n$", done.stderr)
 
+    def test_standard_library_is_that_of_the_process(self):
+        # A compiler that links the C++ library statically made torch.OutOfMemoryError end with SIGSEGV: the copy's locales read the
+        # tables of PyTorch's, which was of another version.
+        from tarn_torch import LINK_SHARED_CPP
+
+        source = (
+            '#include "standard_library.hpp"\n'
+            'extern "C" int own() { return tarn_torch::has_own_standard_library(reinterpret_cast<void const*>(&own)); }'
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            for name, flags in (
+                ("usual", []),
+                ("own", ["-static-libstdc++"]),
+                ("as_built", ["-static-libstdc++", "-static-libgcc", *LINK_SHARED_CPP]),
+            ):
+                subprocess.run(
+                    ["c++", "-std=c++20", "-shared", "-fPIC", f"-I{HERE}", "-x", "c++", "-", "-o", f"{folder}/{name}.so", *flags],
+                    input=source, text=True, check=True,
+                )  # fmt: skip
+            done = python(
+                "-c",
+                "import ctypes, torch\n"
+                f"for name in ('usual', 'own', 'as_built'): print(name, ctypes.CDLL('{folder}/' + name + '.so').own())",
+            )
+        self.assertEqual(done.stdout.split(), "usual 0 own 1 as_built 0".split(), done.stderr)
+
+    def test_library_with_its_own_standard_library_is_refused(self):
+        source = (
+            "#include <cstddef>\n#include <cstring>\n"
+            'extern "C" int tarn_torch_install(char* e, std::size_t n) { std::strncpy(e, "a copy", n); return 2; }\n'
+            'extern "C" int tarn_torch_set_pool() { return 0; }\nextern "C" int tarn_torch_pool_counters() { return 1; }'
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/other.so"
+            subprocess.run(["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", path], input=source, text=True, check=True)
+            done = python(
+                "-c",
+                "import tarn_torch\ntry: tarn_torch.install()\nexcept RuntimeError as e: print(e)",
+                TARN_TORCH_LIBRARY=path,
+            )
+        self.assertEqual(done.stdout, f"tarn_torch.install(): {path}: a copy\n", done.stderr)
+
     @unittest.skipUnless(has_gpu(), "needs a GPU")
     def test_options_reach_the_pool_and_pool_counters_count(self):
         done = python(
