@@ -89,7 +89,7 @@ void lose_memory_pools(Options& options) {
   s.check_state_every = kind.watched == watch::model ? 61 : 7;
   if (kind.has_headroom) {
     m.capacity = 2_MiB * random.between(kind.least_capacity / 2_MiB, kind.most_capacity / 2_MiB);
-    s.headroom = 2_MiB * random.between(1, 8);
+    s.headroom = TARN_SIMULATION_HEADROOM * 2_MiB * random.between(1, 8);
   }
   for (unsigned i = 0; i < kind.pools; ++i) {
     pool_choice c;
