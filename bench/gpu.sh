@@ -8,18 +8,22 @@
 #                            if pip has them; the sources of NanoVDB and tiny-cuda-nn, and the tests of RMM and of PyTorch's
 #                            allocator, if git can fetch them)
 #   bench/gpu.sh prepare clients    gathers only what the stage clients needs
+#   bench/gpu.sh prepare mpi        on Debian: builds Debian's Open MPI with CUDA support, which its packages lack, and takes a UCX with CUDA
+#                            support from pip, into .gpu-mpi/, for the stage mpi. Needs nvcc's headers, and sources in apt's lists;
+#                            ten minutes on one core, 12 MiB
 #   bench/gpu.sh prebuild    on a machine with nvcc, after prepare: compiles the programs of clients for ARCH into .gpu-deps/built,
 #                            from where clients_build takes them; with PyTorch in python3, its extension, too
 #   bench/gpu.sh prebuild all    compiles all other programs for ARCH, too; the stage build takes those of the same commit
-#   bench/gpu.sh             on the GPU machine, with .gpu-deps/ in the repository root: runs all stages
+#   bench/gpu.sh             on the GPU machine, with .gpu-deps/ (and .gpu-mpi/) in the repository root: runs all stages
+#   bench/gpu.sh two_gpus    on a machine with several GPUs: only the stages whose results more than one GPU changes
 #   bench/gpu.sh STAGE...    runs only these; a first word of a name means all that begin with it (replay, hot_paths).
 #                            Stages after build need a build that is there
 #
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  replay_dali
 #   hot_paths_cuda  hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  hot_paths_dali
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
-#   moving  sleep  compact  reservations  convert  graphs  nccl  tests  endings  sanitize  planted  examples  snapshots  summary
-#   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm: only where they are named
+#   moving  sleep  compact  reservations  convert  graphs  nccl  mpi  tests  endings  sanitize  planted  examples  snapshots  summary
+#   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm  torch_devices: only where they are named
 #   clients_build  clients_nanovdb  clients_cupy  clients_tcnn  clients_torch  clients_torch_tests  clients_rmm: other people's programs on
 #   tarn, only where they are named. clients means all of them, and needs no other stage: clients_build configures and builds what
 #   they need. Their logs, shortened, are bench/results/clients_*.log
@@ -136,6 +140,45 @@ prepare() {
   fi
   du -sh "$deps"/*
   du -sh "$deps"
+}
+
+# Open MPI as Debian has it, but with CUDA support, and only what one machine needs; and a UCX with CUDA support. The sources come from
+# where apt gets its packages.
+prepare_mpi() {
+  local work=$root/build-mpi out=$root/.gpu-mpi cuda=${CUDA_HOME:-/usr/local/cuda} apt=() file
+  rm -rf "$out" "$work"
+  mkdir -p "$work"/{lists/partial,cache/archives/partial,parts} "$out/ucx/lib/ucx"
+  for file in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list.d/ubuntu.sources; do
+    [ ! -f "$file" ] || sed 's/^Types:.*/Types: deb-src/' "$file" >"$work/parts/$(basename "$file")"
+  done
+  sed -n 's/^deb /deb-src /p' /etc/apt/sources.list >"$work/sources.list" 2>/dev/null
+  apt=(-o "Dir::Etc::sourcelist=$work/sources.list" -o "Dir::Etc::sourceparts=$work/parts" -o "Dir::State::lists=$work/lists"
+    -o "Dir::Cache=$work/cache")
+  say "building Open MPI with CUDA support"
+  (
+    cd "$work" && apt-get -qq "${apt[@]}" update && apt-get -qq "${apt[@]}" source --download-only openmpi &&
+      tar -xf openmpi_*.orig.tar.* && mkdir build && cd build &&
+      "$(echo ../openmpi-*/configure)" --prefix="$out/openmpi" "--with-cuda=$cuda" CC=gcc CXX=g++ CFLAGS='-O1 -DNDEBUG -w' \
+        --without-{ucx,ofi,verbs,psm2,slurm,lsf,sge,tm} --disable-{mpi-fortran,oshmem,io-romio,static,man-pages,libompitrace} \
+        --with-{hwloc,libevent,pmix}=internal \
+        --enable-mca-no-build=coll-ml,fcoll,fs,fbtl,sharedfp,io,vprotocol,op-avx,mtl,osc-ucx,common-ofi &&
+      make -j "$jobs" && make install
+  ) >"$work/log" 2>&1 || { tail -n 20 "$work/log"; return 1; }
+  find "$out/openmpi" -name '*.la' -delete
+  find "$out/openmpi" -type f \( -name '*.so.*' -o -name '*.so' -o -path '*/bin/*' \) -exec strip --strip-unneeded {} + 2>/dev/null
+  LD_LIBRARY_PATH=$out/openmpi/lib "$out/openmpi/bin/ompi_info" --parsable --level 9 --all |
+    grep -q 'mpi_built_with_cuda_support:value:true' || { say "this Open MPI has no CUDA support" >&2; return 1; }
+  say "downloading libucx-cu13 with pip"
+  if python3 -m pip download -q --no-deps --only-binary=:all: -d "$work" libucx-cu13; then
+    python3 -m zipfile -e "$work"/libucx_cu13-*.whl "$work/wheel"
+    cp "$work"/wheel/libucx/lib/libuc{m,p,s,s_signal}.so.0 "$work"/wheel/libucx/lib/libuct.so.0 "$work"/wheel/libucx_cu13.libs/* "$out/ucx/lib"
+    cp "$work"/wheel/libucx/lib/ucx/libu{ct_cuda,cm_cuda,ct_cma}.so.0 "$out/ucx/lib/ucx"
+    strip --strip-unneeded "$out"/ucx/lib/lib* "$out"/ucx/lib/ucx/*
+  else
+    say "skipped UCX: pip could not fetch it"
+  fi
+  rm -rf "$work"
+  du -sh "$out"/*
 }
 
 # fetch_sources FOLDER URL COMMIT PATH...: these folders of a program's sources, into .gpu-deps/FOLDER. MIRRORS may name a folder of
@@ -292,16 +335,20 @@ run_configure() {
 # Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times
 # are at the end of the log.
 run_build() {
-  local targets=(tarn_replay tarn_hot_paths tarn_moving tarn_sleep tarn_compact tarn_reservations cuda_programs) keep_going=-k status
-  local packed=$deps/built/programs.tar.gz
+  local targets=() with_torch=() keep_going=-k status packed=$deps/built/programs.tar.gz
+  [ -n "$torch_dir" ] && [ -z "$only_two_gpus" ] && with_torch=(tarn_replay_torch tarn_hot_paths_torch)
   if [ -f "$packed" ] && [ "$(cat "$deps/built/COMMIT")" = "$commit" ]; then
     say "prebuilt, but for the programs with PyTorch's allocator"
     tar -C "$build" -xzf "$packed" || return
-    targets=()
+  else
+    targets=(cuda_programs)
+    if [ -z "$only_two_gpus" ]; then
+      targets+=(tarn_replay tarn_hot_paths tarn_moving tarn_sleep tarn_compact tarn_reservations)
+      [ -n "$rmm_dir" ] && targets+=(tarn_replay_rmm tarn_hot_paths_rmm)
+      [ -n "$dali_dir" ] && targets+=(tarn_replay_dali tarn_hot_paths_dali)
+    fi
   fi
-  [ -n "$rmm_dir" ] && [ ${#targets[@]} -ne 0 ] && targets+=(tarn_replay_rmm tarn_hot_paths_rmm)
-  [ -n "$dali_dir" ] && [ ${#targets[@]} -ne 0 ] && targets+=(tarn_replay_dali tarn_hot_paths_dali)
-  [ -n "$torch_dir" ] && targets+=(tarn_replay_torch tarn_hot_paths_torch)
+  targets+=("${with_torch[@]}")
   [ ${#targets[@]} -ne 0 ] || return 0
   [ -f "$build/build.ninja" ] && keep_going=-k0
   cmake --build "$build" -j "$jobs" --target "${targets[@]}" -- $keep_going
@@ -326,13 +373,60 @@ run_nccl() {
   local program
   [ -n "$devices" ] || { say "there is one GPU"; return 77; }
   program=$(built tarn_nccl) || { say "tarn_nccl was not built"; return 77; }
-  "$program" --json "$results/nccl.jsonl.new"
+  "$program" --repetitions 25 --json "$results/nccl.jsonl.new"
+}
+
+# two_processes MPIRUN NAME=VALUE... PROGRAM ARGUMENT...: also as root, on one GPU, and where there is no ssh.
+two_processes() {
+  local mpirun=$1
+  shift
+  timeout 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated OMPI_MCA_rmaps_base_oversubscribe=1 \
+    OMPI_MCA_btl_vader_single_copy_mechanism=none "$mpirun" -n 2 env "$@"
+}
+export -f two_processes
+
+# Blocks that MPI sends and receives itself. Open MPI's own transports must carry blocks of one handle and of several, UCX those of one;
+# what UCX does with several is only printed.
+run_mpi() {
+  local openmpi=$root/.gpu-mpi/openmpi ucx=$root/.gpu-mpi/ucx/lib log=$results/mpi$devices.log cuda=${CUDA_HOME:-/usr/local/cuda}
+  local failed=0 way status path=${LD_LIBRARY_PATH:-} prefix=${OPAL_PREFIX:-}
+  [ -x "$openmpi/bin/mpicxx" ] || { say "no .gpu-mpi"; return 77; }
+  export OPAL_PREFIX=$openmpi LD_LIBRARY_PATH=$openmpi/lib:$path OMPI_CXX=g++
+  "$openmpi/bin/mpicxx" -std=c++20 -O1 -I"$root/include" -I"$cuda/include" "$root/tests/interop/mpi.cpp" -o "$build/mpi_with_cuda" \
+    -L"$cuda/lib64" -lcudart_static -pthread -ldl -lrt || return
+  cp "$environment_file" "$log"
+  {
+    say "-- Open MPI with CUDA support, its own transports"
+    (unset PMIX_INSTALL_PREFIX && two_processes "$openmpi/bin/mpirun" "$build/mpi_with_cuda") || { say "FAILED with $?"; failed=1; }
+    say "-- the same without cudaIpc"
+    (unset PMIX_INSTALL_PREFIX && two_processes "$openmpi/bin/mpirun" OMPI_MCA_btl_smcuda_use_cuda_ipc=0 "$build/mpi_with_cuda") ||
+      { say "FAILED with $?"; failed=1; }
+    # Debian's Open MPI, which prepare takes along.
+    if [ -n "$mpi_dir" ] && [ -f "$ucx/libucp.so.0" ] && [ -x "$build/tests/tarn_mpi_cuda" ]; then
+      export OPAL_PREFIX=$prefix LD_LIBRARY_PATH=$ucx:$path
+      for way in one several; do
+        say "-- Debian's Open MPI over UCX $(strings -a "$ucx/libucp.so.0" | grep -m 1 -xE '1\.[0-9]+\.[0-9]+') with CUDA support, blocks of $way"
+        two_processes "$mpi_dir/bin/mpirun.openmpi" OMPI_MCA_pml=ucx OMPI_MCA_opal_common_ucx_tls=any \
+          OMPI_MCA_opal_common_ucx_devices=any TARN_TEST_MPI_HAS_CUDA=1 "$build/tests/tarn_mpi_cuda" "$way"
+        status=$?
+        if [ $status -eq 0 ]; then continue; fi
+        say "ended with $status"
+        [ $way = several ] || { say "FAILED: UCX with blocks of one handle"; failed=1; }
+      done
+    else
+      say "skipped UCX: it, or Debian's Open MPI, is not here"
+    fi
+  } >>"$log" 2>&1
+  sed -i "s|$root/||g" "$log"
+  say "evidence: mpi_with_cuda passed=$(grep -c '^MPI sent and received' "$log") failed=$failed" >>"$log"
+  cat "$log"
+  return $failed
 }
 
 run_tests() {
   [ -x "$build/tests/tarn_cuda_tests" ] || { say "tarn_cuda_tests was not built"; return 1; }
   local log=$results/cuda_tests$devices.log status
-  cp "$results/environment.txt" "$log"
+  cp "$environment_file" "$log"
   "$build/tests/tarn_cuda_tests" --durations yes >>"$log" 2>&1
   status=$?
   sed -i "s|$root/||g" "$log"
@@ -343,7 +437,7 @@ run_tests() {
 run_endings() {
   local folder=$build/tests/faults
   [ -x "$folder/tarn_endings_cuda" ] || { say "tarn_endings_cuda was not built"; return 1; }
-  cp "$results/environment.txt" "$results/endings_cuda.log"
+  cp "$environment_file" "$results/endings_cuda.log"
   python3 "$root/tests/faults/endings.py" "$folder/tarn_endings_cuda" "$folder/libtarn_ending_plugin_cuda.so" \
     >>"$results/endings_cuda.log" 2>&1
 }
@@ -354,7 +448,7 @@ run_sanitize() {
   # Not the refusals: the tests provoke them.
   compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$build/tests/tarn_cuda_tests" '[cuda]' \
     >"$log" 2>&1 || return
-  sed -i -e "s|$root/||g" -e "1r $results/environment.txt" "$log"
+  sed -i -e "s|$root/||g" -e "1r $environment_file" "$log"
   counted "$log" "gpu_memcheck errors=$(sed -n 's/.*ERROR SUMMARY: \([0-9]*\) .*/\1/p' "$log")"
 }
 
@@ -362,7 +456,7 @@ run_sanitize() {
 run_planted() {
   command -v compute-sanitizer >/dev/null || { say "compute-sanitizer is not installed"; return 77; }
   local log=$results/sanitizer_planted.log status
-  cp "$results/environment.txt" "$log"
+  cp "$environment_file" "$log"
   bash "$root/tests/sanitizer/check.sh" "$build/tests" 2>&1 | tee -a "$log"
   status=${PIPESTATUS[0]}
   [ "$status" -eq 0 ] || bash "$root/tests/sanitizer/check.sh" "$build/tests" --diagnose
@@ -371,7 +465,7 @@ run_planted() {
 
 run_examples() {
   local failed=0 program name log=$results/examples$devices.log
-  cp "$results/environment.txt" "$log"
+  cp "$environment_file" "$log"
   for program in "$build"/examples/*_cuda; do
     name=$(basename "$program" _cuda)
     say "-- $name"
@@ -395,7 +489,7 @@ run_snapshots() {
   local program=$build/examples/snapshot_cuda folder=$logs/snapshot
   [ -x "$program" ] || { say "snapshot_cuda was not built"; return 1; }
   mkdir -p "$folder"
-  cp "$results/environment.txt" "$results/snapshots.log"
+  cp "$environment_file" "$results/snapshots.log"
   "$program" "$folder" >>"$results/snapshots.log" 2>&1 &&
     python3 "$root/tests/snapshots/check.py" "$folder/snapshot.pickle" >>"$results/snapshots.log" 2>&1 || return
   local traces=("$root"/examples/traces/*.trace.gz)
@@ -686,6 +780,22 @@ run_clients_torch() {
     ${TORCH_COMPARE:-} || status=1
   return $status
 }
+# The tests of PyTorch on two GPUs alone.
+run_torch_devices() {
+  local log=$results/torch$devices.log status
+  [ -n "$torch_dir" ] || { say "no PyTorch with CUDA in python3"; return 77; }
+  export MAX_JOBS=$jobs TARN_TORCH_LIBRARY=$build/tarn_torch/tarn_torch.so PYTHONDONTWRITEBYTECODE=1
+  mkdir -p "$build/tarn_torch"
+  [ ! -f "$deps/built/tarn_torch.so.gz" ] || gunzip -c "$deps/built/tarn_torch.so.gz" >"$TARN_TORCH_LIBRARY"
+  cd "$root/examples/pytorch" || return
+  [ -f "$TARN_TORCH_LIBRARY" ] || python3 -c 'import tarn_torch; print(tarn_torch.build())' || return
+  cp "$environment_file" "$log"
+  timeout $((stage_seconds - 5)) python3 -m unittest -v test_tarn_torch.TwoDevices >>"$log" 2>&1
+  status=$?
+  sed -i "s|$root/||g" "$log"
+  cat "$log"
+  return $status
+}
 # PyTorch's own tests of its allocator, with tarn installed.
 run_clients_torch_tests() {
   local tests=$deps/torch_tests
@@ -708,8 +818,6 @@ run_summary() {
   if python3 -c 'import matplotlib'; then python3 "$root/bench/plots.py" "$results"; else say "skipped the picture: no matplotlib"; fi
 }
 
-# prebuild: the programs of clients, for a machine with the CPU and the C library of this one or newer ones. Carry .gpu-deps/built with
-# the rest of .gpu-deps, and build again after a change of tarn's headers.
 # pack_programs: all that run_build made, for its next run on another machine.
 pack_programs() {
   local file programs=()
@@ -720,6 +828,8 @@ pack_programs() {
   tar -C "$build" -czf "$deps/built/programs.tar.gz" "${programs[@]}" && say "$commit" >"$deps/built/COMMIT"
 }
 pack_program() { strip -o "$1.stripped" "$1" && gzip -9 -c "$1.stripped" >"$deps/built/$(basename "$1").gz" && rm "$1.stripped"; }
+# prebuild: programs for a machine with the CPU and the C library of this one or newer ones. Carry .gpu-deps/built with
+# the rest of .gpu-deps, and build again after a change of tarn's headers.
 prebuild() {
   local failed=0 program file target sources rest=OFF
   [ "${1:-}" != all ] || rest=ON
@@ -750,9 +860,11 @@ prebuild() {
   return $failed
 }
 
+only_two_gpus=  # whether build makes only what the stages of two_gpus need
+[ "$*" != two_gpus ] || only_two_gpus=yes
 case ${1:-} in
   prepare)
-    prepare "${2:-}"
+    if [ "${2:-}" = mpi ]; then prepare_mpi; else prepare "${2:-}"; fi
     exit
     ;;
   prebuild)
@@ -764,6 +876,7 @@ esac
 
 for argument in "$@"; do
   case $argument in
+    two_gpus) wanted+=(configure build nccl examples tests mpi convert torch_devices summary) ;;
     -*) say "unknown option $argument" >&2; exit 2 ;;
     *) wanted+=("$argument") ;;
   esac
@@ -779,15 +892,17 @@ more_traces=${TRACES:-$deps/traces}
 TARN_DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
 devices=  # in the names of results that more than one GPU changes
 [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -lt 2 ] || devices=_two_devices
-export caps devices TARN_DRIVER root deps more_traces build logs results jobs commit
+export caps devices only_two_gpus TARN_DRIVER root deps more_traces build logs results jobs commit
 export -f say built find_traces one_by_one
 find_python_packages
+# That in bench/results/ is of the results of one GPU.
 environment_file=$results/environment.txt
-[ -z "$only_clients" ] || environment_file=$logs/environment.txt
+[ -z "$only_clients$devices" ] || environment_file=$logs/environment.txt
+export environment_file
 environment | tee "$environment_file"
 [ -d "$deps" ] || say "no .gpu-deps: what this machine lacks is skipped (bench/gpu.sh prepare, on Debian, gathers it)"
 # Prebuilt programs name the folders of the machine that built them.
-for folder in "$deps/usr/lib/x86_64-linux-gnu" "$deps/dali" "$deps/rmm/librmm/lib64" "$deps/rmm/rapids_logger/lib64" "$nccl_dir/lib"; do
+for folder in "$deps/usr/lib/x86_64-linux-gnu" "$deps/dali" "$deps/rmm/librmm/lib64" "$deps/rmm/rapids_logger/lib64" ${nccl_dir:+"$nccl_dir/lib"}; do
   [ ! -d "$folder" ] || LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
 done
 export LD_LIBRARY_PATH
@@ -809,7 +924,8 @@ stage compact 60 run_compact
 stage reservations 60 run_reservations
 stage convert 20 run_convert
 stage graphs 30 run_graphs
-stage nccl 60 run_nccl
+stage nccl 90 run_nccl
+stage mpi 150 run_mpi
 stage tests 90 run_tests
 stage endings 60 run_endings
 stage sanitize 120 run_sanitize
@@ -832,6 +948,7 @@ if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
   stage survival_torch 60 run_survival_torch
   stage survival_cuda 150 run_survival_cuda
   stage survival_rmm 90 run_survival_rmm
+  stage torch_devices 180 run_torch_devices
   for name in build nanovdb cupy tcnn torch torch_tests rmm; do
     stage "clients_$name" "${client_seconds[clients_$name]}" "run_clients_$name"
   done

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <list>
 #include <stdexcept>
@@ -74,7 +75,7 @@ class memory {
   memory(memory const&) = delete;
   memory& operator=(memory const&) = delete;
   virtual ~memory() = default;
-  /// The buffers of a GPU, before each collective of so many bytes.
+  /// The buffers of a GPU, before collectives of so many bytes.
   virtual buffers at(std::size_t gpu, std::size_t bytes) = 0;
   /// Calls that registered memory, so far.
   [[nodiscard]] virtual std::size_t registrations() const { return 0; }
@@ -119,7 +120,7 @@ class nccl_memory final : public memory {
   std::vector<part> parts_;
 };
 
-/// A pool's memory. `Registers`: registered where it was not, as a program does before each collective.
+/// A pool's memory. `Registers`: registered where it was not.
 template <class Pool, bool Registers>
 class pool_memory final : public memory {
  public:
@@ -189,6 +190,8 @@ constexpr collective collectives[] = {
 /// The seconds of one collective, of `rounds` in a row: of the GPU that took longest.
 double seconds_of(group& all, memory& m, collective const& c, std::size_t bytes, unsigned rounds) {
   std::size_t const gpus = all.members.size();
+  std::vector<buffers> used;
+  for (std::size_t gpu = 0; gpu < gpus; ++gpu) used.push_back(m.at(gpu, bytes));
   int device = 0;
   for (group::member const& g : all.members) {
     device_guard const here(device_id{device++});
@@ -198,7 +201,7 @@ double seconds_of(group& all, memory& m, collective const& c, std::size_t bytes,
     require(ncclGroupStart(), "ncclGroupStart");
     std::size_t gpu = 0;
     for (group::member const& g : all.members) {
-      require(c.start(m.at(gpu++, bytes), bytes, gpus, g.communicator, g.stream.get()), c.name);
+      require(c.start(used[gpu++], bytes, gpus, g.communicator, g.stream.get()), c.name);
     }
     require(ncclGroupEnd(), "ncclGroupEnd");
   }
@@ -215,6 +218,14 @@ double seconds_of(group& all, memory& m, collective const& c, std::size_t bytes,
     longest = std::max(longest, ms);
   }
   return longest / 1e3 / rounds;
+}
+
+/// The nanoseconds of at() for one GPU whose buffers were used before.
+double nanoseconds_of_warm_calls(memory& m, std::size_t bytes) {
+  constexpr unsigned calls = 100'000;
+  auto const begin = std::chrono::steady_clock::now();
+  for (unsigned i = 0; i < calls; ++i) (void)m.at(0, bytes);
+  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count() / calls;
 }
 
 double median(std::vector<double> values) {
@@ -272,6 +283,8 @@ void measure_nccl(nccl_effort const& e, figure_handler const& on_figure) {
       }
     }
   }
+  on_figure({"ensure() of two buffers that are registered", candidates[0].way, "ns",
+             nanoseconds_of_warm_calls(registered, e.largest), 0, ""});
   for (std::size_t k = 0; k < count; ++k) {
     on_figure({"calls that registered memory after the first collective", candidates[k].way, "calls",
                static_cast<double>(candidates[k].used.registrations() - first_registrations[k]), 0, ""});

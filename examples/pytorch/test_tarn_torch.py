@@ -817,6 +817,75 @@ def run_sharing(path):
         json.dump(result, f)
 
 
+def run_devices(which, path):
+    """Two GPUs: tensors are copied between them, and each has statistics of its own."""
+    sys.path.insert(0, str(HERE))
+    import torch
+
+    if which == "tarn":
+        import tarn_torch
+
+        tarn_torch.install()
+    zero, one = torch.device("cuda:0"), torch.device("cuda:1")
+
+    def allocated():
+        return [torch.cuda.memory_allocated(d) for d in (zero, one)]
+
+    def counts(key):
+        return [torch.cuda.memory_stats(d).get(key, 0) for d in (zero, one)]
+
+    result = {"backend": torch.cuda.get_allocator_backend(), "start": allocated()}
+    x = torch.arange(3 * MIB, dtype=torch.int32, device=zero)
+    result["of_first"] = allocated()
+    there = x.to(one)
+    result["of_both"] = allocated()
+    back = (there + 1).to(zero)
+    result["wrong"] = int((back != x + 1).sum())
+    # The current device does not matter, but the tensor's.
+    with torch.cuda.device(one):
+        more = torch.full((5 * MIB,), 7, dtype=torch.uint8, device=zero)
+        result["of_named_device"] = allocated()
+    # Copies on streams of their own, of blocks that are freed at once and allocated again.
+    streams = [torch.cuda.Stream(device=d) for d in (zero, one)]
+    bad = torch.zeros((), dtype=torch.int64, device=one)
+    streams[1].wait_stream(torch.cuda.current_stream(one))
+    for i in range(50):
+        with torch.cuda.stream(streams[0]):
+            part = torch.full((MIB + i,), i, dtype=torch.int32, device=zero)
+        with torch.cuda.stream(streams[1]):
+            streams[1].wait_stream(streams[0])
+            copied = part.to(one, non_blocking=True)
+            bad += (copied != i).sum()
+        # What used the block ends before it is used again.
+        streams[0].wait_stream(streams[1])
+        del part, copied
+    for s in streams:
+        s.synchronize()
+    result["bad"] = int(bad)
+    result["reserved"] = [torch.cuda.memory_reserved(d) >= a for d, a in zip((zero, one), allocated())]
+    result["peak"] = [torch.cuda.max_memory_allocated(d) >= a for d, a in zip((zero, one), allocated())]
+    torch.cuda.reset_peak_memory_stats(one)
+    result["peak_of_second"] = torch.cuda.max_memory_allocated(one) == torch.cuda.memory_allocated(one)
+    result["peak_of_first"] = torch.cuda.max_memory_allocated(zero) > torch.cuda.memory_allocated(zero)
+    result["allocations"] = [n > 0 for n in counts("allocation.all.allocated")]
+    result["segments_by_device"] = sorted({s["device"] for s in torch.cuda.memory_snapshot()})
+    # All of one device is freed; the other keeps what it has.
+    del there, bad
+    gc.collect()
+    result["after_second"] = allocated()
+    torch.cuda.empty_cache()
+    result["reserved_by_second"] = torch.cuda.memory_reserved(one)
+    result["values"] = [int(x[-1]), int(more.sum()) == 7 * 5 * MIB]
+    del x, back, more
+    gc.collect()
+    torch.cuda.empty_cache()
+    result["end"] = allocated() + [torch.cuda.memory_reserved(d) for d in (zero, one)]
+    with open(path, "w") as f:
+        json.dump(result, f)
+    for d in (zero, one):
+        torch.cuda.synchronize(d)
+
+
 if os.environ.get("TARN_TORCH_SHARING") == "tarn":  # in the parent, and in the child that multiprocessing starts
     sys.path.insert(0, str(HERE))
     import tarn_torch as _tarn_torch
@@ -844,6 +913,14 @@ def start_python(*arguments):
 
 def has_gpu():
     return pathlib.Path("/dev/nvidiactl").exists()
+
+
+def gpu_count():
+    """Without CUDA, which stays uninitialised in this process."""
+    try:
+        return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+    except OSError:
+        return 0
 
 
 class Installation(unittest.TestCase):
@@ -1106,8 +1183,33 @@ class Processes(unittest.TestCase):
         self.assertEqual(results["tarn"]["changed"], 5)
 
 
+@unittest.skipUnless(gpu_count() >= 2, "needs two GPUs")
+class TwoDevices(unittest.TestCase):
+    def test_copies_and_statistics(self):
+        results = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for which in ("native", "tarn"):
+                path = os.path.join(folder, which)
+                done = python("-X", "faulthandler", __file__, "--devices", which, path)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                with open(path) as f:
+                    results[which] = json.load(f)
+        native, tarn = results["native"], results["tarn"]
+        self.assertEqual(native.pop("backend"), "native")
+        self.assertEqual(tarn.pop("backend"), "tarn")
+        self.assertEqual(tarn, native)
+        self.assertEqual([tarn["wrong"], tarn["bad"]], [0, 0])
+        self.assertEqual(tarn["of_first"], [12 * MIB, 0])
+        self.assertEqual(tarn["of_both"], [12 * MIB, 12 * MIB])
+        self.assertEqual(tarn["segments_by_device"], [0, 1])
+        self.assertEqual(tarn["reserved_by_second"], 0)
+        self.assertEqual(tarn["end"], [0, 0, 0, 0])
+
+
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] == "--features":
+    if len(sys.argv) == 4 and sys.argv[1] == "--devices":
+        run_devices(sys.argv[2], sys.argv[3])
+    elif len(sys.argv) == 4 and sys.argv[1] == "--features":
         run_features(sys.argv[2], sys.argv[3])
     elif len(sys.argv) == 3 and sys.argv[1] == "--sharing":
         run_sharing(sys.argv[2])

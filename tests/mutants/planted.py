@@ -754,6 +754,13 @@ PLANTED = {
             "",
         ),
         Mutant(
+            "a pool that grows holds its lock while it asks others for theirs",
+            "pool/cache_misses.hpp",
+            "    try {\n      with_help_of_others([&] { climb_alone(",
+            "    std::lock_guard const all(heap_.cold);\n    try {\n      with_help_of_others([&] { climb_alone(",
+            more=(("    if (!heap_.cold.try_lock()) return 0;\n", "    heap_.cold.lock();\n"),),
+        ),
+        Mutant(
             "a pool that was asked counts as asked for good",
             "pool/other_pools.hpp",
             "if (last != nullptr && process == all.processes) --last->calls_;",
@@ -903,6 +910,15 @@ PLANTED = {
             "policy/headroom.hpp",
             "free > in_progress ? free - in_progress : 0",
             "free",
+            finder="tests/policy/headroom.cpp",
+        ),
+        Mutant(
+            "growth that ends during the query is not counted",
+            "policy/headroom.hpp",
+            "      std::size_t const in_progress = planned.load(std::memory_order_acquire);\n"
+            "      std::size_t total = 0;\n      if (!driver.memory_info(free, total).ok()) {\n",
+            "      std::size_t total = 0;\n      bool const is_known = driver.memory_info(free, total).ok();\n"
+            "      std::size_t const in_progress = planned.load(std::memory_order_acquire);\n      if (!is_known) {\n",
             finder="tests/policy/headroom.cpp",
         ),
         Mutant(

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -307,6 +308,52 @@ TEST_CASE("headroom does not count a growth twice while the device has served it
   second.thread.join();
   CHECK_FALSE(second.refused);
   memory.deallocate(d.a, p, 400_MiB);
+}
+
+namespace {
+/// A driver that calls a function after a query of the free memory, before it returns that.
+struct driver_after_query : sim_driver {
+  driver_after_query(sim_driver const& driver, std::function<void()> const& query)
+      : sim_driver(driver), after_query(&query) {}
+  status memory_info(std::size_t& free, std::size_t& total) const noexcept {
+    status const s = sim_driver::memory_info(free, total);
+    (*after_query)();
+    return s;
+  }
+  std::function<void()> const* after_query;
+};
+}  // namespace
+
+TEST_CASE("headroom counts a growth that ends while it queries the device", "[policy][headroom][threads]") {
+  device d;
+  std::atomic<bool> has_planned{false};
+  std::atomic<bool> is_queried{false};
+  std::atomic<bool> is_over{false};
+  std::function<void()> const nothing = [] {};
+  std::function<void()> const until_over = [&] {
+    is_queried = true;
+    while (!is_over) std::this_thread::yield();
+  };
+  auto planned = [&] {
+    has_planned = true;
+    while (!is_queried) std::this_thread::yield();
+  };
+  auto first = basic_malloc<driver_after_query>(driver_after_query(d.driver, nothing)) |
+               before_allocation{[](void* f) { (*static_cast<decltype(planned)*>(f))(); }, &planned} |
+               headroom{200_MiB};
+  auto second =
+      basic_malloc<driver_after_query>(driver_after_query(d.driver, until_over)) | headroom{200_MiB};
+  void* p = nullptr;
+  std::thread growing([&] {
+    p = first.allocate(d.a, 400_MiB);
+    is_over = true;
+  });
+  while (!has_planned) std::this_thread::yield();
+  // The query still finds 1 GiB free; when it returns, the other growth is over.
+  CHECK_THROWS_AS(second.allocate(d.a, 500_MiB), out_of_memory);
+  growing.join();
+  CHECK(d.free() >= 200_MiB);
+  first.deallocate(d.a, p, 400_MiB);
 }
 
 TEST_CASE("headroom refuses at once what does not fit whatever is in progress", "[policy][headroom]") {

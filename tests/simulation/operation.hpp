@@ -46,30 +46,35 @@ enum class act : std::uint8_t {
   drop_buffer,    ///< destroyed, cleared or released
   make_pointer,   ///< a device_ptr<T[]>; `how`: from make_device, moved, reset
   fragment,  /// < fills a pool with small blocks, frees every other one, and makes large blocks of the pieces
-  make_memory,    /// < a graph_memory in place of another, which is destroyed
-  drop_memory,    /// < destroys a graph_memory; its graphs are not launched any more, but may still run
-  open_capture,   ///< a capture_scope on a stream, and the capture
-  join_capture,   /// < another stream becomes part of an open one; `how`: with join() or not
-  close_capture,  /// < ends the capture, keeps the graph and closes the scope
-  sleep_pool,     /// < `how`: whether contents are kept, and in which memory
-  wake_pool,      ///< a sleeping one
-  compact_pool,   ///< gives back the free memory between live blocks
-  pin_block,      ///< a page_pin of a slot's block; `how`: of all of it, or of a part
-  look_at_pin,    ///< its segments
-  end_pin,        ///< one of them
+  make_memory,      /// < a graph_memory in place of another, which is destroyed
+  drop_memory,      /// < destroys a graph_memory; its graphs are not launched any more, but may still run
+  open_capture,     ///< a capture_scope on a stream, and the capture
+  join_capture,     /// < another stream becomes part of an open one; `how`: with join() or not
+  close_capture,    /// < ends the capture, keeps the graph and closes the scope
+  sleep_pool,       /// < `how`: whether contents are kept, and in which memory
+  wake_pool,        ///< a sleeping one
+  compact_pool,     ///< gives back the free memory between live blocks
+  pin_block,        ///< a page_pin of a slot's block; `how`: of all of it, or of a part
+  look_at_pin,      ///< its segments
+  end_pin,          ///< one of them
+  take_headroom,    ///< another user of the device allocates from the headroom; `how`: how much
+  return_headroom,  ///< and frees that
+  keep_headroom,    ///< of a pool
   count_of_acts
 };
 inline constexpr std::size_t act_count = static_cast<std::size_t>(act::count_of_acts);
 
 inline constexpr char const* act_names[act_count] = {
-    "allocate",      "allocate_sync", "deallocate",    "use",          "copy",         "order",
-    "synchronize",   "pass_time",     "begin_capture", "end_capture",  "launch_graph", "drop_graph",
-    "make_stream",   "end_thread",    "trim",          "empty_cache",  "drain",        "look",
-    "reset_peaks",   "open_scope",    "close_scope",   "make_pool",    "take_memory",  "set_limit",
-    "make_buffer",   "resize_buffer", "move_buffer",   "copy_buffer",  "fill_buffer",  "drop_buffer",
-    "make_pointer",  "fragment",      "make_memory",   "drop_memory",  "open_capture", "join_capture",
-    "close_capture", "sleep_pool",    "wake_pool",     "compact_pool", "pin_block",    "look_at_pin",
-    "end_pin"};
+    "allocate",      "allocate_sync", "deallocate",  "use",           "copy",
+    "order",         "synchronize",   "pass_time",   "begin_capture", "end_capture",
+    "launch_graph",  "drop_graph",    "make_stream", "end_thread",    "trim",
+    "empty_cache",   "drain",         "look",        "reset_peaks",   "open_scope",
+    "close_scope",   "make_pool",     "take_memory", "set_limit",     "make_buffer",
+    "resize_buffer", "move_buffer",   "copy_buffer", "fill_buffer",   "drop_buffer",
+    "make_pointer",  "fragment",      "make_memory", "drop_memory",   "open_capture",
+    "join_capture",  "close_capture", "sleep_pool",  "wake_pool",     "compact_pool",
+    "pin_block",     "look_at_pin",   "end_pin",     "take_headroom", "return_headroom",
+    "keep_headroom"};
 
 struct operation {
   act what = act::allocate;

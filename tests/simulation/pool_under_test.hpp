@@ -24,7 +24,7 @@
 #include "tarn/source/cuda_pages.hpp"
 #include "witness.hpp"
 
-// Earlier headers have no graph memories, sleep or page pins: programs with them do without.
+// Earlier headers have no graph memories, sleep, page pins or headroom: programs with them do without.
 #if __has_include("tarn/raii/graph_memory.hpp")
 #define TARN_SIMULATION_GRAPHS 1
 #include "tarn/raii/graph_memory.hpp"
@@ -43,6 +43,12 @@
 #include "tarn/raii/page_pin.hpp"
 #else
 #define TARN_SIMULATION_PINS 0
+#endif
+#if __has_include("tarn/policy/headroom.hpp")
+#define TARN_SIMULATION_HEADROOM 1
+#include "tarn/policy/headroom.hpp"
+#else
+#define TARN_SIMULATION_HEADROOM 0
 #endif
 
 namespace simulation {
@@ -145,6 +151,8 @@ struct pool_under_test {
     return nullptr;
   }
   [[nodiscard]] virtual std::vector<page_piece> segments_of(void const*, std::size_t) const { return {}; }
+  /// Nothing for a pool without headroom.
+  virtual void keep_headroom() {}
 };
 
 namespace detail {
@@ -474,6 +482,16 @@ class pool_of final : public pool_under_test {
     return {};
   }
 #endif
+#if TARN_SIMULATION_HEADROOM
+  void keep_headroom() override {
+    in_library const now;
+    if constexpr (requires(Memory& m) {
+                    tarn::nearest(m,
+                                  [](auto& l) -> decltype(l.headroom_bytes()) { return l.headroom_bytes(); });
+                  })
+      (void)tarn::keep_headroom(memory_);
+  }
+#endif
 
  private:
   mutable Memory memory_;
@@ -489,16 +507,17 @@ inline constexpr char const* ground_names[] = {"pages", "pages, marking", "block
 struct pool_choice {
   ground on = ground::pages;
   tarn::pooled options{};
-  std::size_t limit = 0;  ///< of reserved bytes
+  std::size_t limit = 0;     ///< of reserved bytes
+  std::size_t headroom = 0;  ///< of the device, bytes; only over marked_pages
 };
 
 namespace detail {
 template <class Source>
 [[nodiscard]] std::unique_ptr<pool_under_test> make_pool_over(Source const& source, pool_choice const& choice,
                                                               witnessed const& who) {
-  using tarn::limited, tarn::pooled, tarn::tracked;
-  using memory = tarn::stack<Source, limited, pooled, tracked, witnessed>;
-  return std::make_unique<pool_of<memory>>(source | limited{choice.limit} | choice.options | tracked{} | who);
+  using tarn::limited, tarn::tracked;
+  auto memory = source | limited{choice.limit} | choice.options | tracked{} | who;
+  return std::make_unique<pool_of<decltype(memory)>>(std::move(memory));
 }
 }  // namespace detail
 
@@ -511,6 +530,12 @@ template <class Driver, class Marking, class From>
     case ground::pages:
       return detail::make_pool_over(tarn::basic_pages<Driver>(Driver(driver)), choice, seen);
     case ground::marked_pages:
+#if TARN_SIMULATION_HEADROOM
+      if (choice.headroom != 0) {
+        return detail::make_pool_over(
+            tarn::basic_pages<Marking>(Marking(driver)) | tarn::headroom{choice.headroom}, choice, seen);
+      }
+#endif
       return detail::make_pool_over(tarn::basic_pages<Marking>(Marking(driver)), choice, seen);
     default:
       return detail::make_pool_over(tarn::basic_malloc<Marking>(Marking(driver)), choice, seen);

@@ -39,8 +39,9 @@ struct profile {
   unsigned long_work;  /// < percentage of kernels that outlast the program, unless waited for
   unsigned changes;    /// < percentage of steps on another thread than the step before
   weight weights[28];
-  unsigned at_once = 0;    /// < percentage of windows in which steps of several threads run concurrently
-  bool fragments = false;  /// < begins with fragmented memory, and views of it
+  unsigned at_once = 0;       /// < percentage of windows in which steps of several threads run concurrently
+  bool fragments = false;     /// < begins with fragmented memory, and views of it
+  bool has_headroom = false;  ///< pools leave headroom on a full device, and ask each other for memory
 };
 
 inline constexpr profile profiles[] = {
@@ -658,18 +659,54 @@ inline constexpr profile profiles[] = {
       {act::look_at_pin, 10},
       {act::end_pin, 24}},
      60},
+    // A full device: several pools ask each other for memory, leave headroom, and another user takes that.
+    {"headroom_at_once",
+     0,
+     watch::order,
+     1,
+     3,
+     3,
+     4,
+     24,
+     0,
+     48_MiB,
+     96_MiB,
+     16_MiB,
+     15,
+     0,
+     {{act::allocate, 300},
+      {act::deallocate, 200},
+      {act::allocate_sync, 10},
+      {act::use, 60},
+      {act::pass_time, 20},
+      {act::take_headroom, 60},
+      {act::return_headroom, 40},
+      {act::keep_headroom, 20},
+      {act::trim, 6},
+      {act::look, 4},
+      {act::end_thread, 6},
+      {act::make_pool, 2},
+      {act::sleep_pool, 6},
+      {act::wake_pool, 18},
+      {act::pin_block, 4},
+      {act::look_at_pin, 2},
+      {act::end_pin, 6}},
+     60,
+     false,
+     true},
 };
 
 inline constexpr std::size_t profile_count = sizeof profiles / sizeof profiles[0];
-/// This many of the last profiles have concurrent threads: a quarter of all programs.
-inline constexpr std::size_t at_once_count = 7;
+/// This many of the last profiles have concurrent threads: five of sixteen programs.
+inline constexpr std::size_t at_once_count = 8;
 
 [[nodiscard]] inline profile const& profile_at_once(std::uint64_t seed) noexcept {
   return profiles[profile_count - at_once_count + seed % at_once_count];
 }
-/// The profile of a seed if none is requested.
+/// The profile of a seed if none is requested. The last one came later: it takes a few seeds from all others, which keep theirs.
 [[nodiscard]] inline profile const& profile_of(std::uint64_t seed) noexcept {
-  if (seed % 4 == 0) return profile_at_once(seed / 4);
+  if (seed % 16 == 2) return profiles[profile_count - 1];
+  if (seed % 4 == 0) return profiles[profile_count - at_once_count + seed / 4 % (at_once_count - 1)];
   auto left = static_cast<unsigned>(seed * 37 % 100);  // neighbours differ
   for (profile const& p : profiles) {
     if (left < p.share) return p;

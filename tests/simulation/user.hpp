@@ -105,6 +105,7 @@ class user {
       check_pins();
       if (world_.chosen().machine.devices == 1) world_.check_device(pools_, 0);
     }
+    check_headroom();
     world_.check_order();
   }
 
@@ -146,6 +147,7 @@ class user {
       }
       check_pins();
       end_pins([](pin_of_user const&) { return true; });  // the last one ends its pool
+      while (!outside_.empty()) return_headroom(0);
       streams_.close();
     } catch (std::exception const& error) {
       world_.found().push_back(text("the end of the program threw: %s", error.what()));
@@ -460,6 +462,12 @@ class user {
       case act::end_pin:
         if (!pins_.empty()) end_pin(o.slot % pins_.size());
         return;
+      case act::take_headroom:
+        return take_headroom(o);
+      case act::return_headroom:
+        return return_headroom(o.slot);
+      case act::keep_headroom:
+        return keep_headroom(pool);
       case act::count_of_acts:
         return;
     }
@@ -713,7 +721,7 @@ class user {
         has_pins(p.number) || p.quiet || bytes > world_.chosen().machine.capacity)
       return;
     tarn::pool_state const s = p.memory->state();
-    std::size_t const free = world_.machine().usage(p.device).free() + s.reserved;
+    std::size_t const free = free_for_pools(p.device) + s.reserved;
     // Aligning a block within a driver block takes its alignment and one more grain.
     std::size_t const whole = tarn::align_up(bytes + (is_over_blocks(pool) ? 2_MiB + 512 : 0), 2_MiB);
     if (whole <= free && whole <= limit_of(pool))
@@ -868,7 +876,7 @@ class user {
     expect_empty(pool);
     if (has_pins(pool.number)) return;
     stream_number const s = streams_.in(pool.device, o.stream);
-    std::size_t room = world_.machine().usage(pool.device).free();
+    std::size_t room = free_for_pools(pool.device);
     if (room > limit_of(i)) room = limit_of(i);
     room = tarn::align_down(room, 2_MiB);
     if (is_over_blocks(i) && room != 0) room -= 2_MiB;
@@ -994,6 +1002,19 @@ class user {
   void compact(unsigned pool);
   void read_all(unsigned pool);
   void wake_some();
+
+  // ---- another user of the headroom: user_headroom.hpp
+
+  struct outside_block {
+    void* p = nullptr;
+    std::size_t bytes = 0;
+  };
+  [[nodiscard]] std::size_t free_for_pools(int device) const;
+  [[nodiscard]] std::size_t headroom_left() const;
+  void take_headroom(operation const& o);
+  void return_headroom(std::size_t which);
+  void keep_headroom(unsigned pool);
+  void check_headroom();
 
   // ---- page pins: user_pins.hpp
 
@@ -1151,6 +1172,7 @@ class user {
   std::vector<graph_memory_slot> memories_{most_memories};
   std::vector<std::unique_ptr<captured_graph>> captured_;
   std::vector<std::unique_ptr<pin_of_user>> pins_;
+  std::vector<outside_block> outside_;  ///< that another user took from the headroom
   unsigned last_memory_ = 0;
   unsigned opening_captures_ = 0;  ///< scopes whose constructor runs
   unsigned ending_pools_ = 0;  ///< pools whose last owner a thread drops: their end waits for captures to end
@@ -1168,5 +1190,6 @@ class user {
 }  // namespace simulation
 
 #include "user_graphs.hpp"
+#include "user_headroom.hpp"
 #include "user_pins.hpp"
 #include "user_sleep.hpp"

@@ -34,6 +34,7 @@ struct setting {
   std::vector<pool_choice> pools;
   unsigned check_state_every = 1;  ///< steps
   bool frees_old_views = false;    /// < of the blocks that fragment() allocates
+  std::size_t headroom = 0;        ///< that all pools leave, bytes
   unsigned depth = 2;  /// < threads are preempted this many times less one in each run of several threads
 };
 
@@ -86,6 +87,10 @@ void lose_memory_pools(Options& options) {
   m.slowness = 1'000'000'000'000;
   if (random.percent(50)) m.late_events = std::uint64_t{1} << random.between(4, 28);
   s.check_state_every = kind.watched == watch::model ? 61 : 7;
+  if (kind.has_headroom) {
+    m.capacity = 2_MiB * random.between(kind.least_capacity / 2_MiB, kind.most_capacity / 2_MiB);
+    s.headroom = TARN_SIMULATION_HEADROOM * 2_MiB * random.between(1, 8);
+  }
   for (unsigned i = 0; i < kind.pools; ++i) {
     pool_choice c;
     c.on = random.percent(40) ? ground::pages : random.percent(50) ? ground::marked_pages : ground::blocks;
@@ -108,6 +113,10 @@ void lose_memory_pools(Options& options) {
         m.slow_streams = 0;
         m.late_events = 0;
       }
+    }
+    if (kind.has_headroom) {
+      c.on = ground::marked_pages;
+      c.headroom = s.headroom;
     }
     // Only pools over drivers of one type ask each other for cached memory.
     bool const is_same = i == 0 || (c.on == ground::pages) == (s.pools[0].on == ground::pages);
