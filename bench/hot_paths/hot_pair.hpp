@@ -8,8 +8,34 @@
 
 #include "hot_paths/timing.hpp"
 #include "peers/peer.hpp"
+#include "peers/simulated_device.hpp"
+#include "tarn/driver/stream_life.hpp"
 
 namespace tarn::bench {
+
+/// The simulated driver, which answers at once that no stream is captured: the instructions of a pair are then tarn's. Which streams
+/// exist is looked up as in cuda_driver.
+class idle_driver : public sim_marking_driver {
+ public:
+  using sim_marking_driver::sim_marking_driver;
+  status is_capturing(stream_ref, bool& yes) const noexcept {
+    yes = false;
+    return {};
+  }
+  [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return streams().has(stream.id()); }
+  static detail::made_streams& streams() noexcept {
+    static constinit detail::made_streams made;
+    return made;
+  }
+};
+class idle_device : public simulated_device {
+ public:
+  using driver_type = idle_driver;
+  explicit idle_device(setup const& s) : simulated_device(s) {
+    for (std::size_t i = 0; i < s.streams; ++i) idle_driver::streams().add(stream(i).id());
+  }
+  [[nodiscard]] driver_type driver() const noexcept { return {simulated_device::driver()}; }
+};
 
 struct counts {
   std::size_t bytes = 0;

@@ -43,20 +43,22 @@ class counted_cuda_device : public cuda_device {
   call_count count_;
 };
 
-/// Either of them, with streams that contain their identity, as `identified` and the owners store it.
+/// Either of them, with tarn's streams, which contain their identity. The pool asks at each deallocation whether they are captured.
 template <class Device>
 class with_known_streams : public Device {
  public:
-  explicit with_known_streams(setup const& s) : Device(s), identities_(s.streams) {
-    for (std::size_t i = 0; i < s.streams; ++i)
-      (void)cuda_driver{}.identify(Device::stream(i), identities_[i]);
+  explicit with_known_streams(setup const& s) : Device(s), known_(s.streams) {
+    for (stream_ref& stream : known_) (void)cuda_driver{}.create_stream(stream);
   }
-  [[nodiscard]] stream_ref stream(std::size_t index) const noexcept {
-    return stream_ref::from(Device::stream(index).handle(), identities_[index]);
+  with_known_streams(with_known_streams const&) = delete;
+  with_known_streams& operator=(with_known_streams const&) = delete;
+  ~with_known_streams() {
+    for (stream_ref const stream : known_) (void)cuda_driver{}.destroy_stream(stream);
   }
+  [[nodiscard]] stream_ref stream(std::size_t index) const noexcept { return known_[index]; }
 
  private:
-  std::vector<stream_id> identities_;
+  std::vector<stream_ref> known_;
 };
 
 }  // namespace tarn::bench

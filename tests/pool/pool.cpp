@@ -154,7 +154,8 @@ TEST_CASE("allocate returns a block freed on the same stream without a driver ca
   stream_id id = 0;
   REQUIRE(machine.driver().identify(stream, id).ok());
   stream_ref const known = stream_ref::from(stream_ref(stream).handle(), id);
-  auto memory = sim_pages(machine.driver()) | pooled{};
+  auto const watch = GENERATE(capture_watch::at_frees, capture_watch::in_scopes);
+  auto memory = sim_pages(machine.driver()) | pooled{.captures = watch};
   for (std::size_t const bytes : {std::size_t{1}, 4_KiB, 40_KiB, 1_MiB, 1_MiB + 1, 64_MiB}) {
     void* const first = memory.allocate(known, bytes);
     memory.deallocate(known, first, bytes);
@@ -162,9 +163,10 @@ TEST_CASE("allocate returns a block freed on the same stream without a driver ca
     for (int i = 0; i < 10; ++i) {
       void* const p = memory.allocate(known, bytes);
       CHECK(p == first);
+      CHECK(machine.calls().total() == machine.calls()[driver_call::is_capturing]);
       memory.deallocate(known, p, bytes);
     }
-    CHECK(machine.calls().total() == 0);
+    CHECK(machine.calls().total() == (watch == capture_watch::in_scopes ? 0 : 10));
   }
 }
 

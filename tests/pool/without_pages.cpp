@@ -170,7 +170,7 @@ TEST_CASE("a pool without pages grows by segments, and has magazines and no guar
     CHECK(pool.allocate(d.a, 256) == p);  // at once: nothing is quarantined
     d.machine.reset_calls();
     for (int i = 0; i < 100; ++i) cache(pool, d.a, 256);
-    CHECK(d.machine.calls().total() == 0);
+    CHECK(d.machine.calls().total() == d.machine.calls()[driver_call::is_capturing]);
     void* const large = pool.allocate(d.a, 10_MiB);
     CHECK(d.machine.calls()[driver_call::malloc_device] == 1);
     CHECK(d.machine.usage().used == 12_MiB);

@@ -50,7 +50,7 @@ TEST_CASE("retire makes no driver call if the streams are already ordered", "[ra
   machine.reset_calls();
   free_on(std::move(one), a);
   free_on(std::move(two), b, earlier_work::is_waited_for);
-  CHECK(machine.calls().total() == 0);
+  CHECK(machine.calls().total() == machine.calls()[driver_call::is_capturing]);
   free_on(std::move(three), b);
   CHECK(machine.calls()[driver_call::record_event] == 1);
 }

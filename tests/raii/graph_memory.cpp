@@ -111,7 +111,8 @@ TEST_CASE("what a capture allocates is reused inside it, and nowhere else until 
 
 TEST_CASE("a block of the pool that a capture frees is kept until the owner ends", "[graph_memory]") {
   device d;
-  auto pool = d.pages() | pooled{} | tracked{};
+  auto const watch = GENERATE(capture_watch::at_frees, capture_watch::in_scopes, capture_watch::always);
+  auto pool = d.pages() | pooled{.captures = watch} | tracked{};
   device::stream_type a{d.driver}, b{d.driver};
   std::size_t const bytes = GENERATE(as<std::size_t>{}, 512, 100000, 8 << 20);
   void* const p = pool.allocate(a, bytes);

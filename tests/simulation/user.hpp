@@ -37,6 +37,11 @@ struct announced_capture {
 #endif
 };
 
+/// Whether a pool keeps by itself what a capture without a scope frees. Earlier headers do not.
+template <class Options>
+inline constexpr bool keeps_frees_of_captures =
+    requires(Options options) { std::remove_cvref_t<decltype(options.captures)>::at_frees; };
+
 class user {
  public:
   user(world& w, profile const& kind, tally& counted)
@@ -115,6 +120,7 @@ class user {
     try {
       for (std::size_t g = 0; g < graphs_.size(); ++g) finish_capture(g);
       graphs_.clear();
+      world_.release_held(without_scope);
       bool const memories_first = numbers_ % 2 == 0;
       close_graphs(memories_first);
       end_pins([](pin_of_user const& pin) { return pin.number % 4 == 0; });
@@ -173,7 +179,8 @@ class user {
     tarn::sim_graph recorded;
     stream_number from = 0;
     bool open = false;
-    std::vector<std::size_t> slots;  /// < whose blocks it uses
+    std::vector<std::size_t> slots;    /// < whose blocks it uses
+    std::vector<stream_number> after;  /// < uses of the blocks that it has freed
   };
   /// A live block, and the streams that may still use it: `last` after all earlier uses, and concurrent
   /// readers.
@@ -647,7 +654,10 @@ class user {
       if (capture_of(s) != nullptr) return free_in_capture(slot, s, o.how);
       if (slot->in != nullptr) return false;
     }
-    if (slot->graphs != 0) return false;
+    if (slot->graphs != 0) {
+      stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
+      return is_captured_without_scope(s) && free_without_scope(slot, s, o.how);
+    }
     block& b = *slot;
     unsigned const how = o.how;
     if (reads_contents() && b.written && how % 4 != 3 && !b.unordered && streams_.runs(b.last) &&
@@ -682,6 +692,9 @@ class user {
   [[nodiscard]] bool give_back_recorded(block_slot& slot, stream_number s, unsigned how) {
     block& b = *slot;
     if (b.unordered) return release(slot, s, how);
+    if (is_being_opened(b.last) ||
+        std::any_of(b.readers.begin(), b.readers.end(), [&](stream_number r) { return is_being_opened(r); }))
+      return false;
     for (stream_number r : b.readers) record_stream(b, r, how);
     if (b.last != s) record_stream(b, b.last, how);
     return release(slot, s, how);
@@ -703,11 +716,38 @@ class user {
   bool release(block_slot& slot, stream_number s, unsigned how) {
     block& b = *slot;
     if (uses_graph_memory_ && streams_[s].graph >= 0) return free_in_capture(slot, s, how);
+    if (is_captured_without_scope(s)) return free_without_scope(slot, s, how);
     if (b.of != nullptr) add_uses(b.of->users, b);
     ++counted_.deallocations;
     pools_[b.pool].memory->deallocate(streams_.name(s, how), b.p, b.bytes, b.alignment);
     slot.reset();
     return true;
+  }
+  /// The capture is not announced to the pool. It keeps the block until it ends, since the graph may use it at any launch.
+  [[nodiscard]] bool free_without_scope(block_slot& slot, stream_number s, unsigned how) {
+    block& b = *slot;
+    pool_state_of_user& pool = pools_[b.pool];
+    std::size_t const rounded = expected_block(b.bytes, b.alignment);
+    // The pool cannot ask about another thread's default stream.
+    if (!streams_.is_usable(s) || pool.kept + rounded > world_.chosen().machine.capacity / 8) return false;
+    graph& g = *std::find_if(graphs_.begin(), graphs_.end(),
+                             [&](graph const& each) { return each.open && each.from == s; });
+    auto const used = std::find_if(g.slots.begin(), g.slots.end(),
+                                   [&](std::size_t each) { return blocks_[each].get() == &b; });
+    if (b.graphs != (used != g.slots.end() ? 1 : 0)) return false;
+    if (used != g.slots.end()) g.slots.erase(used);
+    add_uses(g.after, b);
+    pool.kept += rounded;
+    ++counted_.deallocations;
+    {
+      in_capture const now(without_scope);
+      pool.memory->deallocate(streams_.name(s, how), b.p, b.bytes, b.alignment);
+    }
+    slot.reset();
+    return true;
+  }
+  [[nodiscard]] bool is_captured_without_scope(stream_number s) const {
+    return keeps_frees_of_captures<tarn::pooled> && !uses_graph_memory_ && streams_[s].graph >= 0;
   }
   void give_back_late(block_slot& slot) {
     if (!give_back_recorded(slot, slot->last, 0)) world_.found().push_back("a block cannot be returned");
@@ -717,7 +757,7 @@ class user {
   void check_refusal(unsigned pool, std::size_t bytes) {
     without_interruption const now;
     pool_state_of_user const& p = pools_[pool];
-    if (world_.reference().live(p.number) != 0 || any_capture() || has_memories(p.number) ||
+    if (world_.reference().live(p.number) != 0 || any_capture() || has_memories(p.number) || p.kept != 0 ||
         has_pins(p.number) || p.quiet || bytes > world_.chosen().machine.capacity)
       return;
     tarn::pool_state const s = p.memory->state();
@@ -742,7 +782,7 @@ class user {
     if (!announced_capture::begin()) return;
     world_.expect(world_.machine().begin_capture(streams_[s].named), "begin_capture");
     streams_[s].graph = 1;
-    graphs_.push_back({{}, s, true, {}});
+    graphs_.push_back({{}, s, true, {}, {}});
   }
   void capture_use(operation const& o, block& b, stream_number s) {
     for (graph& g : graphs_) {
@@ -776,8 +816,10 @@ class user {
     for (std::size_t used : g.slots) {
       if (!can_come_after(*blocks_[used], s)) return;
     }
-    if (!streams_.can_order(g.from, s)) return;
+    if (!streams_.can_order(g.from, s) || !can_follow(g.after, s)) return;
     streams_.order(g.from, s);
+    for (stream_number const each : g.after) streams_.order(each, s);
+    g.after.assign(1, s);
     for (std::size_t used : g.slots) come_after(*blocks_[used], s);
     ++counted_.kernels;
     world_.expect(world_.machine().launch(streams_[s].named, g.recorded), "launch of a graph");
@@ -801,7 +843,7 @@ class user {
     pool.may_stay.clear();
   }
   void replace_pool(unsigned i) {
-    if (any_capture() || pools_[i].changing || !free_all(i)) return;
+    if (any_capture() || pools_[i].changing || pools_[i].kept != 0 || !free_all(i)) return;
     for (std::size_t s = scopes_.size(); s-- > 0;) {
       if (scopes_[s]->pool == i) close_scope(s);
     }
@@ -841,7 +883,7 @@ class user {
       world_.found().push_back(text("trim() freed %zu bytes and returned %zu", before - after, given));
   }
   void expect_empty(pool_state_of_user const& pool) {
-    if (has_graph_pins(pool.number)) return;
+    if (has_graph_pins(pool.number) || pool.kept != 0) return;
     pinned_handles const pinned = pinned_in(pool.number);
     tarn::pool_state const s = pool.memory->state();
     if (pool.asleep) {
@@ -867,7 +909,9 @@ class user {
           pool.number, s.reserved, s.live, s.pending, s.free_blocks, static_cast<std::uint64_t>(s.handles)));
   }
   void drain(unsigned i, operation const& o) {
-    if (any_capture() || pools_[i].quiet || !free_all(i) || has_memories(pools_[i].number)) return;
+    if (any_capture() || pools_[i].quiet || pools_[i].kept != 0 || !free_all(i) ||
+        has_memories(pools_[i].number))
+      return;
     pool_state_of_user const& pool = pools_[i];
     if (world_.reference().live(pool.number) != 0) return;  // an owner's
     bool const with_pins = o.how % 2 == 0;
@@ -979,6 +1023,7 @@ class user {
   void join_capture(operation const& o);
   void close_capture(captured_graph& g);
   [[nodiscard]] captured_graph* capture_of(stream_number s) const;
+  [[nodiscard]] bool is_being_opened(stream_number s) const;
   [[nodiscard]] bool is_known(captured_graph const& g, stream_number s) const;
   [[nodiscard]] bool will_be_known(captured_graph const& g) const;
   [[nodiscard]] bool order_in_capture(stream_number before, stream_number after);

@@ -95,6 +95,13 @@ inline user::captured_graph* user::capture_of(stream_number s) const {
   return nullptr;
 }
 
+/// Whether another thread is about to begin the capture of a stream. Whoever names the stream meanwhile does not know whether that is
+/// part of the graph; and a call that names it by its handle asks for its identity, which CUDA refuses once it is captured, and which
+/// invalidates the capture.
+inline bool user::is_being_opened(stream_number s) const {
+  return uses_graph_memory_ && streams_[s].graph >= 0 && capture_of(s) == nullptr;
+}
+
 /// While several threads run, work on the legacy stream would invalidate a capture from a stream that is ordered with it, and a thread
 /// may end while another one uses its stream.
 inline bool user::may_capture(stream_number s) const {

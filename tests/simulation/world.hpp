@@ -155,7 +155,11 @@ struct pool_state_of_user {
   bool asleep = false;
   bool changing = false;      ///< a thread is inside sleep(), wake() or compact()
   pinned_handles may_stay{};  ///< at most these have not fallen asleep with the pool
+  std::size_t kept = 0;       ///< bytes that captures without a scope have freed
 };
+
+/// The number under which the model holds what the pools keep of captures without a scope.
+inline constexpr unsigned without_scope = ~0U;
 
 /// While it lives, the calls of this thread are part of a capture for a graph memory.
 class in_capture {
@@ -189,10 +193,11 @@ class world final : public witness {
   [[nodiscard]] mapped_pages& pages() noexcept { return pages_; }
   [[nodiscard]] watched_device watched_driver(int device) { return {driver(device), &pages_}; }
   [[nodiscard]] setting const& chosen() const noexcept { return chosen_; }
-  /// In programs with captures, no change of owners is part of a graph: graphs use blocks that live as long as they do.
+  /// In programs with captures without a scope, no change of owners is part of a graph, except for the blocks that it frees:
+  /// graphs use blocks that live as long as they do.
   void will_capture() noexcept { captures_ = true; }
   [[nodiscard]] tarn::stream_ref owner_stream(tarn::stream_ref stream) const noexcept {
-    return captures_ ? tarn::stream_ref{} : stream;
+    return captures_ && in_capture::of() == 0 ? tarn::stream_ref{} : stream;
   }
   /// True if no pool has to wait for the whole device after a stream was destroyed: that would invalidate a
   /// capture.

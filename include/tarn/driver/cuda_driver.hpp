@@ -46,6 +46,8 @@ enum class null_stream : std::uint8_t {
 template <null_stream Null>
 class basic_cuda_driver {
  public:
+  static constexpr bool null_is_legacy = Null == null_stream::legacy;
+
   /// Uses the calling thread's current device; device 0 if the query fails (the first call then reports the failure).
   basic_cuda_driver() noexcept {
     if (!detail::cuda_status(cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;

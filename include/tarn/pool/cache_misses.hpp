@@ -75,7 +75,7 @@ class cache_misses : public pool_parts<Upstream> {
     std::lock_guard const cold(heap_.cold);
     bool const graphs_done = graphs_.finish(whole());
     collect();
-    bool const done = heap_.finish(waiting_.asks_for_device());
+    bool const done = heap_.finish(waiting_.asks_for_device() || graphs_.keeps_until_end());
     return done && graphs_done;
   }
   /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
@@ -153,8 +153,25 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.is_lost()) return true;
     if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
     if (!waiting_.may_hold(p)) return false;
-    if (graphs_.is_watching() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
+    if (graphs_.watches_frees() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
     return waiting_.hold_back(id, stream, p, bytes, alignment);
+  }
+
+  /// Whether each deallocation that names a stream asks is_freed_in_capture() first.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool asks_at_frees() const noexcept {
+    return may_be_captured && heap_.options.captures == capture_watch::at_frees;
+  }
+  /// Whether a stream that a block is freed on is captured; at most one driver call. While no scope is open, one that is named by its
+  /// handle is not: it was identified just now, which CUDA refuses for a captured one.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {
+    bool const was_identified = stream.id() == stream_ref::unknown_id && !is_default_stream(stream);
+    if (was_identified && !capture_gate::has_captures()) return false;
+    return !heap_.is_lost() && detail::is_freed_in_capture(heap_.driver(), stream, id);
+  }
+  /// Keeps a block that is freed on a captured stream. Returns false if the capture has ended since.
+  TARN_NOINLINE bool keep_of_capture(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment) noexcept {
+    return graphs_.keep_if_captured(id, stream, p, bytes, alignment);
   }
 
   [[nodiscard]] Pool& whole() noexcept { return static_cast<Pool&>(*this); }
@@ -307,7 +324,8 @@ class cache_misses : public pool_parts<Upstream> {
       return;
     misuse_report const last = report_misuse_at_end();
     if (graphs_.is_watching()) [[unlikely]] {
-      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;
+      if_unknown const then = asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
+      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;
       if (alignment <= default_alignment && !heap_.is_asleep() &&
           front_.put_watched(id, p, lazy_block_size{bytes}))
         return;
@@ -388,6 +406,9 @@ class cache_misses : public pool_parts<Upstream> {
   /// Host memory is no device's.
   static constexpr bool is_on_device =
       !std::same_as<typename Upstream::driver_type, no_driver> && !has_property<Upstream, host_accessible>;
+
+  /// Host memory without a device has no streams that can be.
+  static constexpr bool may_be_captured = !std::same_as<typename Upstream::driver_type, no_driver>;
 
   using list_of_pools = other_pools<typename Upstream::driver_type>;
   [[nodiscard]] static constexpr typename list_of_pools::goes_to place_in_list(bool is_part) noexcept {

@@ -18,17 +18,26 @@ enum class handles_per_block {
   one   ///< one, as a cudaMalloc block: for libraries that look only at the first handle of a block
 };
 
-/// When a pool asks whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be
-/// handed out while the graph is replayed.
+/// When a pool asks CUDA whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be handed
+/// out while the graph is replayed. In a capture_scope the graph's owner keeps it; in another capture the pool keeps it until the pool
+/// ends, since nothing reports the end of the graph. Such a block counts as active (memory_stats), and each capture takes new memory.
 ///
-/// A bare handle of a captured stream is always refused outside of a capture_scope: the pool asks CUDA for its identity at each call,
-/// which CUDA refuses (code 900) and which invalidates the capture, so no graph is replayed. A stream whose identity is known (of
-/// tarn::stream, tarn::identified, or a buffer) costs no driver call. To ask CUDA whether it captures takes 20 ns, and 175 ns while 14
-/// other threads ask (H200, bench/results/graphs.jsonl). Hence `in_scopes` by default.
+/// Not asked are the legacy default stream, which is never captured, and a bare handle: the pool asks CUDA for its identity at each
+/// call, which CUDA refuses for a captured stream without a scope (code 900), and which invalidates the capture. The driver must not be
+/// asked about a stream that may be destroyed. So a capture without a scope is not noticed when an owner frees a block on
+///   - a stream that tarn did not make (tarn::stream does) and whose identity was noted before the capture, by the owner or by
+///     tarn::identified;
+///   - the default stream of another thread.
+/// deallocate_sync() names no stream.
 enum class capture_watch {
-  in_scopes,  ///< while a capture_scope is open. On streams of known identity other captures must not free blocks of the pool that the
-              ///< graph uses: they may be handed out again while it is replayed
-  always  ///< at each call: warm calls then make one driver call; a pair takes 5 times as long, 114 ns instead of 23 (H200)
+  /// At each deallocation on a stream of known identity: 17 to 29 ns (H100, 1 to 16 threads that ask). An allocation makes no driver
+  /// call. Inside a capture it may return what its stream freed before: launch the graph after that work.
+  at_frees,
+  /// Only in threads that have opened a capture_scope: warm calls on streams of known identity make no driver call. The caller promises
+  /// that other captures free no blocks of the pool that their graphs use.
+  in_scopes,
+  /// Also at each allocation, which is refused in a capture without a scope. No warm path.
+  always
 };
 
 template <class Upstream>
@@ -49,10 +58,8 @@ struct pooled {
   /// lower for long: pool/arena/live_window.hpp says when. With the largest std::size_t it gives back only what trim() or empty_cache()
   /// asks for, and what other pools lack.
   std::size_t release_threshold = std::size_t{128} << 20;
-  /// When the pool looks for captures. With `always`, a capture without a capture_scope is safe, too: allocation on its streams is
-  /// refused, and what is freed on them is kept until the pool ends. This holds for default streams, bare handles and streams that
-  /// tarn made: the driver must not be asked about another stream whose identity was noted earlier, since it may be destroyed.
-  capture_watch captures = capture_watch::in_scopes;
+  /// When the pool looks for captures that no capture_scope announces.
+  capture_watch captures = capture_watch::at_frees;
   /// With `one`, each block lies within one handle: free neighbours in two handles are not joined, free handles are not remapped, and
   /// `largest_handle` has no effect. Does nothing where the pool has plain blocks.
   ///

@@ -42,8 +42,8 @@
 namespace tarn {
 
 /// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
-/// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of
-/// its stream is known, makes no driver call.
+/// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of its stream is known, submits nothing
+/// to the driver; a deallocation asks it whether the stream is captured, see capture_watch.
 ///
 /// fork() is safe while any number of threads use the pool. In the child, a pool of host memory continues with a copy of all
 /// blocks; calls that other threads had in progress are never completed. A pool over a driver that does not survive fork(),
@@ -121,6 +121,9 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
       return misses::deallocate_unknown(stream, p, bytes, alignment);
     if (waiting_.any_noted() && may_be_noted(p) && take_back_noted(id, stream, p, bytes, alignment))
         [[unlikely]]
+      return;
+    if (misses::asks_at_frees() && misses::is_freed_in_capture(id, stream) &&
+        misses::keep_of_capture(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(id, stream, p, size, bytes, alignment);
   }

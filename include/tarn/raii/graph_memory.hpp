@@ -82,7 +82,8 @@ class graph_memory {
 ///
 /// Bare handles may be used inside the capture: CUDA refuses to identify a captured stream, so the pool remembers it. A stream that
 /// tarn did not make and that joined before it was named must be named in one way only: by its handle, or by an identity that was
-/// queried before the capture.
+/// queried before the capture. From the opening of the scope until the capture has begun, no other thread names the stream: it could not
+/// know whether that is part of the graph, and a bare handle is identified, which invalidates a capture that begins at that moment.
 ///
 /// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
 /// (fenced, poisoned and checked verify and poison nothing then that they would have to wait for on the device.)

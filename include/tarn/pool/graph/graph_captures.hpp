@@ -23,11 +23,18 @@
 
 namespace tarn::detail {
 
+/// What to do about a stream that is part of no known capture.
+enum class if_unknown : std::uint8_t {
+  ask,          ///< the driver, if captures without a scope are looked for
+  not_captured  ///< nothing: the driver was asked in this call
+};
+
 /// Scopes and streams are added and removed under the growth lock. A scope holds a reference to its owner's part.
 template <class Part, class Heap, class Front>
 class graph_captures {
  public:
   using capture = captured_stream<Part>;
+  using driver_type = typename Heap::driver_type;
 
   graph_captures(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {
     if (always()) front_.watch_all();
@@ -37,6 +44,8 @@ class graph_captures {
 
   /// Whether a call that is not warm must look for a capture.
   [[nodiscard]] bool any() const noexcept { return heap_.captured.any() || always(); }
+  /// Whether a deallocation must look for one.
+  [[nodiscard]] bool watches_frees() const noexcept { return heap_.captured.any() || asks_at_frees(); }
 
   /// The capture of an allocation; `kept_as` is 0 if its stream is not captured.
   /// @throws cuda_error  it is captured, and it is not known by which capture
@@ -45,11 +54,13 @@ class graph_captures {
     return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(stream_ref::from(stream.handle(), id));
   }
   /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
-  [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream) noexcept {
-    if (id == neutral_id || !any()) return {};
+  [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream,
+                                        if_unknown then = if_unknown::ask) noexcept {
+    if (id == neutral_id || id == stream_ref::unknown_id || !watches_frees()) return {};
     capture at = known(id);
-    if (at.kept_as != 0 || !may_have_joined() || !denotes(stream, id)) return at;
-    if (life_of(heap_.driver(), stream) != stream_life::alive || !is_captured_unknown(stream)) return at;
+    if (at.kept_as != 0 || then == if_unknown::not_captured) return at;
+    if (!asks_at_frees() && !may_have_joined()) return at;
+    if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
     at.kept_as = capture_stream_id(0);
     at.is_guess = true;
     std::lock_guard const guard(mutex_);
@@ -123,6 +134,9 @@ class graph_captures {
   };
 
   [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
+  [[nodiscard]] bool asks_at_frees() const noexcept {
+    return heap_.options.captures != capture_watch::in_scopes;
+  }
 
   /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's part.
   [[nodiscard]] capture known(stream_id id) const noexcept {
@@ -131,18 +145,11 @@ class graph_captures {
     std::size_t const place = heap_.captured.find(id);
     return place == captured_streams::most ? capture{} : streams_[place];
   }
-  /// Whether a handle still denotes the stream with this identity. cudaStreamPerThread denotes another stream on each thread.
-  [[nodiscard]] bool denotes(stream_ref stream, stream_id id) const noexcept {
-    stream_id now = id;
-    if (is_default_stream(stream) && id != stream_ref::unknown_id)
-      (void)heap_.driver().identify(stream_ref::from(stream.handle()), now);
-    return now == id;
-  }
-  /// Whether a stream of no known capture is captured. Asked only by threads that have opened a scope, or in
-  /// capture_watch::always. The legacy default stream is never captured itself.
+  /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have opened a scope, or in
+  /// capture_watch::always.
   [[nodiscard]] bool is_captured_unknown(stream_ref stream) const noexcept {
-    bool const is_legacy = reinterpret_cast<std::uintptr_t>(stream.handle()) <= 1;
-    return !is_legacy && may_have_joined() && is_capturing(heap_.driver(), stream);
+    return !is_legacy_stream<driver_type>(stream) && may_have_joined() &&
+           is_capturing(heap_.driver(), stream);
   }
   [[nodiscard]] bool may_have_joined() const noexcept {
     auto const is_watched = front_.is_this_thread_watched();

@@ -65,6 +65,8 @@ class graph_memories {
 
   /// Whether a call that is not warm must look for a capture.
   [[nodiscard]] bool is_watching() const noexcept { return captures_.any(); }
+  /// The same for a deallocation.
+  [[nodiscard]] bool watches_frees() const noexcept { return captures_.watches_frees(); }
   /// Returns false if `p` is no live block of a part. Takes no lock.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return blocks_.may_hold(p); }
 
@@ -134,9 +136,9 @@ class graph_memories {
   }
 
   /// Keeps a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
-  bool keep_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                        std::size_t alignment) noexcept {
-    capture const at = captures_.of_deallocation(id, stream);
+  bool keep_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
+                        if_unknown then = if_unknown::ask) noexcept {
+    capture const at = captures_.of_deallocation(id, stream, then);
     if (at.kept_as == 0) return false;
     kept_type kept{p, bytes, alignment, nullptr, {}};
     keep(kept, true, at.owner);
@@ -146,7 +148,7 @@ class graph_memories {
   /// Records a use of a part's block, or of any block by a captured stream. Returns false if it is neither.
   /// @throws std::bad_alloc, cuda_error: nothing has changed
   bool record_stream(void* p, std::size_t bytes, stream_ref stream) {
-    if (is_watching()) {
+    if (watches_frees()) {
       if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
         if (blocks_.note_use(p, *at.owner)) waiting_.count_noted_elsewhere(true);
         if (!may_be_own(p)) return true;
@@ -183,6 +185,10 @@ class graph_memories {
       if (p->end.waits_for_capture()) return false;
     }
     return true;
+  }
+  /// Whether the pool has a block that it keeps until it ends. Graphs may use it, and no stream's work covers that.
+  [[nodiscard]] bool keeps_until_end() const noexcept {
+    return keeps_until_end_.load(std::memory_order_relaxed);
   }
   /// The pool ends while work may use what its ended owners had: none of it is given back.
   void keep_mapped() noexcept {
@@ -370,7 +376,10 @@ class graph_memories {
     std::lock_guard const guard(mutex_);
     count_kept(b, 1);
     if (by != nullptr) b.users.add(*by);
-    if ((is_of_capture && by == nullptr) || b.users.is_too_many()) return b.users.clear();
+    if ((is_of_capture && by == nullptr) || b.users.is_too_many()) {
+      keeps_until_end_.store(true, std::memory_order_relaxed);
+      return b.users.clear();
+    }
     pass_on(b);
   }
   /// Lets the next user keep a block. Under the mutex.
@@ -470,6 +479,7 @@ class graph_memories {
   sequence<owned<part>> parts_;
   std::uint64_t last_number_ = 0;
   std::atomic<std::size_t> over_count_{0};
+  std::atomic<bool> keeps_until_end_{false};
 };
 
 }  // namespace tarn::detail
