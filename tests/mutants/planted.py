@@ -612,11 +612,11 @@ PLANTED = {
             finder="tests/policy/tracked.cpp",
         ),
         Mutant(
-            "two threads use a reserve at once",
-            "policy/room_reserve.hpp",
-            "      if (!reserve.try_lock()) {\n",
-            "      if (!reserve.try_lock() && i != 0) {\n",
-            finder="tests/policy/room_reserve.cpp",
+            "a thread that is asked for room keeps it",
+            "policy/tracked_share.hpp",
+            "    for (part& its : parts_) its.set_most(1, -1);\n",
+            "",
+            finder="tests/policy/tracked.cpp",
         ),
         Mutant(
             "numbers are compared with the peaks while shares have not reported",
@@ -741,15 +741,15 @@ PLANTED = {
         Mutant(
             "frees stay in a share without a bound",
             "policy/tracked_share.hpp",
-            "    its.set_most(k, 2 * error);\n",
-            "    its.set_most(k, no_limit);\n",
+            "      set_most(k, 2 * most_change);\n",
+            "      set_most(k, no_limit);\n",
             finder="tests/policy/tracked.cpp",
         ),
         Mutant(
             "the sum of both groups has no bound in a share",
             "policy/tracked_share.hpp",
-            "bound(parts_[1 - g], k, rest);",
-            "bound(parts_[1 - g], k, error_[k]);",
+            "error_[k] - counted[k] - counted_of_other[k];",
+            "error_[k] - counted[k];",
             finder="tests/policy/tracked.cpp",
         ),
         Mutant(

@@ -751,14 +751,14 @@ TEST_CASE("tracked::peak_error keeps a thread's counts in its share until they d
   tracked_share share;
   room_reserves reserves;
   auto const count = [&](tracked_update const& u) { return count_in(share, reserves, u); };
-  // Seven eighths of the error for small blocks, whose call comes first, and the rest for large ones.
   share.open_bounded({8, 8000, 8000});
   CHECK(count(come(6000)));
-  CHECK_FALSE(count(come(1001)));
+  CHECK_FALSE(count(come(2001)));
+  CHECK(count(come(1500, block_group::large)));
+  CHECK_FALSE(count(come(501)));  // both groups together
   CHECK(count(go(6000)));
-  CHECK(count(go(7000)));
+  CHECK(count(go(6500)));
   CHECK_FALSE(count(go(1)));
-  CHECK(count(come(1000, block_group::large)));
   CHECK_FALSE(count(come(1, block_group::large)));
   tracked_amounts change{};
   auto const read = [&](std::size_t k, std::size_t g, std::int64_t by, std::int64_t) noexcept {
@@ -766,15 +766,15 @@ TEST_CASE("tracked::peak_error keeps a thread's counts in its share until they d
   };
   share.report(read);
   CHECK(change[0] == std::array<std::int64_t, 3>{0, -1, 1});
-  CHECK(change[1] == std::array<std::int64_t, 3>{-6000, -7000, 1000});
-  CHECK(count(come(7000, block_group::large)));  // now large blocks come first
-  CHECK_FALSE(count(come(1001)));
+  CHECK(change[1] == std::array<std::int64_t, 3>{-5000, -6500, 1500});
+  CHECK(count(come(8000, block_group::large)));
+  CHECK_FALSE(count(come(1)));
   share.report(read);
-  for (int i = 0; i < 7; ++i) CHECK(count(go(1)));
+  for (int i = 0; i < 8; ++i) CHECK(count(go(1)));
   CHECK_FALSE(count(go(1)));  // blocks
   CHECK(count(come(1000)));
-  CHECK(share.close(read) == 8);
-  CHECK(change[1] == std::array<std::int64_t, 3>{993, 993, 0});
+  CHECK(share.close(read) == 9);
+  CHECK(change[1] == std::array<std::int64_t, 3>{992, 992, 0});
 }
 
 TEST_CASE("tracked::peak_error is off by at most its bound with several threads",
@@ -827,6 +827,29 @@ TEST_CASE("tracked_numbers lets a thread count alone until another one counts", 
   CHECK(numbers.read(mark).current == 30'012);
   CHECK(numbers.read(mark).allocations == 52);
   numbers.remove(mark);
+}
+
+TEST_CASE("high_water_mark of this_thread does not count the blocks of a thread that counts alone",
+          "[policy][tracked]") {
+  tracked_numbers numbers;
+  high_water_mark mine;
+  numbers.add(mine, peak_of::this_thread);
+  numbers.count(come(50'000));
+  numbers.count(go(50'000));
+  for (int i = 0; !numbers.has_alone(); ++i) {
+    REQUIRE(i < 10'000);
+    numbers.count(come(1000, block_group::small, named(0)));
+    numbers.count(go(1000, block_group::small, named(0)));
+  }
+  for (int i = 0; i < 10; ++i) {
+    numbers.count(come(1000, block_group::small, named(0)));
+    CHECK(numbers.read(mine).current == 0);
+  }
+  CHECK(numbers.has_alone());
+  CHECK(numbers.read(mine).peak == 50'000);
+  CHECK(numbers.read(mine).allocations == 1);
+  numbers.remove(mine);
+  CHECK(numbers.statistics().allocated_bytes[0].current == 10'000);
 }
 
 TEST_CASE("tracked_numbers::statistics sees whole calls of a thread that counts alone",

@@ -349,6 +349,7 @@ class tracked_numbers {
   /// Adds what a share counted. It stayed within its room, so no peak changes.
   [[nodiscard]] auto adding() noexcept {
     return [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
+      if (came == 0 && change == 0) return;
       if (g != 0) {
         of(k, g).current += change;
         of(k, g).allocated += came;
@@ -582,8 +583,11 @@ class tracked_numbers {
   /// Raises every peak to the current value.
   void note_peaks() noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = max_of(of(k, g).peak, of(k, g).current);
-      peak_of_all_[k] = max_of(peak_of_all_[k], current(k, 0));
+      for (std::size_t g = 1; g < 3; ++g) {
+        group_number& n = of(k, g);
+        if (n.current > n.peak) n.peak = n.current;
+      }
+      if (current(k, 0) > peak_of_all_[k]) peak_of_all_[k] = current(k, 0);
     }
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
       if (m->current > m->peak) m->peak = m->current;

@@ -177,7 +177,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
  private:
   enum class state : std::uint8_t { closed, open, bounded, alone };
   static constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max() / 2;
-  /// A bounded share keeps 1 / this of the error for the group whose blocks it does not count now.
+  /// A bounded share keeps 1 / this of what it has not counted for the group whose blocks it does not count now.
   static constexpr std::int64_t part_of_other = 8;
 
   /// What the share has of one group. The room that is left is limit - came. Without room, count_here() always fails.
@@ -215,6 +215,11 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
     }
     [[nodiscard]] std::int64_t may_leave(std::size_t k) const noexcept {
       return most[k].load(std::memory_order_relaxed);
+    }
+    /// Lets the change be between -most_change and most_change.
+    void bound(std::size_t k, std::int64_t most_change) noexcept {
+      add_room(k, most_change - given[k]);
+      set_most(k, 2 * most_change);
     }
     /// Takes all room away, and forgets what was counted.
     void clear() noexcept {
@@ -261,33 +266,33 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
     });
   }
 
-  /// Counts a call of a bounded share: by the owner, which gives itself its room with the first call after a report.
+  /// Counts a call of a bounded share. Gives both groups new bounds, since that of the call's was too narrow, or there was none. The
+  /// bounds of both add up to the error. Returns false if what was counted exceeds it.
   TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
-    std::size_t const g = index_of(u.group);
-    part& its = parts_[g];
-    if (its.may_leave(0) < 0) {
-      for (std::size_t k = 0; k < 3; ++k) {
-        std::int64_t const rest = error_[k] / part_of_other;
-        bound(its, k, error_[k] - rest);
-        bound(parts_[1 - g], k, rest);
-      }
-    }
+    part& its = parts_[index_of(u.group)];
+    part& other = parts_[1 - index_of(u.group)];
     tracked_kinds const change = u.by_kind();
-    if (u.rounded > 0) {
-      if (!its.has_room(change)) return false;
-      its.allocate(change);
-      return true;
+    tracked_kinds counted{};
+    tracked_kinds counted_of_other{};
+    tracked_kinds spare{};
+    for (std::size_t k = 0; k < 3; ++k) {
+      counted[k] = size_of(its.change(k) + change[k]);
+      counted_of_other[k] = size_of(other.change(k));
+      spare[k] = error_[k] - counted[k] - counted_of_other[k];
+      if (spare[k] < 0) return false;
     }
     for (std::size_t k = 0; k < 3; ++k) {
-      if (its.room(k) - change[k] > its.may_leave(k)) return false;
+      its.bound(k, counted[k] + spare[k] - spare[k] / part_of_other);
+      other.bound(k, counted_of_other[k] + spare[k] / part_of_other);
     }
-    its.free(change);
+    if (u.rounded > 0) {
+      its.allocate(change);
+    } else {
+      its.free(change);
+    }
     return true;
   }
-  static void bound(part& its, std::size_t k, std::int64_t error) noexcept {
-    its.limit[k] = its.given[k] = error;
-    its.set_most(k, 2 * error);
-  }
+  [[nodiscard]] static std::int64_t size_of(std::int64_t change) noexcept { return max_of(change, -change); }
 
   owner_lock lock_;
   std::atomic<state> state_{state::closed};
