@@ -143,21 +143,26 @@ void measure_graphs(graph_effort const& e, figure_handler const& on_figure) {
     auto without_statistics = cuda_pages{} | pooled{};
     compare(without_statistics, "a pool without statistics, one thread");
   }
-  {
+  // The threads allocate and free one block each. Their peak stops rising after a while.
+  auto const beside_threads = [&](auto& from, char const* way) {
     std::atomic<bool> over{false};
-    std::atomic<std::uint64_t> calls{0};
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < 15; ++t) {
       threads.emplace_back([&] {
         tarn::stream const own;
-        std::uint64_t made = 0;
-        for (; !over; ++made) pool.deallocate(own, pool.allocate(own, 4096), 4096);
-        calls += made;
+        while (!over) from.deallocate(own, from.allocate(own, 4096), 4096);
       });
     }
-    compare(pool, "device_pool, beside 15 threads that allocate and free");
+    compare(from, way);
     over = true;
     for (auto& t : threads) t.join();
+  };
+  beside_threads(pool, "device_pool, beside 15 threads that allocate and free");
+  {
+    auto near_peaks = cuda_pages{} | pooled{} | tracked{.peak_error = 4_MiB};
+    beside_threads(near_peaks, "peaks within 4 MiB a thread, beside 15 threads");
+    auto without_statistics = cuda_pages{} | pooled{};
+    beside_threads(without_statistics, "a pool without statistics, beside 15 threads");
   }
   {
     graph_memory memory{pool};

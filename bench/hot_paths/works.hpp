@@ -205,6 +205,20 @@ void other_thread(plan const& p, row& r) {
 
 }  // namespace hot
 
+/// Adds the works of several threads for one pool.
+template <peer P>
+void add_thread_works(std::vector<entry>& list) {
+  auto const add = [&](std::string work, std::size_t live, auto run) {
+    list.push_back({std::move(work), std::string(P::name), std::string(to_text(P::where)), live, run});
+  };
+  for (std::size_t const count : hot::thread_counts) {
+    if (!is_pool<P> && count > hot::most_threads_without_pool) continue;
+    add("threads/" + std::to_string(count), hot::blocks_per_thread,
+        [count](plan const& p, row& r) { hot::threads<P>(p, r, count); });
+  }
+  add("other_thread", 1, [](plan const& p, row& r) { hot::other_thread<P>(p, r); });
+}
+
 /// Adds every work for one pool.
 template <peer P>
 void add_works(std::vector<entry>& list) {
@@ -235,14 +249,7 @@ void add_works(std::vector<entry>& list) {
   }
   add("tail/" + std::to_string(hot::tail_window), hot::tail_window,
       [](plan const& p, row& r) { hot::tails<P>(p, r); });
-  if constexpr (is_thread_safe<P>) {
-    for (std::size_t const count : hot::thread_counts) {
-      if (!is_pool<P> && count > hot::most_threads_without_pool) continue;
-      add("threads/" + std::to_string(count), hot::blocks_per_thread,
-          [count](plan const& p, row& r) { hot::threads<P>(p, r, count); });
-    }
-    add("other_thread", 1, [](plan const& p, row& r) { hot::other_thread<P>(p, r); });
-  }
+  if constexpr (is_thread_safe<P>) add_thread_works<P>(list);
   add_refusals<P>(list);
 }
 

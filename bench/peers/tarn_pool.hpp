@@ -53,13 +53,13 @@ struct with_tracking {
   }
 };
 
-/// The default pool with statistics whose peaks may be off by 1 MiB for each thread.
+/// The default pool with statistics whose peaks may be off by 4 MiB for each thread.
 struct with_near_peaks {
   static constexpr std::string_view name = "tarn_near_peaks";
-  static constexpr std::string_view about = "pages | pooled | tracked, peaks within 1 MiB a thread";
+  static constexpr std::string_view about = "pages | pooled | tracked, peaks within 4 MiB a thread";
   template <class Pages>
   static auto over(Pages pages) {
-    return pages | pooled{} | tracked{.peak_error = 1_MiB};
+    return pages | pooled{} | tracked{.peak_error = 4_MiB};
   }
 };
 
@@ -83,6 +83,12 @@ struct with_identity : with_defaults {
 struct with_tracking_and_identity : with_tracking {
   static constexpr std::string_view name = "tarn_tracked_identified";
   static constexpr std::string_view about = "tarn_tracked, whose caller keeps the identity of each stream";
+};
+
+/// with_near_peaks, given the identity of each stream: for with_known_streams.
+struct with_near_peaks_and_identity : with_near_peaks {
+  static constexpr std::string_view name = "tarn_near_peaks_identified";
+  static constexpr std::string_view about = "tarn_near_peaks, whose caller keeps the identity of each stream";
 };
 
 /// `Recipe` on `Device`.

@@ -26,6 +26,7 @@ std::size_t at(block_group g) {
   return static_cast<std::size_t>(g);
 }
 
+using detail::room_reserves;
 using detail::tracked_amounts;
 using detail::tracked_numbers;
 using detail::tracked_room;
@@ -291,21 +292,35 @@ TEST_CASE("tracked counts exactly with several threads", "[policy][tracked][thre
   CHECK(s.allocations[0].peak >= 1);
 }
 
+namespace {
+/// Counts a call as the owner of the share does.
+bool count_in(tracked_share& share, room_reserves& reserves, tracked_update const& u) {
+  if (!share.try_enter()) return false;
+  bool const done = share.count_here(u) || share.count(reserves, u);
+  share.leave();
+  return done;
+}
+}  // namespace
+
 TEST_CASE("tracked_share::count accepts what it has room for, and close reports all of it",
           "[policy][tracked]") {
   tracked_share share;
-  CHECK_FALSE(share.count(go(1)));  // not open
+  room_reserves reserves;
+  auto const count = [&](tracked_update const& u) { return count_in(share, reserves, u); };
   tracked_room room{};
   room[0] = {2, 1000, 1000};
   room[1] = {1, 500, 500};
-  share.open(room, {});
-  CHECK(share.count(come(600)));
-  CHECK_FALSE(share.count(come(401)));                      // no room in small bytes
-  CHECK_FALSE(share.count(come(501, block_group::large)));  // no room in large bytes
-  CHECK(share.count(come(400, block_group::large)));
-  CHECK_FALSE(share.count(come(1, block_group::large)));  // no room in large blocks
-  CHECK(share.count(go(600)));
-  CHECK(share.count(come(100)));
+  reserves.set(1, room, {});
+  CHECK_FALSE(count(go(1)));  // not open
+  CHECK_FALSE(count(come(1)));
+  share.open();
+  CHECK(count(come(600)));
+  CHECK_FALSE(count(come(401)));                      // no room in small bytes
+  CHECK_FALSE(count(come(501, block_group::large)));  // no room in large bytes
+  CHECK(count(come(400, block_group::large)));
+  CHECK_FALSE(count(come(1, block_group::large)));  // no room in large blocks
+  CHECK(count(go(600)));
+  CHECK(count(come(100)));
   tracked_amounts change{}, came{};
   CHECK(share.close([&](std::size_t k, std::size_t g, std::int64_t by, std::int64_t sum) noexcept {
     change[k][g] = by;
@@ -315,33 +330,52 @@ TEST_CASE("tracked_share::count accepts what it has room for, and close reports 
   CHECK(came[0] == std::array<std::int64_t, 3>{3, 2, 1});
   CHECK(change[1] == std::array<std::int64_t, 3>{500, 100, 400});
   CHECK(came[2] == std::array<std::int64_t, 3>{1100, 700, 400});
-  CHECK_FALSE(share.count(go(100)));  // closed
+  CHECK_FALSE(count(go(100)));  // closed
 }
 
-TEST_CASE("tracked_share passes room to others through what it offers", "[policy][tracked]") {
-  tracked_share shares[3];
-  tracked_room const room{{{10, 1000, 1000}, {0, 0, 0}}};
-  shares[0].open(room, {});
-  shares[1].open({}, {});
-  shares[2].open({}, room);
-  std::uint32_t const open = 0b111;
-  tracked_update const small = come(600);
-  CHECK(tracked_share::count(shares, 1, open, small));  // from what share 2 offers
-  CHECK_FALSE(tracked_share::count(shares, 1, open, small));
-  CHECK_FALSE(tracked_share::count(shares, 1, open, come(1, block_group::large)));
-  // Share 0 keeps three steps of 500 bytes, and offers what it has beyond that once it has twice as much.
-  for (int i = 0; i < 8; ++i) CHECK(tracked_share::count(shares, 0, open, go(300)));
-  CHECK(shares[0].take_offered(0, 1, 1'000'000) == 1900);
-  CHECK(shares[0].take_offered(0, 1, 1'000'000) == 0);
+TEST_CASE("tracked_share passes room to others through the reserves", "[policy][tracked]") {
+  tracked_share shares[2];
+  room_reserves reserves;
+  reserves.set(2, {{{100, 1000, 1000}, {0, 0, 0}}}, {});
+  for (tracked_share& s : shares) s.open();
+  auto const count = [&](unsigned i, tracked_update const& u) { return count_in(shares[i], reserves, u); };
+  CHECK(count(1, come(1000)));
+  CHECK_FALSE(count(0, come(1)));
+  CHECK_FALSE(count(0, come(1, block_group::large)));
+  // A thread that only frees keeps no more than what it may keep.
+  for (int i = 0; i < 100; ++i) CHECK(count(0, go(100)));
+  std::int64_t passed = 0;
+  for (; count(1, come(100)); ++passed) REQUIRE(passed < 1000);
+  CHECK(passed > 50);
+  shares[0].ask();
+  CHECK(count(0, go(100)));
+  std::int64_t more = 0;
+  for (; count(1, come(100)); ++more) REQUIRE(more < 1000);
+  CHECK(passed + more == 101);
   std::int64_t sum[3] = {};
   for (tracked_share& s : shares) {
     (void)s.close([&](std::size_t k, std::size_t g, std::int64_t by, std::int64_t) noexcept {
       if (g == 0) sum[k] += by;
     });
   }
-  CHECK(sum[0] == 1 - 8);
-  CHECK(sum[1] == 600 - 8 * 300);
-  CHECK(shares[2].take_offered(0, 1, 1) == 0);  // closed
+  CHECK(sum[0] == 1);
+  CHECK(sum[1] == 1000);
+}
+
+TEST_CASE("tracked_share keeps the room of the largest block that it needed", "[policy][tracked]") {
+  // A thread that allocates and frees a block of nearly all room, between those of other sizes, need not share it each time.
+  tracked_share share;
+  room_reserves reserves;
+  constexpr std::int64_t bytes = 3'000'000;
+  reserves.set(2, {{{2, bytes, bytes}, {2, 0, 0}}}, {{{2, 0, 0}, {2, bytes, bytes}}});
+  share.open();
+  CHECK(count_in(share, reserves, come(bytes, block_group::large)));
+  CHECK(count_in(share, reserves, go(bytes, block_group::large)));
+  CHECK(reserves.take(0, 1, bytes) + reserves.take(1, 1, bytes) == 0);
+  CHECK(count_in(share, reserves, come(bytes / 4)));
+  CHECK(count_in(share, reserves, go(bytes / 4)));
+  CHECK(count_in(share, reserves, come(bytes, block_group::large)));
+  CHECK(reserves.take(0, 1, bytes) + reserves.take(1, 1, bytes) == 0);
 }
 
 TEST_CASE("tracked_numbers reports an exact peak while threads count in shares below it",
@@ -715,24 +749,32 @@ TEST_CASE("tracked::peak_error leaves peaks exact while threads do not meet", "[
 TEST_CASE("tracked::peak_error keeps a thread's counts in its share until they differ by more",
           "[policy][tracked]") {
   tracked_share share;
-  share.open_bounded({3, 1000, 1000});
-  CHECK(share.count(come(600)));
-  CHECK_FALSE(share.count(come(401)));
-  CHECK(share.count(go(600)));
-  CHECK(share.count(go(1000)));
-  CHECK_FALSE(share.count(go(1)));
+  room_reserves reserves;
+  auto const count = [&](tracked_update const& u) { return count_in(share, reserves, u); };
+  share.open_bounded({8, 8000, 8000});
+  CHECK(count(come(6000)));
+  CHECK_FALSE(count(come(2001)));
+  CHECK(count(come(1500, block_group::large)));
+  CHECK_FALSE(count(come(501)));  // both groups together
+  CHECK(count(go(6000)));
+  CHECK(count(go(6500)));
+  CHECK_FALSE(count(go(1)));
+  CHECK_FALSE(count(come(1, block_group::large)));
   tracked_amounts change{};
   auto const read = [&](std::size_t k, std::size_t g, std::int64_t by, std::int64_t) noexcept {
     change[k][g] = by;
   };
-  share.publish(read);
-  CHECK(change[0] == std::array<std::int64_t, 3>{-1, -1, 0});
-  CHECK(change[1] == std::array<std::int64_t, 3>{-1000, -1000, 0});
-  for (int i = 0; i < 3; ++i) CHECK(share.count(go(1)));
-  CHECK_FALSE(share.count(go(1)));  // blocks
-  CHECK(share.count(come(1000)));
-  CHECK(share.close(read) == 7);
-  CHECK(change[1] == std::array<std::int64_t, 3>{997, 997, 0});
+  share.report(read);
+  CHECK(change[0] == std::array<std::int64_t, 3>{0, -1, 1});
+  CHECK(change[1] == std::array<std::int64_t, 3>{-5000, -6500, 1500});
+  CHECK(count(come(8000, block_group::large)));
+  CHECK_FALSE(count(come(1)));
+  share.report(read);
+  for (int i = 0; i < 8; ++i) CHECK(count(go(1)));
+  CHECK_FALSE(count(go(1)));  // blocks
+  CHECK(count(come(1000)));
+  CHECK(share.close(read) == 9);
+  CHECK(change[1] == std::array<std::int64_t, 3>{992, 992, 0});
 }
 
 TEST_CASE("tracked::peak_error is off by at most its bound with several threads",
@@ -785,6 +827,29 @@ TEST_CASE("tracked_numbers lets a thread count alone until another one counts", 
   CHECK(numbers.read(mark).current == 30'012);
   CHECK(numbers.read(mark).allocations == 52);
   numbers.remove(mark);
+}
+
+TEST_CASE("high_water_mark of this_thread does not count the blocks of a thread that counts alone",
+          "[policy][tracked]") {
+  tracked_numbers numbers;
+  high_water_mark mine;
+  numbers.add(mine, peak_of::this_thread);
+  numbers.count(come(50'000));
+  numbers.count(go(50'000));
+  for (int i = 0; !numbers.has_alone(); ++i) {
+    REQUIRE(i < 10'000);
+    numbers.count(come(1000, block_group::small, named(0)));
+    numbers.count(go(1000, block_group::small, named(0)));
+  }
+  for (int i = 0; i < 10; ++i) {
+    numbers.count(come(1000, block_group::small, named(0)));
+    CHECK(numbers.read(mine).current == 0);
+  }
+  CHECK(numbers.has_alone());
+  CHECK(numbers.read(mine).peak == 50'000);
+  CHECK(numbers.read(mine).allocations == 1);
+  numbers.remove(mine);
+  CHECK(numbers.statistics().allocated_bytes[0].current == 10'000);
 }
 
 TEST_CASE("tracked_numbers::statistics sees whole calls of a thread that counts alone",

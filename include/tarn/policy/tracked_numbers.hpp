@@ -3,9 +3,15 @@
 // The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. A thread that has
 // counted alone for a while goes on without a lock, until another thread visits it (owner_lock). Otherwise, a thread counts under a
 // lock. Under contention, the lock's owner counts for the waiting threads (combining_lock); then each thread gets a share of the room
-// below the peaks, in which it counts on its own (tracked_share). A thread whose share is too small takes what the others offer. If
-// there is not enough, all shares are closed. If peaks may be off by a bound, a share has that room whatever the peaks are, and is
-// published when it is used up: another thread's share is never touched.
+// below the peaks, in which it counts on its own (tracked_share). What no share has is in reserves (room_reserve). A thread for whose
+// block its share is too small goes on as follows, until there is enough room:
+//
+//   1. It takes room from the reserves, and exchanges its own room for the other group of blocks.
+//   2. It asks the other threads to give away what they do not need, and waits for a microsecond or two.
+//   3. It takes the common lock, closes all shares and adds what they counted: only then may a peak rise.
+//
+// If peaks may be off by a bound, a share has that room whatever the peaks are, and is published when it is used up: another thread's
+// share is never touched.
 //
 // Over 400 lines: the ways of counting pass the same counters to one another under the same lock, and are read together.
 
@@ -25,6 +31,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/thread_place.hpp"
 #include "tarn/core/thread_tag.hpp"
+#include "tarn/core/wait.hpp"
 #include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/tracked_share.hpp"
 
@@ -90,18 +97,12 @@ class tracked_numbers {
                                              block_group group) noexcept {
     count<change_kind::deallocation>(rounded, requested, group);
   }
-  /// Counts a change by the thread that it names.
+  /// Counts a change as the thread that it names would: for tests.
   void count(tracked_update const& u) noexcept {
     if (tracked_share* const shares = shares_.load(std::memory_order_acquire);
         shares != nullptr && u.place < share_count && shares[u.place].try_enter()) {
-      tracked_share& mine = shares[u.place];
-      bool done = true;
-      if (mine.is_alone()) {
-        add_alone(u);
-      } else {
-        done = tracked_share::count(shares, u.place, open_.load(std::memory_order_relaxed), u);
-      }
-      mine.leave();
+      bool const done = shares[u.place].count_here(u) || count_inside(shares[u.place], u);
+      shares[u.place].leave();
       if (done) return;
     }
     count_globally(u);
@@ -213,6 +214,9 @@ class tracked_numbers {
   /// A thread counts alone after this many calls without another thread's. Doubled whenever another thread ends that: a visit takes
   /// microseconds.
   static constexpr std::uint32_t first_streak = 16;
+  /// Stopping all threads takes ten microseconds or more. Before that, a thread waits for one or two for room from the others.
+  static constexpr unsigned tries_to_ask = 8;
+  static constexpr unsigned waits_per_try = 4;
   static constexpr std::uint32_t longest_streak = 4096;
 
   /// Holds the lock, and no thread counts on its own.
@@ -222,10 +226,12 @@ class tracked_numbers {
       numbers_.lock_.lock();
       numbers_.call_in();
       numbers_.visit_alone();
+      numbers_.settle_alone();
     }
     stopped(stopped const&) = delete;
     stopped& operator=(stopped const&) = delete;
     ~stopped() {
+      numbers_.give_alone();
       numbers_.end_visit_alone();
       numbers_.lock_.unlock();
     }
@@ -282,29 +288,40 @@ class tracked_numbers {
     tracked_share& mine = shares[at.index];
     if (!mine.try_enter()) [[unlikely]]
       return count_by_waiting<Kind>(rounded, requested, group);
-    if (mine.is_alone()) [[likely]] {
-      if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) [[likely]] {
-        add<Kind>(rounded, requested, group);
-      } else {
-        add_alone_watched<Kind>(rounded, requested, group);
-      }
-      mine.leave();
-      return;
-    }
     if (mine.template count_here<Kind>(rounded, requested, group)) [[likely]] {
       mine.leave();
       return;
     }
-    count_in_share<Kind>(shares, at.index, rounded, requested, group);
+    count_in_share<Kind>(mine, rounded, requested, group);
   }
   /// Inside the lock of the thread's share, which this leaves.
   template <change_kind Kind>
-  TARN_NOINLINE void count_in_share(tracked_share* shares, unsigned mine, std::size_t rounded,
-                                    std::size_t requested, block_group group) noexcept {
+  TARN_NOINLINE void count_in_share(tracked_share& mine, std::size_t rounded, std::size_t requested,
+                                    block_group group) noexcept {
     tracked_update const u = update_of<Kind>(rounded, requested, group);
-    bool const done = tracked_share::count(shares, mine, open_.load(std::memory_order_relaxed), u);
-    shares[mine].leave();
+    bool const done = count_inside(mine, u);
+    mine.leave();
     if (!done) count_globally(u);
+  }
+  /// Counts a call inside the lock of a thread's share, if count_here() failed. Returns false if it must be counted globally.
+  bool count_inside(tracked_share& mine, tracked_update const& u) noexcept {
+    if (mine.is_alone()) {
+      count_alone(u);
+      return true;
+    }
+    return mine.count(reserves_, u) || (u.rounded > 0 && mine.is_open() && ask_others(mine, u));
+  }
+  /// Counts an allocation for which the reserves do not have enough room, if the other threads give some soon.
+  bool ask_others(tracked_share& mine, tracked_update const& u) noexcept {
+    for (unsigned tries = 0; tries < tries_to_ask && !mine.is_announced(); ++tries) {
+      if (tries % (tries_to_ask / 2) == 0) {
+        for_each_share(open_.load(std::memory_order_relaxed) & ~(std::uint32_t{1} << u.place),
+                       [](tracked_share& s) { s.ask(); });
+      }
+      for (unsigned waits = 0; waits < waits_per_try; ++waits) spin_wait(0);
+      if (mine.count(reserves_, u)) return true;
+    }
+    return false;
   }
   template <change_kind Kind>
   TARN_NOINLINE void count_by_waiting(std::size_t rounded, std::size_t requested,
@@ -318,11 +335,6 @@ class tracked_numbers {
     count_globally(update_of<Kind>(rounded, requested, group));
   }
   template <change_kind Kind>
-  TARN_NOINLINE void add_alone_watched(std::size_t rounded, std::size_t requested,
-                                       block_group group) noexcept {
-    add_alone(update_of<Kind>(rounded, requested, group));
-  }
-  template <change_kind Kind>
   [[nodiscard]] tracked_update update_of(std::size_t rounded, std::size_t requested,
                                          block_group group) const noexcept {
     std::int64_t const sign = Kind == change_kind::allocation ? 1 : -1;
@@ -334,6 +346,20 @@ class tracked_numbers {
     return this_thread_place.table == table_ ? this_thread_place.index : thread_places;
   }
 
+  /// Adds what a share counted. It stayed within its room, so no peak changes.
+  [[nodiscard]] auto adding() noexcept {
+    return [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
+      if (came == 0 && change == 0) return;
+      if (g != 0) {
+        of(k, g).current += change;
+        of(k, g).allocated += came;
+      }
+      for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
+        if (k == 0) m->allocations += came;
+        if (k == 1) m->current += change;
+      }
+    };
+  }
   /// Counts a call under the lock.
   void count_globally(tracked_update const& u) noexcept {
     if (!lock_.try_lock()) {
@@ -353,6 +379,7 @@ class tracked_numbers {
     if (tracked_share* const shares = make_shares(); shares != nullptr) {
       alone_ = place;
       shares[place].let_alone();
+      give_alone();
     }
   }
   /// Enters the share of the thread that counts alone, unless that is the calling thread. The caller holds the lock.
@@ -369,10 +396,26 @@ class tracked_numbers {
   /// The caller holds the lock.
   TARN_NOINLINE void end_alone() noexcept {
     visit_alone();
-    share(alone_).end_alone();
+    (void)share(alone_).close(adding());
     end_visit_alone();
     alone_ = thread_places;
     least_streak_ = min_of(least_streak_ * 2, longest_streak);
+  }
+  /// Adds what the thread that counts alone has counted, and takes its room away. During a visit, or called by that thread.
+  void settle_alone() noexcept {
+    if (alone_ != thread_places) share(alone_).report(adding());
+  }
+  /// Gives the thread that counts alone all room, unless each call has to be watched. As settle_alone().
+  void give_alone() noexcept {
+    if (alone_ == thread_places || (flags_.load(std::memory_order_relaxed) & watched_flag) != 0) return;
+    share(alone_).set_room(pair_room(block_group::large).paired);
+  }
+  /// Counts a call of the thread that counts alone, for which it has no room: there may be a new peak.
+  void count_alone(tracked_update const& u) noexcept {
+    settle_alone();
+    add_watched(u);
+    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0)
+      share(alone_).set_room(pair_room(u.group).paired);
   }
   [[nodiscard]] tracked_share& share(unsigned place) noexcept {
     return shares_.load(std::memory_order_relaxed)[place];
@@ -394,7 +437,7 @@ class tracked_numbers {
       streak_ = 0;
     }
     if (alone_ != thread_places) {
-      if (alone_ == u.place) return add_alone(u);
+      if (alone_ == u.place) return count_alone(u);
       end_alone();
     }
     if (flags_.load(std::memory_order_relaxed) != 0) return apply_slow(u);
@@ -433,8 +476,8 @@ class tracked_numbers {
         peak_of_all_[K] = now + other.of[K].current;
     }
   }
-  /// Counts a call of the thread that counts alone.
-  void add_alone(tracked_update const& u) noexcept {
+  /// Adds a call while no share is open.
+  void add_watched(tracked_update const& u) noexcept {
     add(u);
     if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
     change_marks(u);
@@ -447,11 +490,11 @@ class tracked_numbers {
     if (has_error() && out_ != 0) return publish_with(u, static_cast<std::uint32_t>(flags) & ~out_);
     if (several && out_ != 0) {
       if ((static_cast<std::uint32_t>(flags) & ~out_) != 0) [[unlikely]]
-        open_late(static_cast<std::uint32_t>(flags) & ~out_);
+        open_shares(static_cast<std::uint32_t>(flags) & ~out_);
       if (u.rounded > 0 && !fits(u)) take_room_for(u);
     }
     if (out_ != 0) return add_within_room(u);
-    add_alone(u);
+    add_watched(u);
     if (several) hand_out();
   }
 
@@ -488,8 +531,7 @@ class tracked_numbers {
 
   /// By how much the room that the shares leave is too small for a block: above 0, a peak may be passed if all shares are used up.
   [[nodiscard]] std::int64_t lacking(tracked_update const& u, std::size_t k, std::size_t g) noexcept {
-    std::int64_t const lent = g == 0 ? lent_[0][k] + lent_[1][k] : lent_[g - 1][k];
-    std::int64_t const wanted = u.by_kind()[k] + lent;
+    std::int64_t const wanted = u.by_kind()[k] + lent_[k][g];
     std::int64_t most = wanted - room(k, g);
     for (high_water_mark const* m = k == 1 && g == 0 ? marks_ : nullptr; m != nullptr; m = m->next)
       most = max_of(most, m->current + wanted - m->peak);
@@ -504,19 +546,6 @@ class tracked_numbers {
     }
     return true;
   }
-  /// Adds what a share counted. It stayed within its room, so no peak changes.
-  [[nodiscard]] auto adding() noexcept {
-    return [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
-      if (g != 0) {
-        of(k, g).current += change;
-        of(k, g).allocated += came;
-      }
-      for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
-        if (k == 0) m->allocations += came;
-        if (k == 1) m->current += change;
-      }
-    };
-  }
   /// Adds a call for which there is room, while shares are open: no peak changes. The numbers must not be compared with the peaks
   /// then: of two shares one may have reported blocks that took the room of blocks whose end the other has not reported.
   void add_within_room(tracked_update const& u) noexcept {
@@ -527,39 +556,38 @@ class tracked_numbers {
         f(k, g, change[k], u.rounded > 0 ? change[k] : 0);
     }
   }
-  /// Takes room for a block from what the shares offer. If that is not enough, there may be a new peak: the shares are closed.
+  /// Takes room for a block from the reserves. If that is not enough, there may be a new peak: the shares are closed.
   TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
     std::size_t const mine = index_of(u.group);
     for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t missing = max_of(lacking(u, k, 0), lacking(u, k, mine + 1));
-      for (std::uint32_t left = out_; left != 0 && missing > 0; left &= left - 1) {
-        tracked_share& its = share(static_cast<unsigned>(std::countr_zero(left)));
-        std::int64_t const taken = its.take_offered(mine, k, missing);
-        missing -= taken;
-        lent_[mine][k] -= taken;
-      }
-      if (missing > 0) return call_in();
+      std::int64_t const missing = max_of(lacking(u, k, 0), lacking(u, k, mine + 1));
+      if (missing <= 0) continue;
+      std::int64_t const taken = reserves_.take(mine, k, missing);
+      lent_[k][0] -= taken;
+      lent_[k][mine + 1] -= taken;
+      if (taken == missing) continue;
+      call_in();
+      if (fits(u)) reserves_.give_less();  // the others had enough
+      return;
     }
   }
   /// Whether peaks may be off.
   [[nodiscard]] bool has_error() const noexcept { return error_[0] != 0; }
   /// Counts a call for which its thread's share has no room, and all that was counted there: peaks may be off.
   TARN_NOINLINE void publish_with(tracked_update const& u, std::uint32_t asked) noexcept {
-    for (std::uint32_t left = asked; left != 0; left &= left - 1)
-      share(static_cast<unsigned>(std::countr_zero(left))).open_bounded(error_);
-    if (asked != 0) {
-      out_ |= asked;
-      open_.store(out_, std::memory_order_release);
-    }
-    if (u.place < share_count && (out_ >> u.place & 1) != 0) share(u.place).publish(adding());
+    if (asked != 0) open_shares(asked);
+    if (u.place < share_count && (out_ >> u.place & 1) != 0) share(u.place).report(adding());
     add_within_room(u);
     note_peaks();
   }
   /// Raises every peak to the current value.
   void note_peaks() noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = max_of(of(k, g).peak, of(k, g).current);
-      peak_of_all_[k] = max_of(peak_of_all_[k], current(k, 0));
+      for (std::size_t g = 1; g < 3; ++g) {
+        group_number& n = of(k, g);
+        if (n.current > n.peak) n.peak = n.current;
+      }
+      if (current(k, 0) > peak_of_all_[k]) peak_of_all_[k] = current(k, 0);
     }
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
       if (m->current > m->peak) m->peak = m->current;
@@ -568,58 +596,61 @@ class tracked_numbers {
     note_active(block_group::small);
     note_active(block_group::large);
   }
-  /// Opens shares without room for threads that asked after the others: what such a thread frees is its room.
-  TARN_NOINLINE void open_late(std::uint32_t asked) noexcept {
-    for (std::uint32_t left = asked; left != 0; left &= left - 1)
-      share(static_cast<unsigned>(std::countr_zero(left))).open({}, {});
-    out_ |= asked;
-    open_.store(out_, std::memory_order_release);
+  /// The room below the peaks, paired for blocks of each group, and what remains of each group's.
+  struct room_pairs {
+    tracked_room paired{};
+    tracked_room unpaired{};
+  };
+  /// Pairs half of the room below the peak of all for each group, and what one cannot use for the other. An odd unit is for `first`.
+  [[nodiscard]] room_pairs pair_room(block_group first) noexcept {
+    room_pairs r;
+    std::size_t const a = index_of(first);
+    std::size_t const b = 1 - a;
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t all = room(k, 0);
+      for (high_water_mark const* m = k == 1 ? marks_ : nullptr; m != nullptr; m = m->next)
+        all = min_of(all, m->peak - m->current);
+      std::int64_t const of_a = room(k, a + 1);
+      std::int64_t const of_b = room(k, b + 1);
+      r.paired[a][k] = min_of(of_a, all - min_of(of_b, all / 2));
+      r.paired[b][k] = min_of(of_b, all - r.paired[a][k]);
+      r.unpaired[a][k] = of_a - r.paired[a][k];
+      r.unpaired[b][k] = of_b - r.paired[b][k];
+    }
+    return r;
   }
-
-  /// Gives each requesting thread an equal share of the room below every peak, half of it offered to all.
+  /// Opens a share for each requesting thread, and puts the room below every peak into the reserves.
   TARN_NOINLINE void hand_out() noexcept {
     if (pause_ != 0) {
       --pause_;
       return;
     }
     auto const asked = static_cast<std::uint32_t>(flags_.load(std::memory_order_relaxed) & all_threads);
-    int const takers = std::popcount(asked);
-    if (takers < 2) return;
+    if (std::popcount(asked) < 2) return;
     if (make_shares() == nullptr) return;
-    std::int64_t below_marks = room(1, 0);
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
       if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
-      below_marks = min_of(below_marks, m->peak - m->current);
     }
-    for (std::size_t k = 0; k < 3; ++k) {
-      // Half of the room of all for each group, and what one cannot use for the other.
-      std::int64_t const all = k == 1 ? below_marks : room(k, 0);
-      std::int64_t const large = min_of(room(k, 2), all - min_of(room(k, 1), all / 2));
-      lent_[0][k] = min_of(room(k, 1), all - large);
-      lent_[1][k] = large;
+    if (!has_error()) {
+      room_pairs const r = pair_room(block_group::large);
+      for (std::size_t k = 0; k < 3; ++k) {
+        for (std::size_t g = 0; g < 2; ++g) lent_[k][g + 1] = r.paired[g][k] + r.unpaired[g][k];
+        lent_[k][0] = r.paired[0][k] + r.paired[1][k];
+      }
+      reserves_.set(static_cast<unsigned>(std::popcount(asked)), r.paired, r.unpaired);
     }
-    std::int64_t takers_left = takers;
-    tracked_room rest = lent_;
-    for (std::uint32_t left = asked; left != 0; left &= left - 1, --takers_left) {
-      tracked_share& its = share(static_cast<unsigned>(std::countr_zero(left)));
+    open_shares(asked);
+  }
+  void open_shares(std::uint32_t asked) noexcept {
+    for_each_share(asked, [this](tracked_share& s) {
       if (has_error()) {
-        its.open_bounded(error_);
-        continue;
+        s.open_bounded(error_);
+      } else {
+        s.open();
       }
-      tracked_room room{};
-      tracked_room offered{};
-      for (std::size_t g = 0; g < 2; ++g) {
-        for (std::size_t k = 0; k < 3; ++k) {
-          std::int64_t const part = (rest[g][k] + takers_left - 1) / takers_left;
-          rest[g][k] -= part;
-          room[g][k] = part / 2;
-          offered[g][k] = part - part / 2;
-        }
-      }
-      its.open(room, offered);
-    }
-    out_ = asked;
-    open_.store(asked, std::memory_order_release);
+    });
+    out_ |= asked;
+    open_.store(out_, std::memory_order_release);
   }
 
   /// Closes all shares. The caller holds the lock.
@@ -644,6 +675,7 @@ class tracked_numbers {
     last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
     pause_ = last_pause_;
     out_ = 0;
+    lent_ = {};
   }
   template <class F>
   void for_each_share(std::uint32_t places, F const& f) noexcept {
@@ -666,6 +698,7 @@ class tracked_numbers {
   /// adds.
   std::atomic<std::uint64_t> flags_{0};
   combining_lock<tracked_update> lock_;
+  room_reserves reserves_;
   // Under the lock:
   std::array<group_numbers, 2> groups_;        ///< small, large
   std::array<std::int64_t, 3> peak_of_all_{};  ///< of the sums of both
@@ -678,7 +711,8 @@ class tracked_numbers {
       error_{};                 ///< by how much a share may differ from what it published; 0: peaks are exact
   tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
   std::uint32_t out_ = 0;       ///< threads whose share is open
-  tracked_room lent_{};         ///< the room of all open shares when their counts were last reported
+  tracked_amounts
+      lent_{};  ///< room of the open shares and of the reserves, when the counts were last reported
   unsigned alone_ =
       thread_places;  ///< place of the thread that counts alone; its share's lock guards all numbers, too
   unsigned last_place_ = thread_places;  ///< of the call that was counted last

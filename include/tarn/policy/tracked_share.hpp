@@ -5,12 +5,11 @@
 // published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
 // method", TODS 1986.)
 //
-// Room is lent separately for small and for large blocks. A byte of either is a byte below the peak of its group and below the peak of
-// all blocks, which no other share has.
-//
 // A share belongs to one thread, which enters it through an owner_lock: two plain stores. Threads pass room to one another without
-// entering another's share: each offers what it does not need in atomic counters of its own (`offered_`), from which the others
-// take.
+// entering another's share: each gives what it does not need to a room_reserve, from which the others take. A thread takes room for a
+// few blocks more than it needs, keeps as much when it frees, and gives back what is more than twice that.
+//
+// A thread that counts alone has all room, and may raise the peaks.
 //
 // Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
 // published when the room is used up.
@@ -19,18 +18,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "tarn/core/config.hpp"
-#include "tarn/core/counter.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/policy/room_reserve.hpp"
 #include "tarn/pool/front/owner_lock.hpp"
 
-namespace tarn {
-
-/// PyTorch's three groups; a block is small up to 1 MiB.
-enum class block_group : std::uint8_t { all, small, large };
-
-namespace detail {
+namespace tarn::detail {
 
 enum class change_kind : std::uint8_t { allocation, deallocation };
 
@@ -42,20 +37,11 @@ struct tracked_update {
   unsigned place = 0;        ///< of the thread; thread_places if it has none
   block_group group = block_group::all;
 
-  /// Blocks, rounded bytes, requested bytes.
-  [[nodiscard]] std::array<std::int64_t, 3> by_kind() const noexcept {
-    return {rounded > 0 ? 1 : -1, rounded, requested};
-  }
+  [[nodiscard]] tracked_kinds by_kind() const noexcept { return {rounded > 0 ? 1 : -1, rounded, requested}; }
 };
 
-/// One amount for each kind (blocks, rounded, requested bytes) and group.
+/// One amount for each kind and group.
 using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
-
-/// One amount for each group (small, large) and kind.
-using tracked_room = std::array<std::array<std::int64_t, 3>, 2>;
-[[nodiscard]] constexpr std::size_t index_of(block_group group) noexcept {
-  return static_cast<std::size_t>(group) - 1;
-}
 
 class alignas(512) tracked_share {  // an element of an array is addressed by a shift
  public:
@@ -65,51 +51,78 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept { return lock_.try_enter(); }
   TARN_ALWAYS_INLINE void leave() noexcept { lock_.leave(); }
   /// Whether its thread counts alone, without shares: it may use all numbers inside its lock. Called inside the lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool is_alone() const noexcept {
+  [[nodiscard]] bool is_alone() const noexcept {
     return state_.load(std::memory_order_acquire) == state::alone;
   }
-  /// Counts a call in this share, if it is open and has enough room. Called inside the lock.
+  /// Counts a call in this share, if there is room. Returns false if count() has to try. Called inside the lock.
   template <change_kind Kind>
   [[nodiscard]] TARN_ALWAYS_INLINE bool count_here(std::size_t rounded, std::size_t requested,
                                                    block_group group) noexcept {
-    if (state_.load(std::memory_order_acquire) != state::open) return false;
-    std::int64_t const amounts[3] = {1, static_cast<std::int64_t>(rounded),
-                                     static_cast<std::int64_t>(requested)};
-    auto& room = room_[index_of(group)];
+    part& its = parts_[index_of(group)];
+    auto const r = static_cast<std::int64_t>(rounded);
+    auto const q = static_cast<std::int64_t>(requested);
+    // Written out: compilers keep these arrays in registers only without loops.
     if constexpr (Kind == change_kind::allocation) {
-      std::int64_t const left[3] = {room[0] - amounts[0], room[1] - amounts[1], room[2] - amounts[2]};
-      if ((left[0] | left[1] | left[2]) < 0) [[unlikely]]  // one of them
+      std::int64_t const came0 = its.came[0] + 1;
+      std::int64_t const came1 = its.came[1] + r;
+      std::int64_t const came2 = its.came[2] + q;
+      if (came0 > its.limit[0] || came1 > its.limit[1] || came2 > its.limit[2]) [[unlikely]]
         return false;
-      auto& came = came_[index_of(group)];
-      for (std::size_t k = 0; k < 3; ++k) room[k] = left[k];
-      for (std::size_t k = 0; k < 3; ++k) came[k] += amounts[k];
+      its.came[0] = came0;
+      its.came[1] = came1;
+      its.came[2] = came2;
     } else {
-      for (std::size_t k = 0; k < 3; ++k) room[k] += amounts[k];
+      std::int64_t const limit0 = its.limit[0] + 1;
+      std::int64_t const limit1 = its.limit[1] + r;
+      std::int64_t const limit2 = its.limit[2] + q;
+      if (limit0 - its.came[0] > its.may_leave(0) || limit1 - its.came[1] > its.may_leave(1) ||
+          limit2 - its.came[2] > its.may_leave(2)) [[unlikely]]
+        return false;
+      its.limit[0] = limit0;
+      its.limit[1] = limit1;
+      its.limit[2] = limit2;
     }
-    note_call();
     return true;
   }
-  /// Counts a call in the open share at index `mine`. Returns false if it is not open or there is not enough room; the call must then
-  /// be counted globally. Called inside the lock. @param open  indices of shares to take room from
-  [[nodiscard]] static bool count(tracked_share* all, unsigned mine, std::uint32_t open,
-                                  tracked_update const& u) noexcept {
-    tracked_share& s = all[mine];
-    state const at = s.state_.load(std::memory_order_acquire);
-    if (at != state::open) return at == state::bounded && s.count_bounded(u);
-    if (u.rounded > 0 && !s.has_room(u)) [[unlikely]] {
-      if (!s.find_room(all, mine, open, u)) return false;
+  [[nodiscard]] bool count_here(tracked_update const& u) noexcept {
+    if (u.rounded > 0) {
+      return count_here<change_kind::allocation>(static_cast<std::size_t>(u.rounded),
+                                                 static_cast<std::size_t>(u.requested), u.group);
     }
-    s.add(u);
-    s.note_call();
+    return count_here<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
+                                                 static_cast<std::size_t>(-u.requested), u.group);
+  }
+  /// Counts a call, and takes room from the reserves, or gives room to them, as necessary. Returns false if the share is not open or
+  /// there is not enough room; the call must then be counted globally. Called inside the lock.
+  [[nodiscard]] bool count(room_reserves& reserves, tracked_update const& u) noexcept {
+    state const at = state_.load(std::memory_order_acquire);
+    if (at == state::bounded) return count_bounded(u);
+    if (at != state::open) return false;
+    part& its = parts_[index_of(u.group)];
+    tracked_kinds const change = u.by_kind();
+    if (u.rounded > 0) {
+      if (!its.has_room(change) && !take_room(reserves, u)) return false;
+      its.allocate(change);
+    } else {
+      its.free(change);
+      give_room(reserves, u);
+    }
     return true;
   }
-  /// As count(), for any thread, as if it were the owner: for tests.
-  [[nodiscard]] bool count(tracked_update const& u) noexcept {
-    if (!try_enter()) return false;
-    bool const done = count(this, 0, 0, u);
-    leave();
-    return done;
+
+  /// Whether there may be room in other shares. Called inside the lock.
+  [[nodiscard]] bool is_open() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::open;
   }
+
+  // ---- any thread
+
+  /// Makes the thread give away what it does not need, when it frees next. May be overlooked.
+  void ask() noexcept {
+    for (part& its : parts_) its.set_most(1, -1);
+  }
+  /// Whether a visitor waits.
+  [[nodiscard]] bool is_announced() const noexcept { return lock_.is_announced(); }
 
   // ---- a visitor: announce() for all shares that it will visit, one remote_barrier(), visit(), and at the end end_visit()
 
@@ -119,160 +132,172 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   /// In a forked child, before end_visit().
   void forget_owner() noexcept { lock_.forget_owner(); }
 
-  /// Opens a closed share with `room` for what is allocated, and `offered` for any thread; there is no bound for what is freed.
-  void open(tracked_room const& room, tracked_room const& offered) noexcept {
-    given_ = room_ = room;
-    for (std::size_t g = 0; g < 2; ++g) {
-      for (std::size_t k = 0; k < 3; ++k) {
-        step_[g][k] = max_of(room[g][k] / steps_at_first, std::int64_t{1});
-        offered_[g][k].store(offered[g][k], std::memory_order_relaxed);
-      }
-    }
-    state_.store(state::open, std::memory_order_release);
-  }
-  /// Opens a closed share whose counts may differ by `error` from what was published, in each group and in the sum of both.
-  void open_bounded(std::array<std::int64_t, 3> const& error) noexcept {
-    given_ = room_ = {error, error};
+  // ---- the holder of the common lock
+
+  /// Opens a closed share. Its thread has to take room for what it allocates; there is no bound for what it frees.
+  /// Changes nothing that the thread reads outside of count(): it may be inside the share.
+  void open() noexcept { state_.store(state::open, std::memory_order_release); }
+  /// Opens a closed share whose counts may differ by `error` from what was published, in each group and in the sum of both. As open().
+  void open_bounded(tracked_kinds const& error) noexcept {
+    error_ = error;
     state_.store(state::bounded, std::memory_order_release);
   }
-  /// Lets the thread of this share, which is closed, count alone.
+  /// Lets the thread of this share, which is closed, count alone. The owner calls this, or waits.
   void let_alone() noexcept { state_.store(state::alone, std::memory_order_release); }
-  /// Closes a share in which its thread counted alone. During a visit, or called by its thread.
-  void end_alone() noexcept { state_.store(state::closed, std::memory_order_relaxed); }
-  /// Reports the counts of a bounded share as close() does; it stays open with the room that it was given. The owner thread calls
-  /// this, or waits meanwhile.
-  template <class F>
-  void publish(F const& f) noexcept {
-    report(f);
-    room_ = given_;
+  /// Gives a thread that counts alone all room. During a visit, or called by the owner.
+  void set_room(tracked_room const& room) noexcept {
+    for (std::size_t g = 0; g < 2; ++g) {
+      parts_[g].clear();
+      parts_[g].limit = parts_[g].given = room[g];
+      for (std::size_t k = 0; k < 3; ++k) parts_[g].set_most(k, no_limit);
+    }
   }
-  /// Closes the share and reports its counts: f(kind, group, change, came) for each. Returns the number of calls. During a visit of
-  /// all shares.
+  /// Reports all counts: f(kind, group, change, came) for each. The thread's next calls are count()'s. During a visit, or called by the
+  /// owner.
+  template <class F>
+  void report(F const& f) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t const small = parts_[0].change(k);
+      std::int64_t const large = parts_[1].change(k);
+      f(k, std::size_t{0}, small + large, parts_[0].came[k] + parts_[1].came[k]);
+      f(k, std::size_t{1}, small, parts_[0].came[k]);
+      f(k, std::size_t{2}, large, parts_[1].came[k]);
+    }
+    for (part& its : parts_) its.clear();
+  }
+  /// Closes the share and reports its counts. Returns the number of calls. During a visit, or called by the owner.
   template <class F>
   std::uint64_t close(F const& f) noexcept {
     state_.store(state::closed, std::memory_order_relaxed);
+    std::int64_t const calls = parts_[0].calls() + parts_[1].calls();
     report(f);
-    for (auto& of_group : offered_) {
-      for (auto& amount : of_group) amount.store(0, std::memory_order_relaxed);
-    }
-    std::uint64_t const calls = calls_;
-    calls_ = 0;
-    return calls;
-  }
-  /// Takes room that the share offers, any thread, while the share cannot be closed: at least `wanted` or half of it, whichever is
-  /// more, as far as there is any. Returns what was taken.
-  [[nodiscard]] std::int64_t take_offered(std::size_t g, std::size_t k, std::int64_t wanted) noexcept {
-    std::atomic<std::int64_t>& amount = offered_[g][k];
-    std::int64_t is = amount.load(std::memory_order_relaxed);
-    while (is > 0) {
-      std::int64_t const taken = min_of(is, max_of(wanted, is / 2));
-      if (amount.compare_exchange_weak(is, is - taken, std::memory_order_relaxed)) return taken;
-    }
-    return 0;
+    return static_cast<std::uint64_t>(calls);
   }
 
  private:
   enum class state : std::uint8_t { closed, open, bounded, alone };
-  /// The room at first, in steps. Takers take two steps more than they need; a share that has more than twice what it keeps offers the
-  /// rest.
-  static constexpr std::int64_t steps_at_first = 2;
-  static constexpr std::int64_t steps_kept = 3;
-  /// How often it looks.
-  static constexpr std::uint64_t calls_per_offer = 8;
+  static constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max() / 2;
+  /// A bounded share keeps 1 / this of what it has not counted for the group whose blocks it does not count now.
+  static constexpr std::int64_t part_of_other = 8;
 
-  [[nodiscard]] TARN_ALWAYS_INLINE bool has_room(tracked_update const& u) const noexcept {
-    auto const change = u.by_kind();
-    auto const& room = room_[index_of(u.group)];
-    return change[0] <= room[0] && change[1] <= room[1] && change[2] <= room[2];
-  }
-  TARN_ALWAYS_INLINE void add(tracked_update const& u) noexcept {
-    auto const change = u.by_kind();
-    std::size_t const g = index_of(u.group);
-    for (std::size_t k = 0; k < 3; ++k) {
-      room_[g][k] -= change[k];
-      if (u.rounded > 0) came_[g][k] += change[k];
-    }
-  }
-  TARN_ALWAYS_INLINE void note_call() noexcept {
-    if ((++calls_ & (calls_per_offer - 1)) == 0) [[unlikely]]
-      offer();
-  }
+  /// What the share has of one group. The room that is left is limit - came. Without room, count_here() always fails.
+  struct alignas(cache_line_bytes) part {
+    tracked_kinds came{};   ///< all increases since the counts were reported
+    tracked_kinds limit{};  ///< of `came`
+    std::array<std::atomic<std::int64_t>, 3> most{-1, -1, -1};  ///< the room that a free may leave
+    tracked_kinds given{};  ///< the room at first, and what was taken since, less what was given away
+    tracked_kinds need{};   ///< of the block for which room was taken last
 
-  /// Takes room for a block from what this share and the others offer. Keeps what it took if that is not enough.
-  TARN_NOINLINE bool find_room(tracked_share* all, unsigned mine, std::uint32_t open,
-                               tracked_update const& u) noexcept {
-    auto const change = u.by_kind();
-    std::size_t const g = index_of(u.group);
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t lacking = change[k] - room_[g][k];
-      if (lacking <= 0) continue;
-      lacking -= take(*this, g, k, lacking);
-      for (unsigned tries = 0; lacking > 0 && tries < 32; ++tries) {
-        if ((open >> donor_ & 1) != 0 && donor_ != mine) lacking -= take(all[donor_], g, k, lacking);
-        if (lacking > 0) donor_ = (donor_ + 1) % 32;
-      }
-      if (lacking > 0) return false;
+    [[nodiscard]] std::int64_t room(std::size_t k) const noexcept { return limit[k] - came[k]; }
+    [[nodiscard]] std::int64_t change(std::size_t k) const noexcept { return given[k] - room(k); }
+    /// Allocations and frees.
+    [[nodiscard]] std::int64_t calls() const noexcept { return came[0] + limit[0] - given[0]; }
+    [[nodiscard]] bool has_room(tracked_kinds const& change) const noexcept {
+      return change[0] <= room(0) && change[1] <= room(1) && change[2] <= room(2);
     }
-    return true;
-  }
-  std::int64_t take(tracked_share& from, std::size_t g, std::size_t k, std::int64_t lacking) noexcept {
-    std::int64_t const taken = from.take_offered(g, k, lacking + 2 * step_[g][k]);
-    room_[g][k] += taken;
-    given_[g][k] += taken;
-    return taken;
-  }
-  /// Offers the room that this thread is not likely to need soon.
-  TARN_NOINLINE void offer() noexcept {
-    for (std::size_t g = 0; g < 2; ++g) {
+    void allocate(tracked_kinds const& change) noexcept {
+      for (std::size_t k = 0; k < 3; ++k) came[k] += change[k];
+    }
+    /// @param change  negative
+    void free(tracked_kinds const& change) noexcept {
+      for (std::size_t k = 0; k < 3; ++k) limit[k] -= change[k];
+    }
+    void add_room(std::size_t k, std::int64_t amount) noexcept {
+      limit[k] += amount;
+      given[k] += amount;
+    }
+    /// Lets the thread keep `allowance`, and what it needed for a block when it took room.
+    void set_most(tracked_kinds const& allowance) noexcept {
+      for (std::size_t k = 0; k < 3; ++k) set_most(k, max_of(allowance[k], 2 * need[k]));
+    }
+    void set_most(std::size_t k, std::int64_t amount) noexcept {
+      most[k].store(amount, std::memory_order_relaxed);
+    }
+    [[nodiscard]] std::int64_t may_leave(std::size_t k) const noexcept {
+      return most[k].load(std::memory_order_relaxed);
+    }
+    /// Lets the change be between -most_change and most_change.
+    void bound(std::size_t k, std::int64_t most_change) noexcept {
+      add_room(k, most_change - given[k]);
+      set_most(k, 2 * most_change);
+    }
+    /// Takes all room away, and forgets what was counted.
+    void clear() noexcept {
+      came = limit = given = need = {};
+      for (std::size_t k = 0; k < 3; ++k) set_most(k, -1);
+    }
+  };
+
+  /// Takes room for a block from the reserves. Keeps what it took if that is not enough.
+  TARN_NOINLINE bool take_room(room_reserves& reserves, tracked_update const& u) noexcept {
+    std::size_t const g = index_of(u.group);
+    part& its = parts_[g];
+    part& other = parts_[1 - g];
+    room_request r{g, u.by_kind(), {}, {}};
+    for (std::size_t k = 0; k < 3; ++k) {
+      r.lacking[k] = r.change[k] - its.room(k);
+      r.other[k] = other.room(k);
+    }
+    tracked_kinds allowance{};
+    reserves.take(u.place, r, [&](room_answer const& a) noexcept {
       for (std::size_t k = 0; k < 3; ++k) {
-        std::int64_t const kept = steps_kept * step_[g][k];
-        std::int64_t const spare = room_[g][k] - kept;
-        if (spare <= kept) continue;
-        room_[g][k] = kept;
-        given_[g][k] -= spare;
-        offered_[g][k].fetch_add(spare, std::memory_order_relaxed);
+        its.add_room(k, a.taken[k]);
+        other.add_room(k, -a.exchanged[k]);
+        allowance[k] = max_of(allowance[k], a.allowance[k]);
       }
-    }
-  }
-
-  /// Counts a call if the counts, of its group and of both, then stay within the bound.
-  TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
-    auto const change = u.by_kind();
-    std::size_t const g = index_of(u.group);
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t const bound = given_[g][k];
-      std::int64_t const now = bound - room_[g][k] + change[k];
-      std::int64_t const both = now + given_[1 - g][k] - room_[1 - g][k];
-      if (now > bound || -now > bound || both > bound || -both > bound) return false;
-    }
-    add(u);
-    ++calls_;
+    });
+    if (!its.has_room(r.change)) return false;
+    its.need = r.change;
+    its.set_most(allowance);
     return true;
   }
-
-  template <class F>
-  void report(F const& f) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t const small = given_[0][k] - room_[0][k];
-      std::int64_t const large = given_[1][k] - room_[1][k];
-      f(k, std::size_t{0}, small + large, came_[0][k] + came_[1][k]);
-      f(k, std::size_t{1}, small, came_[0][k]);
-      f(k, std::size_t{2}, large, came_[1][k]);
-    }
-    came_ = {};
+  /// Gives away what this thread is not likely to need soon, if that is much. @param u  a free
+  TARN_NOINLINE void give_room(room_reserves& reserves, tracked_update const& u) noexcept {
+    std::size_t const g = index_of(u.group);
+    part& its = parts_[g];
+    reserves.give(u.place, g, [&](tracked_kinds const& allowance) noexcept {
+      its.set_most(allowance);
+      tracked_kinds spare{};
+      for (std::size_t k = 0; k < 3; ++k) {
+        spare[k] = max_of(its.room(k) - its.may_leave(k) / 2, std::int64_t{0});
+        its.add_room(k, -spare[k]);
+      }
+      return spare;
+    });
   }
+
+  /// Counts a call of a bounded share. Gives both groups new bounds, since that of the call's was too narrow, or there was none. The
+  /// bounds of both add up to the error. Returns false if what was counted exceeds it.
+  TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
+    part& its = parts_[index_of(u.group)];
+    part& other = parts_[1 - index_of(u.group)];
+    tracked_kinds const change = u.by_kind();
+    tracked_kinds counted{};
+    tracked_kinds counted_of_other{};
+    tracked_kinds spare{};
+    for (std::size_t k = 0; k < 3; ++k) {
+      counted[k] = size_of(its.change(k) + change[k]);
+      counted_of_other[k] = size_of(other.change(k));
+      spare[k] = error_[k] - counted[k] - counted_of_other[k];
+      if (spare[k] < 0) return false;
+    }
+    for (std::size_t k = 0; k < 3; ++k) {
+      its.bound(k, counted[k] + spare[k] - spare[k] / part_of_other);
+      other.bound(k, counted_of_other[k] + spare[k] / part_of_other);
+    }
+    if (u.rounded > 0) {
+      its.allocate(change);
+    } else {
+      its.free(change);
+    }
+    return true;
+  }
+  [[nodiscard]] static std::int64_t size_of(std::int64_t change) noexcept { return max_of(change, -change); }
 
   owner_lock lock_;
   std::atomic<state> state_{state::closed};
-  unsigned donor_ = 0;       ///< share that had room the last time
-  std::uint64_t calls_ = 0;  ///< counted here since it was opened
-  tracked_room room_{};      ///< by how much each number may still grow here
-  tracked_room
-      given_{};  ///< room_ when its counts were last reported, and what was taken since, less what was offered
-  tracked_room came_{};  ///< all increases since
-  tracked_room step_{};  ///< by how much room is taken and offered
-  alignas(cache_line_bytes) std::array<std::array<std::atomic<std::int64_t>, 3>, 2> offered_{};
+  tracked_kinds error_{};  ///< of a bounded share
+  std::array<part, 2> parts_{};
 };
 
-}  // namespace detail
-}  // namespace tarn
+}  // namespace tarn::detail
