@@ -382,8 +382,14 @@ PLANTED = {
         Mutant(
             "a view maps one handle at both ends",
             "pool/growth/page_choice.hpp",
-            "if (end_most.bytes != 0 && end_most.handle == start_most.handle) {",
-            "if (end_most.bytes != 0 && end_most.address == start_most.address) {",
+            "if (most.end.bytes != 0 && most.end.handle == most.start.handle) {",
+            "if (most.end.bytes != 0 && most.end.address == most.start.address) {",
+        ),
+        Mutant(
+            "the pair of parts that fits best is of one handle",
+            "pool/growth/page_choice.hpp",
+            "if (free.starts[i].handle != end.handle) consider(",
+            "consider(",
         ),
         Mutant(
             "an extended view maps a handle twice",
@@ -1978,6 +1984,27 @@ PLANTED = {
             "return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;",
             "return reserved >= peak && bytes > 1_MiB;",
             finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
+            "a small pool leaves the free parts of handles beside whole ones",
+            "pool/growth/growth.hpp",
+            "return peak < 768_MiB; }",
+            "return peak < 0; }",
+            finder="tests/pool/page_choice.cpp",
+        ),
+        Mutant(
+            "a small pool creates handles in place of a free start",
+            "pool/growth/page_choice.hpp",
+            "c.lack = rest - (packs ? most.bytes() : end_most.bytes);",
+            "c.lack = rest - end_most.bytes;",
+            finder="tests/pool/page_choice.cpp",
+        ),
+        Mutant(
+            "a small pool takes the largest parts of handles where smaller ones fit",
+            "pool/growth/page_choice.hpp",
+            "piece_pair const pair = smallest_pair(free, rest);",
+            "piece_pair const pair = most;",
+            finder="tests/pool/page_choice.cpp",
         ),
         Mutant(
             "segments that became too small are kept",

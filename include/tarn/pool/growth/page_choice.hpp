@@ -47,51 +47,120 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   });
 }
 
-/// Assembles a block: the largest wholly free handles that fit, then for the rest the smallest sufficient free end or start of
-/// a handle, or one of each, or the start of a wholly free handle. Prefers few pieces, since each costs 27 us to map, and keeps
-/// handles whole where possible. O(free ranges + handles), plus sorting.
-/// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
-///               taken, since a view maps a handle at most once
-/// @throws std::bad_alloc
-inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request,
-                            std::size_t bytes, view const* after = nullptr) {
+/// Free memory from which a block can be assembled: whole handles, the largest first, and the free ends and starts of others.
+struct free_pieces {
   sequence<piece> whole;
-  piece start_best;
-  piece start_most;
-  piece end_best;
-  piece end_most;
-  sequence<piece> starts;
   sequence<piece> ends;
+  sequence<piece> starts;
+};
+
+/// What the taker may use, without handles that `after` shows: a view maps a handle at most once. O(free ranges + handles), plus
+/// sorting. @throws std::bad_alloc
+inline free_pieces find_pieces(arena const& a, page_map const& map, growth_request const& request,
+                               view const* after) {
+  free_pieces found;
   bool const head_allowed = after == nullptr && request.alignment <= range_grain;
   auto const is_taken = [&](piece const& p) { return after != nullptr && after->shows(p.handle); };
   auto const look = [&](domain_ref d) {
     auto const sort_in = [&](piece const& p, bool at_start, bool at_end) {
       if (is_taken(p)) return;
       if (at_start && at_end) {
-        whole.push_back(p);
+        found.whole.push_back(p);
       } else if (at_end && head_allowed) {
-        ends.push_back(p);
+        found.ends.push_back(p);
       } else if (at_start) {
-        starts.push_back(p);
+        found.starts.push_back(p);
       }
     };
     for_each_piece(a, map, d, zone::large, least_piece, sort_in);
     for_each_piece(a, map, d, zone::small, map.granularity(),
                    [&](piece const& p, bool at_start, bool at_end) {
-                     if (at_start && at_end && !is_taken(p)) whole.push_back(p);
+                     if (at_start && at_end && !is_taken(p)) found.whole.push_back(p);
                    });
   };
   look(request.taker);
   if (request.taker != neutral) look(neutral);
-  sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+  sort(found.whole.begin(), found.whole.size(), [](piece const& x, piece const& y) {
     return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
   });
+  return found;
+}
 
+/// The free end of one handle and the free start of another, at the two ends of a block; either may be missing.
+struct piece_pair {
+  piece end;
+  piece start;
+
+  [[nodiscard]] std::size_t bytes() const noexcept { return end.bytes + start.bytes; }
+};
+
+/// The pair with the most bytes. A handle is mapped once: if the largest end and start are of one handle, the next best piece replaces
+/// it at one of them. O(pieces)
+inline piece_pair largest_pair(free_pieces const& free) noexcept {
+  auto const largest_but_of = [](sequence<piece> const& from, handle_ref h) {
+    piece most;
+    for (piece const& p : from) {
+      if (p.handle != h && p.bytes > most.bytes) most = p;
+    }
+    return most;
+  };
+  piece_pair most{largest_but_of(free.ends, 0), largest_but_of(free.starts, 0)};
+  if (most.end.bytes != 0 && most.end.handle == most.start.handle) {
+    piece const end_next = largest_but_of(free.ends, most.start.handle);
+    piece const start_next = largest_but_of(free.starts, most.end.handle);
+    if (end_next.bytes + most.start.bytes > most.end.bytes + start_next.bytes) {
+      most.end = end_next;
+    } else {
+      most.start = start_next;
+    }
+  }
+  return most;
+}
+
+/// The pair with the fewest bytes of at least `rest`, which the largest one has. Sorts the pieces. O(pieces log pieces)
+inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
+  auto const smaller = [](piece const& x, piece const& y) {
+    return x.bytes != y.bytes ? x.bytes < y.bytes : x.address < y.address;
+  };
+  sort(free.ends.begin(), free.ends.size(), smaller);
+  sort(free.starts.begin(), free.starts.size(), smaller);
+  piece_pair best;
+  auto const consider = [&](piece const& end, piece const& start) {
+    piece_pair const p{end, start};
+    if (p.bytes() >= rest && (best.bytes() == 0 || p.bytes() < best.bytes())) best = p;
+  };
+  for (piece const& start : free.starts) consider(piece{}, start);
+  std::size_t enough = free.starts.size();  // from here on, each start suffices together with the end
+  for (piece const& end : free.ends) {
+    consider(end, piece{});
+    while (enough != 0 && end.bytes + free.starts[enough - 1].bytes >= rest) --enough;
+    // One of the next two is of another handle than the end.
+    for (std::size_t i = enough; i < free.starts.size() && i < enough + 2; ++i) {
+      if (free.starts[i].handle != end.handle) consider(end, free.starts[i]);
+    }
+  }
+  return best;
+}
+
+/// Assembles a block. In a small pool (uses_up_parts) from as few whole handles as the largest free end and start of handles leave
+/// necessary, and the pair of such parts that fits best. In others from the largest wholly free handles that fit, then for the rest the
+/// smallest sufficient free end or start of a handle, or one of each, or the start of a wholly free handle: few pieces, since each costs
+/// 27 us to map. O(free ranges + handles), plus sorting.
+/// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
+///               taken
+/// @throws std::bad_alloc
+inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request,
+                            std::size_t bytes, view const* after = nullptr) {
+  free_pieces free = find_pieces(a, map, request, after);
+  piece_pair const most = largest_pair(free);
+  bool const packs = uses_up_parts(a.live_peak);
+  std::size_t const in_parts = packs ? most.bytes() : 0;
   choice c;
   std::size_t rest = bytes;
   c.pieces.push_back(piece{});  // reserved for the head
   piece smallest_above;
-  for (piece const& p : whole) {
+  for (piece const& p : free.whole) {
+    if (rest <= in_parts) break;
     if (p.bytes <= rest) {
       c.pieces.push_back(p);
       rest -= p.bytes;
@@ -102,46 +171,35 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
   piece head;
   piece tail;
   if (rest != 0) {
-    auto const most_but_of = [](sequence<piece> const& from, handle_ref h) {
-      piece most;
-      for (piece const& p : from) {
-        if (p.handle != h && p.bytes > most.bytes) most = p;
-      }
-      return most;
+    piece end_best;
+    piece start_best;
+    piece end_most;
+    auto const consider = [&](piece const& p, piece& best) {
+      if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
     };
-    auto const consider = [&](sequence<piece> const& from, piece& best, piece& most) {
-      for (piece const& p : from) {
-        if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
-        if (p.bytes > most.bytes) most = p;
-      }
-    };
-    consider(ends, end_best, end_most);
-    consider(starts, start_best, start_most);
-    piece const end_alone = end_most;
-    // A handle is mapped once: if it is free at both ends, the next best piece replaces it at one of them.
-    if (end_most.bytes != 0 && end_most.handle == start_most.handle) {
-      piece const end_next = most_but_of(ends, start_most.handle);
-      piece const start_next = most_but_of(starts, end_most.handle);
-      if (end_next.bytes + start_most.bytes > end_most.bytes + start_next.bytes) {
-        end_most = end_next;
-      } else {
-        start_most = start_next;
-      }
+    for (piece const& p : free.ends) {
+      consider(p, end_best);
+      if (p.bytes > end_most.bytes) end_most = p;
     }
+    for (piece const& p : free.starts) consider(p, start_best);
     bool const by_end = end_best.bytes != 0 && (start_best.bytes == 0 || end_best.bytes <= start_best.bytes);
     piece const& best = by_end ? end_best : start_best;
     // smallest_above did not fit the rest when it was looked at, so it was not taken and is free.
     bool const whole_does = smallest_above.bytes >= rest && smallest_above.bytes != 0;
-    if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= smallest_above.bytes)) {
+    if (rest <= in_parts) {
+      piece_pair const pair = smallest_pair(free, rest);
+      head = pair.end;
+      tail = pair.start;
+    } else if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= smallest_above.bytes)) {
       (by_end ? head : tail) = best;
     } else if (whole_does) {
       tail = smallest_above;
-    } else if (end_most.bytes + start_most.bytes >= rest) {
-      head = end_most;
-      tail = start_most;
+    } else if (most.bytes() >= rest) {
+      head = most.end;
+      tail = most.start;
     } else {
-      head = end_alone;
-      c.lack = rest - end_alone.bytes;
+      // New handles follow the head. In a small pool the tail may follow them.
+      c.lack = rest - (packs ? most.bytes() : end_most.bytes);
       return c;
     }
     c.left_over = head.bytes + tail.bytes - rest;
