@@ -168,7 +168,13 @@ class allocator final : public native::CUDAAllocator {
 
   // ---- limits and the cache
 
-  double getMemoryFraction(DeviceIndex device) override { return fractions_[valid(device)].load(); }
+  /// As PyTorch's: of the whole bytes that the fraction allows.
+  double getMemoryFraction(DeviceIndex device) override {
+    double const fraction = fractions_[valid(device)].load();
+    if (fraction >= 1) return 1;
+    auto const total = static_cast<double>(total_of(device));
+    return std::floor(fraction * total) / total;
+  }
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     TORCH_CHECK(fraction >= 0 && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
     fractions_[valid(device)].store(fraction);
@@ -403,11 +409,14 @@ class allocator final : public native::CUDAAllocator {
   [[nodiscard]] std::size_t limit_of(DeviceIndex device) const {
     double const fraction = fractions_[valid(device)].load();
     if (fraction >= 1) return no_limit;
+    return static_cast<std::size_t>(fraction * static_cast<double>(total_of(device)));
+  }
+  static std::size_t total_of(DeviceIndex device) {
     std::size_t free = 0;
     std::size_t total = 0;
     c10::cuda::CUDAGuard const on(device);
     C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    return static_cast<std::size_t>(std::llround(fraction * static_cast<double>(total)));
+    return total;
   }
 
   /// Leaves to the device's pool what other allocators do not hold.
