@@ -12,7 +12,8 @@
 #                            support from pip, into .gpu-mpi/, for the stage mpi. Needs nvcc's headers, and sources in apt's lists;
 #                            ten minutes on one core, 12 MiB
 #   bench/gpu.sh prebuild    on a machine with nvcc, after prepare: compiles the programs of clients for ARCH into .gpu-deps/built,
-#                            from where clients_build takes them; with PyTorch in python3, its extension, too
+#                            from where clients_build takes them; with PyTorch in python3, its extension, too. Sources that are
+#                            compiled then need not travel: they move to build-clients/sources, and back for the next prebuild
 #   bench/gpu.sh prebuild all    compiles all other programs for ARCH, too; the stage build takes those of the same commit
 #   bench/gpu.sh             on the GPU machine, with .gpu-deps/ (and .gpu-mpi/) in the repository root: runs all stages
 #   bench/gpu.sh two_gpus    on a machine with several GPUs: only the stages whose results more than one GPU changes
@@ -24,7 +25,7 @@
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
 #   moving  sleep  compact  reservations  convert  graphs  nccl  mpi  tests  endings  sanitize  planted  examples  snapshots  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm  torch_devices: only where they are named
-#   clients_build  clients_nanovdb  clients_cupy  clients_tcnn  clients_torch  clients_torch_tests  clients_rmm: other people's programs on
+#   clients_build  clients_nanovdb  clients_cupy  clients_tcnn  clients_rmm  clients_torch_tests  clients_torch: other people's programs on
 #   tarn, only where they are named. clients means all of them, and needs no other stage: clients_build configures and builds what
 #   they need. Their logs, shortened, are bench/results/clients_*.log
 #
@@ -212,8 +213,9 @@ fetch_sources() {
 }
 
 # share_of NAME SECONDS LEFT: how many of the LEFT seconds the next stage of clients may take, so that the ones after it get theirs.
-declare -A client_seconds=([clients_build]=400 [clients_nanovdb]=150 [clients_cupy]=280 [clients_tcnn]=150 [clients_torch]=500
-  [clients_torch_tests]=200 [clients_rmm]=200)
+declare -A client_seconds=([clients_build]=400 [clients_nanovdb]=150 [clients_cupy]=400 [clients_tcnn]=150 [clients_torch]=800
+  [clients_torch_tests]=200 [clients_rmm]=300)
+[ ! -f "$deps/built/tarn_tcnn.gz" ] || client_seconds[clients_build]=20
 share_of() {
   local other sum=0
   for other in "${!client_seconds[@]}"; do
@@ -762,7 +764,8 @@ run_clients_cupy() {
   else
     say "skipped Numba: python3 has none"
   fi
-  timeout $((stage_seconds - SECONDS - 5)) python3 "$folder/compare_cupy.py" --json "$results/clients_cupy.jsonl.new" || failed=1
+  timeout $((stage_seconds - SECONDS - 2)) python3 "$folder/compare_cupy.py" --seconds $((stage_seconds - SECONDS - 5)) \
+    --passes $((stage_seconds < 150 ? 3 : 5)) --json "$results/clients_cupy.jsonl.new" || failed=1
   return $failed
 }
 # PyTorch: builds the extension, runs its tests, and compares workloads under PyTorch's allocators and tarn. A workload's rows are in the
@@ -776,8 +779,8 @@ run_clients_torch() {
   timeout $(((stage_seconds - SECONDS) * 2 / 5)) python3 -m unittest -v test_tarn_torch || { say "FAILED: test_tarn_torch"; status=1; }
   [ -z "${TORCH_DIAGNOSE:-}" ] || timeout $(((stage_seconds - SECONDS) / 4)) python3 compare_workloads.py --diagnose "$TORCH_DIAGNOSE" || status=1
   # shellcheck disable=SC2086
-  timeout $((stage_seconds - SECONDS - 2)) python3 compare_workloads.py "$file" --seconds $((stage_seconds - SECONDS - 15)) \
-    ${TORCH_COMPARE:-} || status=1
+  timeout $((stage_seconds - SECONDS - 2)) python3 compare_workloads.py "$file" --seconds $((stage_seconds - SECONDS - 4)) \
+    --repeats $((stage_seconds < 400 ? 2 : 3)) ${TORCH_COMPARE:-} || status=1
   return $status
 }
 # The tests of PyTorch on two GPUs alone.
@@ -828,11 +831,21 @@ pack_programs() {
   tar -C "$build" -czf "$deps/built/programs.tar.gz" "${programs[@]}" && say "$commit" >"$deps/built/COMMIT"
 }
 pack_program() { strip -o "$1.stripped" "$1" && gzip -9 -c "$1.stripped" >"$deps/built/$(basename "$1").gz" && rm "$1.stripped"; }
+# move_sources FROM TO: what of NanoVDB's and tiny-cuda-nn's sources is only compiled, unless it is there already.
+move_sources() {
+  local path
+  for path in nanovdb/nanovdb tcnn/include tcnn/src tcnn/dependencies; do
+    if [ ! -d "$1/$path" ] || [ -d "$2/$path" ]; then continue; fi
+    mkdir -p "$(dirname "$2/$path")"
+    mv "$1/$path" "$2/$path"
+  done
+}
 # prebuild: programs for a machine with the CPU and the C library of this one or newer ones. Carry .gpu-deps/built with
 # the rest of .gpu-deps, and build again after a change of tarn's headers.
 prebuild() {
   local failed=0 program file target sources rest=OFF
   [ "${1:-}" != all ] || rest=ON
+  move_sources "$build/sources" "$deps"
   find_python_packages >/dev/null
   rm -rf "$deps/built"
   mkdir -p "$deps/built"
@@ -856,7 +869,12 @@ prebuild() {
       failed=1
     fi
   fi
+  if [ $failed = 0 ]; then
+    rm -rf "$build/sources"
+    move_sources "$deps" "$build/sources"
+  fi
   ls -l "$deps/built"
+  du -sh "$deps"
   return $failed
 }
 
@@ -949,7 +967,7 @@ if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
   stage survival_cuda 150 run_survival_cuda
   stage survival_rmm 90 run_survival_rmm
   stage torch_devices 180 run_torch_devices
-  for name in build nanovdb cupy tcnn torch torch_tests rmm; do
+  for name in build nanovdb cupy tcnn rmm torch_tests torch; do  # the last one uses all the time that is left
     stage "clients_$name" "${client_seconds[clients_$name]}" "run_clients_$name"
   done
 fi

@@ -148,7 +148,7 @@ class allocator final : public native::CUDAAllocator {
   void raw_delete(void* p) override {
     if (p == nullptr) return;
     block b;
-    if (blocks_.take(p, b)) return give_back(p, std::move(b));
+    if (blocks_.take(p, b)) return give_back(p, b);
     TORCH_CHECK(!isEnabled(), "invalid device pointer: ", p);
     delete_uncached(p);
   }
@@ -168,7 +168,13 @@ class allocator final : public native::CUDAAllocator {
 
   // ---- limits and the cache
 
-  double getMemoryFraction(DeviceIndex device) override { return fractions_[valid(device)].load(); }
+  /// As PyTorch's: of the whole bytes that the fraction allows.
+  double getMemoryFraction(DeviceIndex device) override {
+    double const fraction = fractions_[valid(device)].load();
+    if (fraction >= 1) return 1;
+    auto const total = static_cast<double>(total_of(device));
+    return std::floor(fraction * total) / total;
+  }
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     TORCH_CHECK(fraction >= 0 && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
     fractions_[valid(device)].store(fraction);
@@ -403,11 +409,14 @@ class allocator final : public native::CUDAAllocator {
   [[nodiscard]] std::size_t limit_of(DeviceIndex device) const {
     double const fraction = fractions_[valid(device)].load();
     if (fraction >= 1) return no_limit;
+    return static_cast<std::size_t>(fraction * static_cast<double>(total_of(device)));
+  }
+  static std::size_t total_of(DeviceIndex device) {
     std::size_t free = 0;
     std::size_t total = 0;
     c10::cuda::CUDAGuard const on(device);
     C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    return static_cast<std::size_t>(std::llround(fraction * static_cast<double>(total)));
+    return total;
   }
 
   /// Leaves to the device's pool what other allocators do not hold.
@@ -490,15 +499,18 @@ class allocator final : public native::CUDAAllocator {
   }
   void* take(DeviceIndex device, std::size_t bytes, c10::cuda::CUDAStream stream) {
     device_memory& its = memory_of(device);
-    return with_torch_errors([&] { return take_for(its, bytes, stream.stream(), reference(its, stream)); });
+    return with_torch_errors([&] {
+      tarn::stream_ref const known = reference(its, stream);
+      return take_for(its, bytes, static_cast<cudaStream_t>(known.handle()), known);
+    });
   }
   void* take_for(device_memory& its, std::size_t bytes, cudaStream_t handle, tarn::stream_ref stream);
   void* take_from_route(device_memory& its, route& r, std::size_t bytes, cudaStream_t handle,
                         tarn::stream_ref stream, block& b);
   [[nodiscard]] void* take_parked(device_memory& its, private_pool& pool, block const& b);
   void* take_on_oom(device_memory& its, block& b);
-  void give_back(void* p, block b);
-  void park_or_free(device_memory& its, void* p, block b);
+  void give_back(void* p, block& b);
+  void park_or_free(device_memory& its, void* p, block& b);
   [[noreturn]] void refuse(device_memory& its, std::size_t bytes, tarn::stream_ref stream,
                            tarn::out_of_memory const& why);
 
@@ -586,11 +598,14 @@ void* allocator::take_for(device_memory& its, std::size_t bytes, cudaStream_t ha
       if (p == nullptr) refuse(its, bytes, stream, second);
     }
   }
-  context_ptr const context = b.context;
-  MempoolId_t const id = b.pool != nullptr ? b.pool->id : MempoolId_t{0, 0};
-  blocks_.insert(p, std::move(b));
-  if (watched)
+  if (watched) [[unlikely]] {
+    context_ptr const context = b.context;
+    MempoolId_t const id = b.pool != nullptr ? b.pool->id : MempoolId_t{0, 0};
+    blocks_.insert(p, std::move(b));
     history_.note(TraceEntry::ALLOC, its.index, reinterpret_cast<std::size_t>(p), bytes, handle, id, context);
+  } else {
+    blocks_.insert(p, std::move(b));
+  }
   if (c10::memoryProfilingEnabled()) [[unlikely]]
     report_to_profiler(its, p, static_cast<std::int64_t>(bytes));
   if (auto const* const trace = c10::impl::GPUTrace::get_trace(); trace != nullptr) [[unlikely]]
@@ -696,7 +711,7 @@ void allocator::refuse(device_memory& its, std::size_t bytes, tarn::stream_ref s
 
 // ---- deallocation
 
-void allocator::give_back(void* p, block b) {
+void allocator::give_back(void* p, block& b) {
   device_memory& its = *made_[b.device].load(std::memory_order_acquire);
   if (c10::memoryProfilingEnabled()) [[unlikely]]
     report_to_profiler(its, p, -static_cast<std::int64_t>(b.asked));
@@ -716,13 +731,13 @@ void allocator::give_back(void* p, block b) {
     std::shared_ptr<private_pool> const pool = b.pool;
     std::lock_guard const guard(pool->mutex);
     pool->live.erase(p);
-    return park_or_free(its, p, std::move(b));
+    return park_or_free(its, p, b);
   }
   deallocate(its, p, b);
 }
 
 /// Frees a block of a private pool, or parks it if a checkpoint lists it. The caller holds the pool's mutex.
-void allocator::park_or_free(device_memory& its, void* p, block b) {
+void allocator::park_or_free(device_memory& its, void* p, block& b) {
   if (b.checkpoints == 0) return deallocate(its, p, b);
   b.is_parked = true;
   b.is_shared = b.has_uses = false;
@@ -826,7 +841,7 @@ native::CheckpointDelta allocator::setCheckpointPoolState(DeviceIndex device,
     block b;
     if (!blocks_.take(p, b)) continue;
     pool.live.erase(p);
-    park_or_free(its, p, std::move(b));
+    park_or_free(its, p, b);
   }
   for (checkpoint::saved const& s : wanted->blocks) {
     bool was_parked = false;

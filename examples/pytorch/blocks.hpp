@@ -7,11 +7,13 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <tarn/tarn.hpp>
+#include <thread>
 #include <utility>
 
 namespace tarn_torch {
@@ -34,10 +36,13 @@ struct block {
 /// A map in 64 parts, each with its own lock. Thread-safe. O(1).
 class block_table {
  public:
-  void insert(void* p, block b) {
+  /// Adds a block, in place of one that is parked there.
+  void insert(void* p, block&& b) {
     part& at = part_of(p);
     std::lock_guard const guard(at.mutex);
-    at.blocks[p] = std::move(b);
+    auto const [it, is_new] = at.blocks.emplace(p, std::move(b));
+    // NOLINTNEXTLINE(bugprone-use-after-move): emplace() takes it only if the address is new
+    if (!is_new) it->second = std::move(b);
   }
   /// Removes a block. Returns false if there is none at `p`, or if it is parked.
   bool take(void* p, block& taken) {
@@ -61,8 +66,16 @@ class block_table {
   }
 
  private:
+  /// Locked for less than a system call takes, so a thread that waits does not sleep.
+  struct short_mutex {
+    void lock() noexcept {
+      while (busy.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+    }
+    void unlock() noexcept { busy.clear(std::memory_order_release); }
+    std::atomic_flag busy;
+  };
   struct alignas(64) part {
-    std::mutex mutex;
+    short_mutex mutex;
     ska::flat_hash_map<void*, block> blocks;
   };
   static constexpr unsigned bits = 6;

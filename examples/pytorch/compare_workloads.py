@@ -6,20 +6,23 @@
                                  [--seconds S]
     python3 compare_workloads.py --diagnose transformer_train
 
-Each run is a process of its own: torch is imported once, and each run is forked before CUDA is used. In each repeat all allocators run
-in turn, beginning with another one. Sizes vary from step to step, from one seed, so that all allocators get the same requests; a run
-warms the clocks of the GPU and then makes three passes over its sizes. The first pass is not measured.
+Each run is a process of its own: torch is imported once, and each run is forked before CUDA is used. Sizes vary from step to step, from
+one seed, so that all allocators get the same requests; a pass is the same steps each time. In each repeat the runs of all allocators
+exist at the same time. Each warms the clocks of the GPU and makes a pass that loads the libraries, then calls empty_cache(). Then they
+take turns: each makes its first measured pass, then each its second, beginning with another one each time. So what changes while they
+run, as clocks and other programs, changes for all.
 
 An allocator is native, expandable, tarn, or tarn with options of its pool, as in tarn:slack_per_mille=50,largest_handle=8388608.
 
 As soon as a workload is measured, its lines in RESULTS.jsonl are replaced, one for each allocator; lines of other workloads stay. A
-workload begins only if it will probably end within --seconds. Step times of a line:
+workload begins only if it will probably end within --seconds. Times of a line:
 
+  first_pass_ms    the pass after empty_cache()
   step_ms          of a run: the mean of its steps, of each step the median of the passes after the first. Median of the runs
   step_ms_min      the smallest of the runs
   step_ms_of_runs  of each run, in the order of the repeats
-  to_expandable    step_ms divided by that of expandable segments in the same repeat: of each repeat, and their median; and the
-                   reserved memory divided by theirs
+  to_expandable    the time of a pass divided by that of expandable segments in the same turn: of each pass after the first, of all
+                   repeats, and their median and quartiles; and the reserved memory divided by theirs
 
 calls_of_passes counts, for each pass, what the allocator did as torch.cuda.memory_stats() reports it: on tarn, num_device_alloc and
 num_device_free are handles created and destroyed, num_sync_all_streams are waits of the host for a stream. With tarn, its pool's own
@@ -34,6 +37,7 @@ import os
 import pathlib
 import random
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -50,7 +54,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import tarn_torch  # noqa: E402
 
-PASSES = 3
+PASSES = 5  # that are measured
 SEED = 7
 WARM_UP_S = 0.5
 CALLS = ("num_device_alloc", "num_device_free", "num_sync_all_streams", "num_alloc_retries")
@@ -98,7 +102,7 @@ class Language(nn.Module):
 
 def seeded_steps(steps, rng):
     """The numbers of the steps of all passes. The sizes of a pass are those of the first."""
-    for _ in range(PASSES):
+    for _ in range(1 + PASSES):
         rng.seed(SEED)
         yield from range(steps)
 
@@ -419,7 +423,7 @@ def calls_now(allocator):
     return calls
 
 
-def run(workload, allocator, steps):
+def run(workload, allocator, steps, wait_for_turn):
     """One run, in the process that was forked for it."""
     if allocator.startswith("tarn"):
         tarn_torch.install(**options_of(allocator))
@@ -430,18 +434,19 @@ def run(workload, allocator, steps):
     warm_clocks()
     torch.manual_seed(SEED)
     torch.cuda.manual_seed(SEED)
-    passes, losses = [[] for _ in range(PASSES)], []
-    calls = [calls_now(allocator)]
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for step, loss in enumerate(WORKLOADS[workload](steps, random.Random(SEED))):
-        torch.cuda.synchronize()
-        now = time.perf_counter()
-        passes[step // steps].append((now - start) * 1e3)
-        losses.append(float(loss).hex())
-        if step % steps == steps - 1:
-            calls.append(calls_now(allocator))
-        start = time.perf_counter()
+    losses_of_steps = WORKLOADS[workload](steps, random.Random(SEED))
+    losses = [float(next(losses_of_steps)).hex() for _ in range(steps)]
+    torch.cuda.empty_cache()
+    passes, calls = [[] for _ in range(PASSES)], [calls_now(allocator)]
+    for times in passes:
+        wait_for_turn()
+        for _ in range(steps):
+            start = time.perf_counter()
+            loss = next(losses_of_steps)
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - start) * 1e3)
+            losses.append(float(loss).hex())
+        calls.append(calls_now(allocator))
     # Of each step the median of the later passes: the sizes differ from step to step, and are the same in each pass.
     later = [statistics.median(times) for times in zip(*passes[1:])]
     return {
@@ -457,28 +462,73 @@ def run(workload, allocator, steps):
     }
 
 
-def run_forked(workload, allocator, steps, limit_s=60):
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.close(read)
-            with os.fdopen(write, "w") as pipe:
-                json.dump(run(workload, allocator, steps), pipe)
-            status = 0
-        except BaseException as e:
-            print(f"{workload} {allocator}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
-        os._exit(status)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        ready = select.select([pipe], [], [], limit_s)[0]
+class Run:
+    """A run in a process of its own. It prepares itself at once, makes a pass in each turn, and has a result after the last."""
+
+    open_files = []  # of all runs: a later one must not keep them open
+
+    def __init__(self, workload, allocator, steps):
+        self.name = f"{workload} {allocator}"
+        turns, give_turn = os.pipe()
+        answers, answer = os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            status = 1
+            try:
+                for file in (*Run.open_files, give_turn, answers):
+                    file.close() if hasattr(file, "close") else os.close(file)
+                with os.fdopen(turns) as turns, os.fdopen(answer, "w") as answer:
+
+                    def wait_for_turn():
+                        print("waits", file=answer, flush=True)
+                        if not turns.readline():
+                            raise EOFError("the comparison has ended")
+
+                    print(json.dumps(run(workload, allocator, steps, wait_for_turn)), file=answer, flush=True)
+                status = 0
+            except BaseException as e:
+                print(f"{self.name}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
+            os._exit(status)
+        os.close(turns)
+        os.close(answer)
+        self.turn, self.answers = os.fdopen(give_turn, "w"), os.fdopen(answers)
+        Run.open_files += [self.turn, self.answers]
+        self.last = None
+
+    def wait(self, limit_s=60):
+        """Waits until the run is ready for its next turn, or has a result. Returns false if it has died or takes too long."""
+        ready = self.answers in select.select([self.answers], [], [], limit_s)[0]
         if not ready:
-            print(f"{workload} {allocator}: ended after {limit_s} s", file=sys.stderr, flush=True)
-            os.kill(child, 9)
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else None
+            print(f"{self.name}: ended after {limit_s} s", file=sys.stderr, flush=True)
+            os.kill(self.child, signal.SIGKILL)
+        self.last = self.answers.readline().strip() if ready else ""
+        return bool(self.last)
+
+    def make_pass(self):
+        if not self.last:
+            return
+        print(file=self.turn, flush=True)
+        self.wait()
+
+    def result(self):
+        """Ends the run. Returns its result, or None if it failed."""
+        for file in (self.turn, self.answers):
+            Run.open_files.remove(file)
+            file.close()
+        os.waitpid(self.child, 0)
+        return json.loads(self.last) if (self.last or "").startswith("{") else None
+
+
+def run_in_turn(workload, allocators, steps, first=0):
+    """One run of each allocator, pass by pass. Returns their results, None for each that failed."""
+    runs = [Run(workload, allocator, steps) for allocator in allocators]
+    for one in runs:
+        one.wait()
+    for number in range(PASSES):
+        begin = (first + number) % len(runs)
+        for one in runs[begin:] + runs[:begin]:
+            one.make_pass()
+    return [one.result() for one in runs]
 
 
 def first_line(*command):
@@ -510,6 +560,7 @@ def lines_of(workload, found, steps, context):
             continue
         own = {r["losses"] for r in runs}
         pairs = [(r, e) for r, e in zip(repeats, found.get("expandable", [])) if r and e]
+        ratios = [mine / theirs for r, e in pairs for mine, theirs in zip(r["pass_ms"][1:], e["pass_ms"][1:])]
         line = {
             "workload": workload, "allocator": allocator, "runs": len(runs), "steps": steps, "passes": PASSES,
             **{key: round(statistics.median(r[key] for r in runs), 3) for key in keys},
@@ -517,10 +568,11 @@ def lines_of(workload, found, steps, context):
             "step_ms_of_runs": [r and round(r["step_ms"], 3) for r in repeats],
         }  # fmt: skip
         if pairs:
-            ratios = [r["step_ms"] / e["step_ms"] for r, e in pairs]
+            low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
             line["to_expandable"] = {
-                "step_ms": round(statistics.median(ratios), 4),
-                "step_ms_of_repeats": [round(ratio, 4) for ratio in ratios],
+                "pass_ms": round(middle, 4),
+                "pass_ms_quartiles": [round(low, 4), round(high, 4)],
+                "pass_ms_of_passes": [round(ratio, 4) for ratio in ratios],
                 "peak_reserved": round(statistics.median(r["peak_reserved"] / e["peak_reserved"] for r, e in pairs), 4),
             }
         line["calls_of_passes"] = runs[-1]["calls_of_passes"]
@@ -535,10 +587,12 @@ def lines_of(workload, found, steps, context):
 def print_lines(lines):
     for line in lines:
         to = line.get("to_expandable", {})
+        low, high = to.get("pass_ms_quartiles", (float("nan"),) * 2)
         print(
             f"{line['workload']:18} {line['allocator']:30} {line['runs']:4} {line['step_ms']:8.2f} {line['step_ms_min']:8.2f} "
-            f"{to.get('step_ms', float('nan')):7.3f} {line['first_pass_ms']:8.0f} {line['peak_reserved'] / 2**20:9.0f} "
-            f"{to.get('peak_reserved', float('nan')):7.3f} {line['peak_allocated'] / 2**20:9.0f}  {line['losses']}",
+            f"{to.get('pass_ms', float('nan')):7.3f} {low:6.3f} {high:6.3f} {line['first_pass_ms']:8.0f} "
+            f"{line['peak_reserved'] / 2**20:9.0f} {to.get('peak_reserved', float('nan')):7.3f} "
+            f"{line['peak_allocated'] / 2**20:9.0f}  {line['losses']}",
             flush=True,
         )
 
@@ -547,7 +601,7 @@ def diagnose(workload, allocators, steps):
     """Prints what the allocators did in each pass of one run each."""
     failed = False
     for allocator in allocators:
-        one = run_forked(workload, allocator, steps)
+        (one,) = run_in_turn(workload, [allocator], steps)
         if one is None:
             failed = True
             continue
@@ -585,7 +639,7 @@ def main():
     }
     failed, longest = False, 0
     print(
-        f"{'workload':18} {'allocator':30} {'runs':>4} {'step ms':>8} {'min':>8} {'of exp.':>7} {'pass 1':>8} {'reserved':>9} "
+        f"{'workload':18} {'allocator':30} {'runs':>4} {'step ms':>8} {'min':>8} {'of exp.':>7} {'25 %':>6} {'75 %':>6} {'pass 1':>8} {'reserved':>9} "
         f"{'of exp.':>7} {'allocated':>9}  losses"
     )
     for i, workload in enumerate(arguments.workloads.split(",")):
@@ -596,9 +650,8 @@ def main():
             continue
         found = {allocator: [] for allocator in allocators}
         for repeat in range(arguments.repeats):
-            turn = (repeat + i) % len(allocators)
-            for allocator in allocators[turn:] + allocators[:turn]:
-                found[allocator].append(run_forked(workload, allocator, arguments.steps))
+            for allocator, one in zip(allocators, run_in_turn(workload, allocators, arguments.steps, repeat + i)):
+                found[allocator].append(one)
         lines = lines_of(workload, found, arguments.steps, context)
         if lines:
             replace_lines(pathlib.Path(arguments.results), workload, lines)

@@ -1025,6 +1025,30 @@ class Installation(unittest.TestCase):
         self.assertIn("must come before the first use of CUDA", done.stdout, done.stderr)
 
 
+class Comparison(unittest.TestCase):
+    """compare_workloads.py; needs no GPU."""
+
+    def test_runs_take_turns_and_one_that_dies_costs_only_its_own_result(self):
+        done = python(
+            "-c",
+            "import compare_workloads as c\n"
+            "c.PASSES = 3\n"
+            "def run(workload, allocator, steps, wait_for_turn):\n"
+            "    for number in range(c.PASSES):\n"
+            "        wait_for_turn()\n"
+            "        print(allocator, number, flush=True)\n"
+            "        if (allocator, number) == ('b', 1): raise ValueError('dies')\n"
+            "    return {'of': allocator}\n"
+            "c.run = run\n"
+            "print(c.run_in_turn('work', ['a', 'b', 'c'], 1, first=1))",
+        )
+        lines = done.stdout.splitlines()
+        self.assertEqual(lines[:3], ["b 0", "c 0", "a 0"], done.stderr)
+        self.assertEqual(lines[3:6], ["c 1", "a 1", "b 1"])
+        self.assertEqual(lines[6:], ["a 2", "c 2", "[{'of': 'a'}, None, {'of': 'c'}]"])
+        self.assertIn("work b: ValueError: dies", done.stderr)
+
+
 @unittest.skipUnless(has_gpu(), "needs a GPU")
 class OneDevice(unittest.TestCase):
     @classmethod
