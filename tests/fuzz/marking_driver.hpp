@@ -60,6 +60,10 @@ class marking_driver : public tarn::sim_driver {
 
   [[nodiscard]] stream_roll& roll() const noexcept { return *roll_; }
   tarn::status record_all(tarn::event_handle event) const noexcept { return roll_->record_all(event); }
+  /// As cuda_driver's. Asks the machine.
+  [[nodiscard]] bool has_made(tarn::stream_ref stream) const noexcept {
+    return made_identity(stream.handle()) == stream.id();
+  }
 
  private:
   std::shared_ptr<stream_roll> roll_;

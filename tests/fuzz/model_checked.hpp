@@ -53,12 +53,17 @@ class model_checked_layer {
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
   [[nodiscard]] live_blocks const& blocks() const noexcept { return blocks_; }
+  /// The blocks that captures without a scope have freed: the pool keeps them until it ends.
+  [[nodiscard]] live_blocks const& kept() const noexcept { return kept_; }
 
  private:
   void* seen(tarn::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) {
     promise((p == nullptr) == (bytes == 0), "null is returned for zero bytes only");
     if (p == nullptr) return p;
-    blocks_.add(p, {bytes, alignment, tarn::detail::block_bytes_of(upstream_, bytes, alignment)});
+    live_block const b{bytes, alignment, tarn::detail::block_bytes_of(upstream_, bytes, alignment)};
+    blocks_.add(p, b);
+    kept_.add(p, b);  // it must not overlap them either
+    (void)kept_.remove(p);
     machine_.allocated(p, bytes, stream);
     return p;
   }
@@ -67,7 +72,13 @@ class model_checked_layer {
     live_block const b = blocks_.remove(p);
     promise(b.bytes == bytes && b.alignment == alignment,
             "a block is freed with its allocated size and alignment");
+    if (is_captured(stream)) kept_.add(p, b);
     machine_.freed(p, bytes, exists(stream) ? stream : tarn::stream_ref{});
+  }
+  [[nodiscard]] bool is_captured(tarn::stream_ref stream) const noexcept {
+    bool captured = false;
+    return !tarn::detail::is_default_stream(stream) && exists(stream) &&
+           driver().is_capturing(tarn::stream_ref::from(stream.handle()), captured).ok() && captured;
   }
   /// The checker knows only streams that were not destroyed. Asks the machine: a call would invalidate the stream's capture.
   [[nodiscard]] bool exists(tarn::stream_ref stream) const noexcept {
@@ -79,6 +90,7 @@ class model_checked_layer {
   Upstream upstream_;
   tarn::sim_machine machine_;
   live_blocks blocks_;
+  live_blocks kept_;
 };
 
 }  // namespace tarn_fuzz

@@ -68,11 +68,17 @@ class graph_captures {
     return at;
   }
 
-  /// The capture of a stream that record_stream() names; no owner if it is not captured.
-  [[nodiscard]] capture of_use(stream_ref stream) noexcept {
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !heap_.driver().identify(stream, id).ok()) return {};
-    return of_deallocation(id, stream);
+  /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
+  /// @throws cuda_error  the driver does not know the stream; nothing has changed
+  [[nodiscard]] capture of_use(stream_ref& stream) {
+    stream_ref const named = stream;
+    stream_id id = named.id();
+    if (id == stream_ref::unknown_id) {
+      if (status const s = heap_.driver().identify(named, id); !s.ok())
+        throw cuda_error(s, heap_.driver().device().value);
+      stream = stream_ref::from(named.handle(), id);
+    }
+    return of_deallocation(id, named, may_have_joined() ? if_unknown::ask : if_unknown::not_captured);
   }
 
   /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.

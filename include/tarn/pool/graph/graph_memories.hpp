@@ -146,9 +146,9 @@ class graph_memories {
   }
 
   /// Records a use of a part's block, or of any block by a captured stream. Returns false if it is neither.
-  /// @throws std::bad_alloc, cuda_error: nothing has changed
-  bool record_stream(void* p, std::size_t bytes, stream_ref stream) {
-    if (watches_frees()) {
+  /// Notes the identity of a bare handle in `stream`. @throws std::bad_alloc, cuda_error: nothing has changed
+  bool record_stream(void* p, std::size_t bytes, stream_ref& stream) {
+    if (is_watching()) {
       if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
         if (blocks_.note_use(p, *at.owner)) waiting_.count_noted_elsewhere(true);
         if (!may_be_own(p)) return true;
