@@ -639,6 +639,36 @@ PLANTED = {
             finder="tests/policy/tracked.cpp",
         ),
     ],
+    "threads seldom stop one another while there is room below the peaks": [
+        Mutant(
+            "a thread gives the room of its largest block away",
+            "policy/tracked_share.hpp",
+            "max_of(allowance[k], 2 * need[k])",
+            "allowance[k]",
+            finder="tests/policy/tracked.cpp",
+        ),
+        Mutant(
+            "a thread does not exchange its own room",
+            "policy/room_reserve.hpp",
+            "      if (lacking > 0) a.exchanged[k] = exchange(r.group, k, min_of(lacking, r.other[k]));\n",
+            "",
+            finder="tests/policy/tracked.cpp",
+        ),
+        Mutant(
+            "threads take as much after one of them found too little",
+            "policy/tracked_numbers.hpp",
+            "      if (fits(u)) reserves_.give_less();",
+            "      ",
+            finder="tests/policy/tracked.cpp",
+        ),
+        Mutant(
+            "threads take no more than they lack",
+            "policy/room_reserve.hpp",
+            "r.lacking[k] + a.allowance[k] / 2",
+            "r.lacking[k]",
+            finder="tests/policy/room_reserve.cpp",
+        ),
+    ],
     "memory goes back once the live peak has fallen, and not while it returns": [
         Mutant(
             "a fall of the live peak is not noticed",

@@ -107,7 +107,7 @@ TEST_CASE("room_reserves keeps the sum of each kind of room while threads take, 
           "[policy][tracked][threads]") {
   constexpr std::int64_t paired = 100'000;
   constexpr std::int64_t unpaired = 50'000;
-  for (unsigned const sharers : {2U, 4U}) {
+  for (unsigned const sharers : {2U, 8U}) {
     CAPTURE(sharers);
     room_reserves reserves;
     reserves.set(sharers, {each(paired), each(paired)}, {each(unpaired), each(unpaired)});

@@ -552,6 +552,102 @@ TEST_CASE("tracked_numbers counts exactly while threads take room from one anoth
   CHECK(in_shares > 20 * 2'000);
 }
 
+namespace {
+/// Sizes of the temporary buffers of a step, from 0.3 to 2 MiB.
+std::int64_t step_bytes(int i) {
+  return 512 * (512 + 96 * (i * 7 % 41));
+}
+block_group group_of(std::int64_t bytes) {
+  return bytes <= static_cast<std::int64_t>(1_MiB) ? block_group::small : block_group::large;
+}
+}  // namespace
+
+TEST_CASE("tracked_numbers does not stop threads for one that allocates large blocks below the peak",
+          "[policy][tracked]") {
+  // One thread allocates and frees blocks of up to all room below the peak, as the capture of a graph does. The others allocate and
+  // free small ones, and hold all of them at the same time only at the peak.
+  constexpr std::uintptr_t others = 15;
+  std::mt19937 random(1);
+  tracked_numbers numbers;
+  auto const all_ask = [&] {
+    for (std::uintptr_t n = 0; n <= others; ++n) numbers.ask(named(n).place);
+  };
+  auto const change = [&](std::int64_t bytes, std::uintptr_t n, bool comes) {
+    if (numbers.sharing() == 0) all_ask();
+    numbers.count(comes ? come(bytes, group_of(bytes), named(n)) : go(bytes, group_of(bytes), named(n)));
+  };
+  for (std::uintptr_t n = 1; n <= others; ++n) change(4096, n, true);
+  for (int i = 0; i < 41; ++i) {
+    change(step_bytes(i), 0, true);
+    change(step_bytes(i), 0, false);
+  }
+  for (std::uintptr_t n = 1; n <= others; ++n) change(4096, n, false);
+  std::array<bool, others + 1> holds{};
+  std::uint64_t stops = 0;
+  for (int step = 0; step < 400; ++step) {
+    if (step == 200) stops = numbers.stops();  // meanwhile the threads have found out what each needs
+    for (bool const comes : {true, false}) {
+      change(step_bytes(step), 0, comes);
+      for (int i = 0; i < 100; ++i) {
+        std::uintptr_t const n = 1 + random() % others;
+        holds[n] = !holds[n];
+        change(4096, n, holds[n]);
+      }
+    }
+  }
+  CHECK(numbers.sharing() == others + 1);
+  CHECK(numbers.stops() == stops);
+  tracked_statistics const s = numbers.statistics();
+  CHECK(s.allocated_bytes[0].peak == others * 4096 + 512 * (512 + 96 * 40));
+  CHECK(s.allocations[0].peak == others + 1);
+}
+
+TEST_CASE("tracked_numbers stops threads seldom while they replace blocks far below the peak",
+          "[policy][tracked][random]") {
+  constexpr std::uintptr_t threads = 16;
+  constexpr int blocks = 64;
+  std::mt19937 random(1);
+  tracked_numbers numbers;
+  struct work {
+    std::vector<std::int64_t> live;
+    std::size_t freed = blocks;  ///< index of a block that is not live now
+  };
+  std::array<work, threads> all;
+  auto const size = [&] { return std::int64_t{256} << random() % 11; };
+  auto const ask = [&] {
+    for (std::uintptr_t n = 0; n < threads && numbers.sharing() == 0; ++n) numbers.ask(named(n).place);
+  };
+  auto const step = [&] {
+    ask();
+    std::uintptr_t const n = random() % threads;
+    work& w = all[n];
+    if (w.freed == blocks) {
+      w.freed = random() % blocks;
+      numbers.count(go(w.live[w.freed], block_group::small, named(n)));
+    } else {
+      w.live[w.freed] = size();
+      numbers.count(come(w.live[w.freed], block_group::small, named(n)));
+      w.freed = blocks;
+    }
+  };
+  for (std::uintptr_t n = 0; n < threads; ++n) {
+    for (int i = 0; i < blocks; ++i) {
+      ask();
+      all[n].live.push_back(size());
+      numbers.count(come(all[n].live.back(), block_group::small, named(n)));
+    }
+  }
+  for (int i = 0; i < 400'000; ++i) step();
+  std::uint64_t const stops = numbers.stops();
+  for (int i = 0; i < 400'000; ++i) step();
+  CHECK(numbers.stops() - stops <= 40);
+  std::int64_t live = 0;
+  for (work& w : all) {
+    for (std::size_t i = 0; i < blocks; ++i) live += i == w.freed ? 0 : w.live[i];
+  }
+  CHECK(numbers.statistics().allocated_bytes[0].current == live);
+}
+
 TEST_CASE("tracked_numbers opens a share for a thread that asks after the others", "[policy][tracked]") {
   tracked_numbers numbers;
   move(numbers, 1'000'000);

@@ -109,6 +109,11 @@ class tracked_numbers {
   }
   /// Number of threads that count on their own now, with other threads.
   [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
+  /// How often all threads that count on their own were stopped.
+  [[nodiscard]] std::uint64_t stops() noexcept {
+    std::lock_guard const guard(lock_);
+    return stops_;
+  }
   /// Returns true if a thread counts alone.
   [[nodiscard]] bool has_alone() noexcept {
     std::lock_guard const guard(lock_);
@@ -656,6 +661,7 @@ class tracked_numbers {
   /// Closes all shares. The caller holds the lock.
   TARN_NOINLINE void call_in() noexcept {
     if (out_ == 0) return;
+    ++stops_;
     open_.store(0, std::memory_order_relaxed);
     for_each_share(out_, [](tracked_share& s) { s.announce(); });
     remote_barrier();
@@ -721,6 +727,7 @@ class tracked_numbers {
   bool visits_alone_ = false;
   std::uint32_t pause_ = 0;  ///< calls to count before shares are opened again
   std::uint32_t last_pause_ = 0;
+  std::uint64_t stops_ = 0;
   at_fork member_{this,
                   [](void* self) noexcept {
                     auto& n = *static_cast<tracked_numbers*>(self);

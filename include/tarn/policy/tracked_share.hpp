@@ -117,7 +117,12 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
 
   // ---- any thread
 
-  /// Makes the thread give away what it does not need, when it frees next. May be overlooked.
+  /// Makes the thread give away what it does not need, when it frees next. May be overlooked, if the thread gives room at the same time:
+  ///
+  ///   owner, inside give_room()   other thread
+  ///   finds the reserve empty
+  ///                               most = -1
+  ///   most = 2 * need
   void ask() noexcept {
     for (part& its : parts_) its.set_most(1, -1);
   }
@@ -134,8 +139,17 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
 
   // ---- the holder of the common lock
 
-  /// Opens a closed share. Its thread has to take room for what it allocates; there is no bound for what it frees.
-  /// Changes nothing that the thread reads outside of count(): it may be inside the share.
+  /// Opens a closed share. Its thread has to take room for what it allocates; there is no bound for what it frees. The thread may be
+  /// inside meanwhile, so this changes the state only:
+  ///
+  ///   owner                                   holder of the common lock
+  ///   enters; count_here() finds no room
+  ///                                           fills the reserves
+  ///                                           state = open (release)
+  ///   count() reads the state (acquire), and
+  ///   takes room from the reserves
+  ///
+  /// If the owner reads the state before it changes, it counts this call globally.
   void open() noexcept { state_.store(state::open, std::memory_order_release); }
   /// Opens a closed share whose counts may differ by `error` from what was published, in each group and in the sum of both. As open().
   void open_bounded(tracked_kinds const& error) noexcept {
