@@ -2037,6 +2037,27 @@ PLANTED = {
             finder="tests/pool/page_choice.cpp",
         ),
         Mutant(
+            "each block gets a segment of its own",
+            "pool/growth/growth.hpp",
+            "if (unused <= a.live_peak / 16) return bytes;",
+            "if (unused <= a.live_peak) return bytes;",
+            finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
+            "pinned blocks share larger segments",
+            "pool/ladder.hpp",
+            "if constexpr (is_bounded_source && !is_host_memory<source_type>) {",
+            "if constexpr (is_bounded_source) {",
+            finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
+            "a handler is asked for a segment that is larger than the request",
+            "pool/ladder.hpp",
+            "if constexpr (is_bounded_source && !is_host_memory<source_type>) {",
+            "if constexpr (!is_host_memory<source_type>) {",
+            finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
             "segments that became too small are kept",
             "pool/ladder.hpp",
             "        give_back_spare();\n",

@@ -9,6 +9,7 @@
 #include "catch.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/raii/compact.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/page_pin.hpp"
@@ -295,6 +296,68 @@ TEST_CASE("a pool over blocks gives segments back that have become too small", "
   growing_buffers sizes;
   sizes.run(memory, s.a, 60);
   CHECK(static_cast<double>(memory->state().reserved_peak) < 1.3 * static_cast<double>(sizes.live_peak));
+}
+
+namespace {
+
+/// The segments that a pool creates for 200 live blocks of 1 to 8 MiB, of which one after the other is replaced, at random.
+template <class Memory>
+std::uint64_t segments_for_random_sizes(Memory& memory, stream_ref stream, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<std::pair<void*, std::size_t>> live;
+  for (int i = 0; i < 2000; ++i) {
+    if (live.size() == 200) {
+      std::swap(live[random() % live.size()], live.back());
+      memory.deallocate(stream, live.back().first, live.back().second);
+      live.pop_back();
+    }
+    std::size_t const bytes = (17 + random() % 112) * 64_KiB;
+    live.emplace_back(memory.allocate(stream, bytes), bytes);
+  }
+  for (auto const& [p, bytes] : live) memory.deallocate(stream, p, bytes);
+  return memory->state().creates;
+}
+
+}  // namespace
+
+TEST_CASE("blocks of random sizes share the segments of a pool over blocks, but not pinned ones",
+          "[pool][segment_growth]") {
+  auto const seed = GENERATE(1u, 2u, 3u);
+  CAPTURE(seed);
+  one_stream s;
+  auto memory = sim_malloc{s.driver} | pooled{};
+  CHECK(segments_for_random_sizes(memory, s.a, seed) < 150);
+  auto pinned = sim_pinned_host{s.driver} | pooled{};
+  CHECK(segments_for_random_sizes(pinned, s.a, seed) > 180);
+}
+
+TEST_CASE("a layer that may find memory for a block is not asked for a segment to share",
+          "[pool][segment_growth]") {
+  // Every second block is freed, and the device has 2 MiB more: enough for the request, not for a shared segment.
+  sim_options options{.backing = sim_backing::address_only};
+  options.capacity = 514_MiB;
+  options.taken = 0;
+  sim_machine machine{options};
+  sim_driver const driver = machine.driver(0);
+  stream_ref const stream;
+  int asked = 0;
+  auto const handler = [&](out_of_memory const&, unsigned) {
+    ++asked;
+    return false;
+  };
+  auto memory = sim_malloc{driver} | retry_on_oom{handler} | pooled{};
+  std::vector<void*> blocks;
+  for (int i = 0; i < 256; ++i) blocks.push_back(memory.allocate(stream, 2_MiB));
+  std::vector<void*> halves;
+  for (std::size_t i = 0; i < blocks.size(); i += 2) {
+    memory.deallocate(stream, blocks[i], 2_MiB);
+    halves.push_back(memory.allocate(stream, 1025_KiB));
+  }
+  void* const p = memory.allocate(stream, 2_MiB);
+  CHECK(asked == 0);
+  memory.deallocate(stream, p, 2_MiB);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(stream, blocks[i], 2_MiB);
+  for (void* const half : halves) memory.deallocate(stream, half, 1025_KiB);
 }
 
 TEST_CASE("with handles_per_block::one handles go back that have become too small", "[pool][page_growth]") {

@@ -102,12 +102,14 @@ class ladder {
       for (int attempt = 0; attempt < 3; ++attempt) {
         set_budget();
         give_back_spare();
+        share_segment();
         if (grow()) return;
       }
     } catch (out_of_memory const& error) {
       last.set(error.report());
     }
     heap_.left.forget();
+    request_.segment = 0;
     ++heap_.alloc_retries;
     if (take_what_is_waited_for(flush_early) || put_together()) return;
     bool const has_given = heap_.growth.shrink(space(), hot_, 0) != 0;
@@ -186,6 +188,16 @@ class ladder {
       if (!heap_.order.is_running(space(), hot_, taker)) (void)heap_.order.settle(space(), hot_, taker);
     }
     (void)heap_.growth.shrink(space(), hot_, heap_.growth.keep_before(space(), request_));
+  }
+
+  /// Before rung 4, over a source that has no pages: lets other blocks share the new segment. Not where another layer could find memory
+  /// for the request alone, and not of host memory, which takes long to pin.
+  void share_segment() {
+    request_.segment = 0;
+    if constexpr (is_bounded_source && !is_host_memory<source_type>) {
+      if (heap_.uses_pages() || request_.where != zone::large) return;
+      request_.segment = segment_for(space(), heap_.counters.reserved, request_.bytes);
+    }
   }
 
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.

@@ -94,6 +94,22 @@ namespace tarn::detail {
   return most > bytes ? most - bytes : 0;
 }
 
+/// How large a new segment should be for a request of `bytes` where free segments are neither joined nor moved. As large as the request;
+/// but once more than a sixteenth of the live peak is free in pieces that do not serve it, a sixteenth of the peak, up to 64 MiB, so
+/// that blocks of several sizes share a segment. This may raise the reserved memory up to a fifth above the live peak. Without it sizes
+/// that creep up leave a segment behind for each size: the first pass of `attention_cache` takes 166 ms of driver time instead of 24 and
+/// holds 1.29 instead of 1.23 times the live peak, that of `mesh_refinement` 63 instead of 17 ms, and 1.22 instead of 1.15 times (six
+/// seeds). No recorded trace holds or costs more; without the condition on free memory `llama_generate` holds 1.18 instead of 1.12.
+[[nodiscard]] inline std::size_t segment_for(arena const& a, std::size_t reserved,
+                                             std::size_t bytes) noexcept {
+  std::size_t const unused = reserved > a.live_bytes ? reserved - a.live_bytes : 0;
+  if (unused <= a.live_peak / 16) return bytes;
+  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
+  std::size_t const most = live + live / 5;
+  std::size_t const room = most > reserved ? most - reserved : 0;
+  return max_of(bytes, align_down(min_of(min_of(live / 16, std::size_t{64_MiB}), room), usual_granule));
+}
+
 struct growth_request {
   domain_ref taker = neutral;
   zone where = zone::small;
@@ -106,9 +122,10 @@ struct growth_request {
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
   std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created
-  bool may_exceed = true;              ///< if remapping does not suffice, create more anyway
-  bool may_remap = true;               ///< false: handles are mapped only at their home addresses
-  bool extend = true;                  ///< whether a free range followed by a hole may be extended
+  std::size_t segment = 0;  ///< bytes of a new segment, if the source has as many; at least those requested
+  bool may_exceed = true;   ///< if remapping does not suffice, create more anyway
+  bool may_remap = true;    ///< false: handles are mapped only at their home addresses
+  bool extend = true;       ///< whether a free range followed by a hole may be extended
 };
 
 /// What a pool and its graph memories hold from the driver, so that the peak of the sum is exact. A growth takes the mutex once for

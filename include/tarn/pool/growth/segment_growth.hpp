@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/arena.hpp"
@@ -48,7 +49,7 @@ class segment_growth {
     // Take the node now: other threads may use up the room while the lock is released.
     range_ref const r = a.ranges.take();
     std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
-    std::size_t bytes = align_up(exact, segment_grain);
+    std::size_t bytes = align_up(max_of(exact, request.segment), segment_grain);
     void* base = nullptr;
     try {
       unlocked const open(hot);
