@@ -50,8 +50,9 @@ void set_error(error_kind kind, char const* text) noexcept {
 /// Runs `call`; returns what it returns, or null after an exception.
 template <class Call>
 auto guarded(Call const& call) noexcept -> decltype(call()) {
-  last.kind = no_error;
-  last.text[0] = '\0';
+  last_error& of_thread = last;
+  of_thread.kind = no_error;
+  of_thread.text[0] = '\0';
   try {
     return call();
   } catch (tarn::out_of_memory const& error) {
@@ -83,17 +84,17 @@ struct tarn_c_pool {
       : memory(tarn::sim_pages{}, tarn::limited{no_limit}, tarn::pooled{}, tarn::tracked{}) {
     (void)device;
 #endif
+    legacy = tarn::identified(memory, tarn::stream_ref{});
     if (trace != nullptr) recorder.emplace(memory | tarn::traced{trace});
   }
 
   void* allocate(std::size_t bytes, tarn::stream_ref stream) {
-    tarn::stream_ref const known = tarn::identified(memory, stream);
+    tarn::stream_ref const known = stream.handle() == nullptr ? legacy : tarn::identified(memory, stream);
     void* const p = recorder ? recorder->allocate(known, bytes, tarn::default_alignment, tarn::attribution{})
                              : memory.allocate(known, bytes, tarn::default_alignment, tarn::attribution{});
     return remember(p, {bytes, known});
   }
   void* allocate_for_every_stream(std::size_t bytes) {
-    tarn::stream_ref const legacy = tarn::identified(memory, tarn::stream_ref{});
     void* const p = recorder ? recorder->allocate_sync(bytes, tarn::default_alignment, tarn::attribution{})
                              : memory.allocate_sync(bytes, tarn::default_alignment, tarn::attribution{});
     return remember(p, {bytes, legacy});
@@ -109,6 +110,7 @@ struct tarn_c_pool {
   pool_type memory;
   std::optional<recorded_type> recorder;  ///< the same pool, with a trace of its calls
   tarn_c::block_table<block> blocks;
+  tarn::stream_ref legacy;  ///< the default stream, with its identity, which never changes
 
  private:
   void* remember(void* p, block const& b) {
@@ -131,6 +133,7 @@ struct tarn_c_pool {
   /// Has the block wait for the work that `user` has now, if that is another stream than the block's own. Equal handles are not enough:
   /// the block's stream may have been destroyed, and its handle be another stream's. Default streams are identified without CUDA.
   void wait_for(tarn::stream_ref user, void* p, block const& b) noexcept {
+    if (user.handle() == nullptr && b.stream.id() == legacy.id()) return;
     try {
       tarn::stream_ref const known = tarn::identified(memory, user);
       if (known.id() != b.stream.id()) memory.record_stream(p, b.bytes, known);
@@ -165,6 +168,11 @@ tarn_c_pool* pool_of(int device, char const* trace) {
     here.store(pool, std::memory_order_release);
   }
   return pool;
+}
+
+/// The pool of a device, if it was made already.
+tarn_c_pool* made_pool_of(int device) noexcept {
+  return device >= 0 && device < most_devices ? pools[device].load(std::memory_order_acquire) : nullptr;
 }
 
 tarn::stream_ref stream_of(void* handle) noexcept {
@@ -299,8 +307,11 @@ void* tarn_c_cupy_malloc(void* self, std::size_t bytes, int device) {
   auto const& cupy = *static_cast<tarn_c_cupy const*>(self);
   std::intptr_t const stream = cupy.current_stream(device);
   if (stream == -1) return failed;
-  tarn_c_pool* const pool = tarn_c_pool_of(device);
-  void* const p = pool == nullptr ? nullptr : tarn_c_allocate(pool, bytes, reinterpret_cast<void*>(stream));
+  tarn_c_pool* pool = made_pool_of(device);
+  if (pool == nullptr) pool = tarn_c_pool_of(device);
+  void* const p = pool == nullptr ? nullptr : guarded([&] {
+    return pool->allocate(bytes, stream_of(reinterpret_cast<void*>(stream)));
+  });
   if (p != nullptr) return p;
 
   void* arguments = nullptr;
@@ -325,15 +336,16 @@ void* tarn_c_cupy_malloc(void* self, std::size_t bytes, int device) {
 /// Frees in the order of the stream that was current at the allocation, and of the one that is current now.
 void tarn_c_cupy_free(void* self, void* p, int device) {
   auto const& cupy = *static_cast<tarn_c_cupy const*>(self);
-  tarn_c_pool* const pool = tarn_c_pool_of(device);
-  if (pool == nullptr) return;
-  if (cupy.is_ending != 0) return tarn_c_free(pool, p);
-  std::intptr_t const stream = cupy.current_stream(device);
-  if (stream == -1) {
+  tarn_c_pool* const pool = made_pool_of(device);
+  if (pool == nullptr) return;  // it has allocated nothing
+  if (cupy.is_ending != 0) return pool->free(p, nullptr);
+  std::intptr_t const handle = cupy.current_stream(device);
+  if (handle == -1) {
     cupy.clear_exception();
-    return tarn_c_free(pool, p);
+    return pool->free(p, nullptr);
   }
-  tarn_c_free_after(pool, p, reinterpret_cast<void*>(stream));
+  tarn::stream_ref const stream = stream_of(reinterpret_cast<void*>(handle));
+  pool->free(p, &stream);
 }
 
 }  // extern "C"

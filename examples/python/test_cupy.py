@@ -217,17 +217,18 @@ class StreamOrder(OnTarn):
 
     def test_memory_waits_for_the_stream_that_is_current_at_the_free(self):
         """Allocated on one stream, used and freed while another is current."""
-        one, two = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
-        with one:
-            a = cupy.empty(self.n, dtype=cupy.int32)
-        one.synchronize()
-        with two:
-            late_write(a, 1)
-            del a
-        with one:
-            b = self.allocate_from_what_is_held(self.n)  # at any address: the block of `a` is held back
-            b.fill(2)
-        self.assert_all(b, 2)
+        one = cupy.cuda.Stream(non_blocking=True)
+        for two in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.null):
+            with one:
+                a = cupy.empty(self.n, dtype=cupy.int32)
+            one.synchronize()
+            with two:
+                late_write(a, 1)
+                del a
+            with one:
+                b = self.allocate_from_what_is_held(self.n)  # at any address: the block of `a` is held back
+                b.fill(2)
+            self.assert_all(b, 2)
 
     def test_memory_of_the_default_stream(self):
         two = cupy.cuda.Stream(non_blocking=True)

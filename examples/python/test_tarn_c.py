@@ -47,6 +47,17 @@ class Functions(unittest.TestCase):
         self.pool.trim()
         self.assertEqual(self.pool.numbers().reserved, 0)
 
+    def test_a_block_is_held_back_only_for_another_stream_than_its_own(self):
+        default, per_thread = None, 2  # handles as CUDA defines them
+        for own, user, is_reused in ((default, default, True), (per_thread, per_thread, True), (per_thread, default, False),
+                                     (default, per_thread, False)):
+            a = lib.tarn_c_allocate(self.p, 5000, own)
+            lib.tarn_c_free_after(self.p, a, user)
+            b = lib.tarn_c_allocate(self.p, 5000, own)
+            lib.tarn_c_free(self.p, b)
+            self.assertEqual(a == b, is_reused, (own, user))
+            self.pool.trim()
+
     def test_zero_bytes_and_foreign_pointers(self):
         self.assertIsNone(lib.tarn_c_allocate(self.p, 0, None))
         self.assertEqual((lib.tarn_c_error_kind(), tarn_c.error_text()), (0, ""))

@@ -429,8 +429,6 @@ def run(workload, allocator, steps, wait_for_turn):
         tarn_torch.install(**options_of(allocator))
     elif allocator == "expandable":
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
     warm_clocks()
     torch.manual_seed(SEED)
     torch.cuda.manual_seed(SEED)
@@ -624,6 +622,9 @@ def main():
     arguments = parser.parse_args()
     if not tarn_torch.library().exists():
         tarn_torch.build()
+    # Before the first fork: it imports torch._inductor, which takes seconds.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
     allocators = arguments.allocators.split("+")
     if arguments.diagnose:
         given = allocators if arguments.allocators != parser.get_default("allocators") else DIAGNOSED
