@@ -2137,8 +2137,29 @@ PLANTED = {
         Mutant(
             "a deallocation does not ask whether its stream is captured",
             "pool/pool.hpp",
-            "    if (misses::asks_at_frees() && misses::is_freed_in_capture(id, stream) &&",
+            "    if (may_be_captured && misses::asks_at_frees() && misses::is_freed_in_capture(id, stream) &&",
             "    if (id == 0 && misses::asks_at_frees() && misses::is_freed_in_capture(id, stream) &&",
+        ),
+        Mutant(
+            "record_stream() accepts the stream of a capture without a scope",
+            "pool/graph/graph_captures.hpp",
+            "    if (at.kept_as != 0 && at.owner == nullptr) refuse_unknown();\n",
+            "",
+            finder="tests/pool/captures_without_scope.cpp",
+        ),
+        Mutant(
+            "a bare handle is asked for only while a scope is still open",
+            "pool/pool.hpp",
+            "      may_be_captured = scopes.saw_capture() || detail::is_default_stream(stream);",
+            "      may_be_captured = detail::capture_gate::has_captures() || detail::is_default_stream(stream);",
+            finder="tests/pool/captures_without_scope.cpp",
+        ),
+        Mutant(
+            "a block that is kept until the pool ends is not listed",
+            "pool/graph/graph_memories.hpp",
+            "      kept_until_end_.push_back(b);\n",
+            "",
+            finder="tests/pool/captures_without_scope.cpp",
         ),
         Mutant(
             "only threads that have opened a scope ask whether a stream is captured",

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captures without a scope, which are not announced to a pool: what is freed on a captured stream is kept, since the graph may be replayed. By default the
-// pool asks the driver at each deallocation on a stream of known identity.
+// Captures without a scope, which are not announced to a pool: what is freed on a captured stream is kept, since the graph may be
+// replayed. By default the pool asks the driver at each deallocation on a stream of known identity.
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <thread>
@@ -305,6 +306,86 @@ TEST_CASE("a capture without a scope beside one with a scope on another thread k
       capture const c(d, b);
       pool.deallocate(s, p, 4096);
     }).join();
+  }
+  require_kept(pool, {p}, 4096, a, b);
+  d.clean();
+}
+
+TEMPLATE_TEST_CASE("record_stream refuses the stream of a capture without a scope",
+                   "[captures_without_scope]", sim_marking_driver, sim_driver) {
+  device_of<TestType> d;
+  auto const watch = GENERATE(capture_watch::at_frees, capture_watch::always);
+  auto pool = d.pages() | pooled{.captures = watch};
+  typename device_of<TestType>::stream_type a{d.driver}, b{d.driver};
+  void* const p = pool.allocate(a, 4096);
+  {
+    capture const c(d, b);
+    // An event that is recorded after the capture would not cover the replays.
+    try {
+      pool.record_stream(p, 4096, b);
+      FAIL_CHECK("it was recorded");
+    } catch (cuda_error const& e) {
+      CHECK(e.code() == 900);
+      CHECK_THAT(e.what(), Catch::Matchers::Contains("capture_scope"));
+    }
+  }
+  pool.record_stream(p, 4096, b);
+  pool.deallocate(a, p, 4096);
+  d.clean();
+}
+
+TEST_CASE("a snapshot lists what a capture without a scope freed as awaiting", "[captures_without_scope]") {
+  device d;
+  auto pool = d.pages() | pooled{} | tracked{};
+  device::stream_type a{d.driver};
+  constexpr std::size_t bytes = 3 << 20;
+  void* const p = pool.allocate(a, bytes);
+  {
+    capture const c(d, a);
+    pool.deallocate(a, p, bytes);
+  }
+  std::size_t live = 0;
+  std::size_t awaiting = 0;
+  for (auto const& segment : take_snapshot(pool).segments) {
+    for (auto const& block : segment.blocks) {
+      if (block.use == block_use::live) live += block.bytes;
+      if (block.use == block_use::awaiting) awaiting += block.bytes;
+    }
+  }
+  CHECK(live == memory_allocated(pool));
+  CHECK(awaiting == bytes);
+}
+
+namespace {
+
+/// Calls a function once, after the next identification of a bare handle.
+std::function<void()> after_identify;
+class interrupted_driver : public sim_marking_driver {
+ public:
+  interrupted_driver(sim_driver const& d) noexcept : sim_marking_driver(d) {}
+  status identify(stream_ref s, stream_id& id) const noexcept {
+    status const result = sim_marking_driver::identify(s, id);
+    if (s.id() == stream_ref::unknown_id && after_identify) std::exchange(after_identify, nullptr)();
+    return result;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a bare handle is asked for although the last scope closes once it is identified",
+          "[captures_without_scope]") {
+  device_of<interrupted_driver> d;
+  auto pool = d.pages() | pooled{};
+  basic_stream<interrupted_driver> a{d.driver}, b{d.driver};
+  stream_ref const bare = stream_ref::from(b.get());
+  void* const p = pool.allocate(bare, 4096);
+  graph_memory memory{pool};
+  std::optional<capture_scope> scope(std::in_place, memory, a);
+  {
+    capture const c(d, b);
+    after_identify = [&] { scope.reset(); };
+    pool.deallocate(bare, p, 4096);
+    CHECK(!after_identify);
   }
   require_kept(pool, {p}, 4096, a, b);
   d.clean();

@@ -33,8 +33,22 @@ class capture_gate {
     bool may_pass_;
   };
 
+  /// Made before a call: whether a capture was open at any time from then on.
+  class watch {
+   public:
+    watch() noexcept : begun_(begun.load(std::memory_order_relaxed)), had_captures_(has_captures()) {}
+    [[nodiscard]] bool saw_capture() const noexcept {
+      return had_captures_ || begun.load(std::memory_order_acquire) != begun_;
+    }
+
+   private:
+    std::uint64_t begun_;
+    bool had_captures_;
+  };
+
   static void begin_capture() noexcept {
     ++open_on_this_thread;
+    begun.fetch_add(1, std::memory_order_relaxed);  // before the capture can be seen
     state.fetch_add(one_capture, std::memory_order_acq_rel);
     // Not forever: in a forked child, a call that another thread of the parent was in never ends.
     for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
@@ -45,6 +59,7 @@ class capture_gate {
   [[nodiscard]] static bool try_begin_capture() noexcept {
     std::uint64_t now = state.load(std::memory_order_relaxed);
     while ((now & calls) == 0) {
+      begun.fetch_add(1, std::memory_order_relaxed);
       if (!state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) continue;
       ++open_on_this_thread;
       return true;
@@ -80,6 +95,7 @@ class capture_gate {
   static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
   static constexpr std::uint64_t calls = one_capture - 1;
   inline static constinit std::atomic<std::uint64_t> state{0};
+  inline static constinit std::atomic<std::uint64_t> begun{0};
   inline static constinit thread_local unsigned open_on_this_thread = 0;
 };
 

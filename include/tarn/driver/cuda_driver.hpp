@@ -31,6 +31,14 @@ enum class null_stream : std::uint8_t {
   per_thread  ///< one default stream per thread (nvcc --default-stream per-thread)
 };
 
+namespace detail {
+/// The streams that CUDA drivers of both kinds created.
+[[nodiscard]] inline made_streams& streams_made_by_cuda() noexcept {
+  static constinit made_streams all;
+  return all;
+}
+}  // namespace detail
+
 /// CUDA behind the driver contract, for one device. The size of an int; copies are equal.
 ///
 /// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units built with and
@@ -212,7 +220,7 @@ class basic_cuda_driver {
     s = identify(stream_ref(made), id);
     if (s.ok()) {
       stream = stream_ref::from(made, id);
-      streams_made().add(id, made);
+      detail::streams_made_by_cuda().add(id, made);
     } else {
       (void)cudaStreamDestroy(made);
     }
@@ -223,16 +231,18 @@ class basic_cuda_driver {
     cudaStream_t const handle = resolve(stream);
     if (is_default(handle)) return {};
     stream_id id = stream_ref::unknown_id;
-    if (identify(stream, id).ok()) streams_made().remove(id);
+    if (identify(stream, id).ok()) detail::streams_made_by_cuda().remove(id);
     return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
   }
 
   /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may be used. Nothing
   /// is known of other streams, since CUDA may crash on the handle of a destroyed one.
-  [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return streams_made().has(stream.id()); }
+  [[nodiscard]] bool has_made(stream_ref stream) const noexcept {
+    return detail::streams_made_by_cuda().has(stream.id());
+  }
   /// The identity of an existing stream, without a driver call; unknown_id if create_stream() did not create it.
   [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
-    return streams_made().identity_of(handle);
+    return detail::streams_made_by_cuda().identity_of(handle);
   }
 
   // Copies.
@@ -587,11 +597,6 @@ class basic_cuda_driver {
   }
 
  private:
-  [[nodiscard]] static detail::made_streams& streams_made() noexcept {
-    static constinit detail::made_streams all;
-    return all;
-  }
-
   // Identities of default streams. cudaStreamGetId counts up from 1 and never reaches the upper half:
   //   bits 63..62   10 legacy, 11 per-thread
   //   bits 61..54   device

@@ -161,11 +161,8 @@ class cache_misses : public pool_parts<Upstream> {
   [[nodiscard]] TARN_ALWAYS_INLINE bool asks_at_frees() const noexcept {
     return may_be_captured && heap_.options.captures == capture_watch::at_frees;
   }
-  /// Whether a stream that a block is freed on is captured; at most one driver call. While no scope is open, one that is named by its
-  /// handle is not: it was identified just now, which CUDA refuses for a captured one.
+  /// Whether a stream that a block is freed on is captured; at most one driver call.
   [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {
-    bool const was_identified = stream.id() == stream_ref::unknown_id && !is_default_stream(stream);
-    if (was_identified && !capture_gate::has_captures()) return false;
     return !heap_.is_lost() && detail::is_freed_in_capture(heap_.driver(), stream, id);
   }
   /// Keeps a block that is freed on a captured stream. Returns false if the capture has ended since.

@@ -20,15 +20,18 @@ enum class handles_per_block {
 
 /// When a pool asks CUDA whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be handed
 /// out while the graph is replayed. In a capture_scope the graph's owner keeps it; in another capture the pool keeps it until the pool
-/// ends, since nothing reports the end of the graph. Such a block counts as active (memory_stats), and each capture takes new memory.
+/// ends. Such a block counts as active (memory_stats), and each capture takes new memory: open a capture_scope where graphs are
+/// captured again and again. record_stream() with the stream of a capture without a scope throws cuda_error (code 900). The end of a
+/// pool that keeps such blocks waits for the device, which invalidates captures that have no scope.
 ///
 /// Not asked are the legacy default stream, which is never captured, and a bare handle: the pool asks CUDA for its identity at each
 /// call, which CUDA refuses for a captured stream without a scope (code 900), and which invalidates the capture. The driver must not be
 /// asked about a stream that may be destroyed. So a capture without a scope is not noticed when an owner frees a block on
-///   - a stream that tarn did not make (tarn::stream does) and whose identity was noted before the capture, by the owner or by
-///     tarn::identified;
-///   - the default stream of another thread.
-/// deallocate_sync() names no stream.
+///   - a stream that tarn did not make (tarn::stream does), or that a plug-in with a copy of tarn of its own made, and whose identity
+///     was noted before the capture, by the owner or by tarn::identified;
+///   - the default stream of another thread;
+///   - a stream in whose place in the list of made streams eight others live already (4,096 are listed).
+/// deallocate_sync() names no stream. An owner may free on a stream that was destroyed before, but not while it is destroyed.
 enum class capture_watch {
   /// At each deallocation on a stream of known identity: 17 to 29 ns (H100, 1 to 16 threads that ask). An allocation makes no driver
   /// call. Inside a capture it may return what its stream freed before: launch the graph after that work.

@@ -69,7 +69,7 @@ class graph_captures {
   }
 
   /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
-  /// @throws cuda_error  the driver does not know the stream; nothing has changed
+  /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which capture; nothing has changed
   [[nodiscard]] capture of_use(stream_ref& stream) {
     stream_ref const named = stream;
     stream_id id = named.id();
@@ -78,7 +78,9 @@ class graph_captures {
         throw cuda_error(s, heap_.driver().device().value);
       stream = stream_ref::from(named.handle(), id);
     }
-    return of_deallocation(id, named, may_have_joined() ? if_unknown::ask : if_unknown::not_captured);
+    capture const at = of_deallocation(id, named);
+    if (at.kept_as != 0 && at.owner == nullptr) refuse_unknown();
+    return at;
   }
 
   /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.

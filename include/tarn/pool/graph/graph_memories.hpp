@@ -146,9 +146,10 @@ class graph_memories {
   }
 
   /// Records a use of a part's block, or of any block by a captured stream. Returns false if it is neither.
-  /// Notes the identity of a bare handle in `stream`. @throws std::bad_alloc, cuda_error: nothing has changed
+  /// Notes the identity of a bare handle in `stream`. A captured stream of no known capture is refused: the event that an ordinary use
+  /// waits for does not cover the replays. @throws std::bad_alloc, cuda_error: nothing has changed
   bool record_stream(void* p, std::size_t bytes, stream_ref& stream) {
-    if (is_watching()) {
+    if (watches_frees()) {
       if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
         if (blocks_.note_use(p, *at.owner)) waiting_.count_noted_elsewhere(true);
         if (!may_be_own(p)) return true;
@@ -291,7 +292,8 @@ class graph_memories {
     }
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
-  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps. The caller holds the growth lock: none of them is
+  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps; the number is 0 if the pool keeps it until it
+  /// ends. The caller holds the growth lock: none of them is
   /// given back meanwhile.
   template <class F>
   void for_each_kept(F const& f) const {
@@ -299,6 +301,7 @@ class graph_memories {
     for (auto const& p : parts_) {
       for (auto const& b : p->kept) f(b.p, b.bytes, p->number);
     }
+    for (auto const& b : kept_until_end_) f(b.p, b.bytes, std::uint64_t{0});
   }
 
   // ---- pins: a part stays, also after its owner has ended. The caller holds the growth lock.
@@ -377,10 +380,18 @@ class graph_memories {
     count_kept(b, 1);
     if (by != nullptr) b.users.add(*by);
     if ((is_of_capture && by == nullptr) || b.users.is_too_many()) {
-      keeps_until_end_.store(true, std::memory_order_relaxed);
-      return b.users.clear();
+      b.users.clear();
+      return list_until_end(b);
     }
     pass_on(b);
+  }
+  /// Keeps a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
+  void list_until_end(kept_type const& b) noexcept {
+    keeps_until_end_.store(true, std::memory_order_relaxed);
+    try {
+      kept_until_end_.push_back(b);
+    } catch (...) {  // it is kept all the same
+    }
   }
   /// Lets the next user keep a block. Under the mutex.
   void pass_on(kept_type& b) noexcept {
@@ -391,6 +402,7 @@ class graph_memories {
       next.kept_bytes += rounded_bytes(b.bytes, b.alignment);
     } catch (...) {
       b.users.clear();
+      list_until_end(b);
     }
     --next.references;
   }
@@ -480,6 +492,7 @@ class graph_memories {
   std::uint64_t last_number_ = 0;
   std::atomic<std::size_t> over_count_{0};
   std::atomic<bool> keeps_until_end_{false};
+  sequence<kept_type> kept_until_end_;  ///< under the mutex
 };
 
 }  // namespace tarn::detail
