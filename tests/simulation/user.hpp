@@ -692,8 +692,8 @@ class user {
   [[nodiscard]] bool give_back_recorded(block_slot& slot, stream_number s, unsigned how) {
     block& b = *slot;
     if (b.unordered) return release(slot, s, how);
-    if (is_being_opened(b.last) ||
-        std::any_of(b.readers.begin(), b.readers.end(), [&](stream_number r) { return is_being_opened(r); }))
+    if (is_being_opened(b.last) || (b.last != s && !may_record(b, b.last)) ||
+        !std::all_of(b.readers.begin(), b.readers.end(), [&](stream_number r) { return may_record(b, r); }))
       return false;
     for (stream_number r : b.readers) record_stream(b, r, how);
     if (b.last != s) record_stream(b, b.last, how);
@@ -1024,6 +1024,7 @@ class user {
   void close_capture(captured_graph& g);
   [[nodiscard]] captured_graph* capture_of(stream_number s) const;
   [[nodiscard]] bool is_being_opened(stream_number s) const;
+  [[nodiscard]] bool may_record(block const& b, stream_number s) const;
   [[nodiscard]] bool is_known(captured_graph const& g, stream_number s) const;
   [[nodiscard]] bool will_be_known(captured_graph const& g) const;
   [[nodiscard]] bool order_in_capture(stream_number before, stream_number after);

@@ -102,6 +102,14 @@ inline bool user::is_being_opened(stream_number s) const {
   return uses_graph_memory_ && streams_[s].graph >= 0 && capture_of(s) == nullptr;
 }
 
+/// Whether record_stream() may name a stream: one of a capture only if the block's pool knows of that capture.
+inline bool user::may_record(block const& b, stream_number s) const {
+  if (!keeps_frees_of_captures<tarn::pooled>) return !is_being_opened(s);
+  if (streams_[s].graph < 0) return true;
+  captured_graph const* const g = capture_of(s);
+  return g != nullptr && g->memory->pool == b.pool && is_known(*g, s);
+}
+
 /// While several threads run, work on the legacy stream would invalidate a capture from a stream that is ordered with it, and a thread
 /// may end while another one uses its stream.
 inline bool user::may_capture(stream_number s) const {
