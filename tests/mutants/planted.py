@@ -752,6 +752,13 @@ PLANTED = {
             finder="tests/policy/tracked.cpp",
         ),
         Mutant(
+            "what a thread without a share frees never becomes room for those that have one",
+            "policy/tracked_numbers.hpp",
+            "    if (u.rounded > 0 || has_error()) return;\n    // What a thread",
+            "    return;\n    // What a thread",
+            finder="tests/policy/tracked.cpp",
+        ),
+        Mutant(
             "a thread that counts alone ignores marks and waiting blocks",
             "policy/tracked_numbers.hpp",
             "watched_flag) == 0) return;\n    change_marks(u);\n",

@@ -145,6 +145,18 @@ TEST_CASE("high_water_mark covers the calls between add and remove, also when ne
   memory.deallocate({}, r, 100);
 }
 
+TEST_CASE("high_water_mark that is added again begins anew", "[policy][tracked]") {
+  tracked_numbers numbers;
+  high_water_mark mark;
+  for (std::int64_t const blocks : {3, 1}) {
+    numbers.add(mark, peak_of::all_threads);
+    for (std::int64_t i = 0; i < blocks; ++i) numbers.count(come(1000));
+    CHECK(numbers.read(mark).allocations == blocks);
+    for (std::int64_t i = 0; i < blocks; ++i) numbers.count(go(1000));
+    numbers.remove(mark);
+  }
+}
+
 TEST_CASE("high_water_mark of this_thread does not count another thread's blocks",
           "[policy][tracked][threads]") {
   auto memory = host_memory{} | tracked{};
@@ -646,6 +658,25 @@ TEST_CASE("tracked_numbers stops threads seldom while they replace blocks far be
     for (std::size_t i = 0; i < blocks; ++i) live += i == w.freed ? 0 : w.live[i];
   }
   CHECK(numbers.statistics().allocated_bytes[0].current == live);
+}
+
+TEST_CASE("tracked_numbers gives threads with a share the room of what a thread without one frees",
+          "[policy][tracked]") {
+  // There are more threads than places, or the thread belongs to a module with places of its own.
+  thread_name const without_place{2'000'000, detail::thread_places};
+  tracked_numbers numbers;
+  move(numbers, 100'000);
+  move(numbers, -100'000);
+  share_out(numbers);
+  for (int i = 0; i < 10'000; ++i) {
+    numbers.count(come(1000, block_group::small, named(0)));
+    numbers.count(go(1000, block_group::small, without_place));
+  }
+  CHECK(numbers.sharing() == 4);
+  CHECK(numbers.asks() <= 10);
+  tracked_statistics const s = numbers.statistics();
+  CHECK(s.allocated_bytes[0].current == 0);
+  CHECK(s.allocated_bytes[0].peak == 100'000);
 }
 
 TEST_CASE("tracked_numbers opens a share for a thread that asks after the others", "[policy][tracked]") {

@@ -30,6 +30,8 @@ inline void spin_wait(unsigned tries) noexcept {
   }
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // about as long as pause; yield returns at once
 #endif
 }
 

@@ -114,6 +114,8 @@ class tracked_numbers {
     std::lock_guard const guard(lock_);
     return stops_;
   }
+  /// How often a thread asked the others for room.
+  [[nodiscard]] std::uint64_t asks() const noexcept { return asks_.load(std::memory_order_relaxed); }
   /// Returns true if a thread counts alone.
   [[nodiscard]] bool has_alone() noexcept {
     std::lock_guard const guard(lock_);
@@ -188,6 +190,7 @@ class tracked_numbers {
     mark.thread = this_thread_number();
     mark.start = whose == peak_of::all_threads ? current(1, 0) : 0;
     mark.current = mark.peak = mark.start;
+    mark.allocations = 0;
     mark.next = marks_;
     marks_ = &mark;
     note_whether_watched();
@@ -318,6 +321,7 @@ class tracked_numbers {
   }
   /// Counts an allocation for which the reserves do not have enough room, if the other threads give some soon.
   bool ask_others(tracked_share& mine, tracked_update const& u) noexcept {
+    asks_.fetch_add(1, std::memory_order_relaxed);
     for (unsigned tries = 0; tries < tries_to_ask && !mine.is_announced(); ++tries) {
       if (tries % (tries_to_ask / 2) == 0) {
         for_each_share(open_.load(std::memory_order_relaxed) & ~(std::uint32_t{1} << u.place),
@@ -560,6 +564,16 @@ class tracked_numbers {
       for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)})
         f(k, g, change[k], u.rounded > 0 ? change[k] : 0);
     }
+    if (u.rounded > 0 || has_error()) return;
+    // What a thread without a share frees is room for those with one.
+    std::size_t const mine = index_of(u.group);
+    for (std::size_t k = 0; k < 3; ++k) {
+      lent_[k][0] -= change[k];
+      lent_[k][mine + 1] -= change[k];
+    }
+    reserves_.give(u.place, mine, [&](tracked_kinds const&) {
+      return tracked_kinds{-change[0], -change[1], -change[2]};
+    });
   }
   /// Takes room for a block from the reserves. If that is not enough, there may be a new peak: the shares are closed.
   TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
@@ -705,6 +719,7 @@ class tracked_numbers {
   std::atomic<std::uint64_t> flags_{0};
   combining_lock<tracked_update> lock_;
   room_reserves reserves_;
+  std::atomic<std::uint64_t> asks_{0};
   // Under the lock:
   std::array<group_numbers, 2> groups_;        ///< small, large
   std::array<std::int64_t, 3> peak_of_all_{};  ///< of the sums of both
