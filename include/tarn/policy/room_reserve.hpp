@@ -50,15 +50,14 @@ struct room_request {
   tracked_kinds lacking;  ///< at most `change`; 0 or less: enough
   tracked_kinds other;    ///< room for the other group, which may be exchanged
 };
-/// What a thread gets.
+/// What a thread gets. If its own room was exchanged, it also gets the room below the peak of the other group that is left.
 struct room_answer {
-  tracked_kinds taken{};  ///< room for the block's group
-  tracked_kinds
-      exchanged{};  ///< part of it that was the thread's room for the other group, of which the thread keeps the rest
+  tracked_kinds taken{};      ///< room for the block's group
+  tracked_kinds exchanged{};  ///< part of it that was the thread's room for the other group
   tracked_kinds allowance{};  ///< the room that the thread may keep
 };
 
-/// Locked during each call. Its two cache lines are written by the threads that use it only.
+/// The room that some of the threads share. Each call needs its lock.
 class alignas(2 * cache_line_bytes) room_reserve {
  public:
   [[nodiscard]] bool try_lock() noexcept { return lock_.try_lock(); }
@@ -110,8 +109,9 @@ class alignas(2 * cache_line_bytes) room_reserve {
   void give_less() noexcept { part_ = min_of(part_ + part_step, last_part); }
 
  private:
-  /// A thread may keep 1 / 2^part of what the reserve has. With half of it, 16 threads that replace random blocks below a peak of long
-  /// ago visit a reserve at 10 of 100 pairs, and find all of them empty at 3 of 100,000; with all of it, at 8 and at 90.
+  /// A thread may keep 1 / 2^part of what the reserve has. At first half of it: 16 threads that replace random ones of their 64 blocks of
+  /// up to 256 KiB then visit a reserve at 10 of 100 pairs, and find all reserves empty at 3 of 100,000. With all of it they do so at 8
+  /// of 100 and at 90 of 100,000.
   static constexpr unsigned first_part = 1;
   static constexpr unsigned part_step = 2;
   static constexpr unsigned last_part = 62;
@@ -138,7 +138,7 @@ class alignas(2 * cache_line_bytes) room_reserve {
 };
 
 /// The reserves of one tracked_numbers: one for every three threads, so that they seldom meet. Each begins at that of its place. (With
-/// one for every two, threads visit a reserve at 14 of 100 pairs instead of 10; with one for every four, at 9.)
+/// one for every two, the threads of the example above visit a reserve at 14 of 100 pairs; with one for every four, at 9.)
 class room_reserves {
  public:
   /// Takes room for a block. The request's `lacking` is what is missing afterwards.
