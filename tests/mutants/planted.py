@@ -570,7 +570,7 @@ PLANTED = {
         Mutant(
             "a share may use room that it gave away",
             "policy/tracked_share.hpp",
-            "        its.add_room(k, -spare[k]);\n",
+            "        its.add_room(k, -spare.paired[g][k]);\n",
             "",
             finder="tests/policy/tracked.cpp",
         ),
@@ -608,6 +608,20 @@ PLANTED = {
             "policy/room_reserve.hpp",
             "min_of(wanted, unpaired_[group][kind]);",
             "wanted;",
+            finder="tests/policy/tracked.cpp",
+        ),
+        Mutant(
+            "a thread exchanges its own room without room below the peak of the group",
+            "policy/tracked_share.hpp",
+            "min_of(has, unpaired_[g][k]));",
+            "has);",
+            finder="tests/policy/tracked.cpp",
+        ),
+        Mutant(
+            "a closed share keeps what it has below the peak of a group",
+            "policy/tracked_share.hpp",
+            "    for (part& its : parts_) its.clear();\n    unpaired_ = {};\n",
+            "    for (part& its : parts_) its.clear();\n",
             finder="tests/policy/tracked.cpp",
         ),
         Mutant(
@@ -649,9 +663,9 @@ PLANTED = {
         ),
         Mutant(
             "a thread does not exchange its own room",
-            "policy/room_reserve.hpp",
-            "      if (lacking > 0) a.exchanged[k] = exchange(r.group, k, min_of(lacking, r.other[k]));\n",
-            "",
+            "policy/tracked_share.hpp",
+            "amount = min_of(max_of(lacking, has / 2), min_of(has, unpaired_[g][k]));",
+            "amount = 0;",
             finder="tests/policy/tracked.cpp",
         ),
         Mutant(
@@ -798,8 +812,8 @@ PLANTED = {
         Mutant(
             "a share that was published keeps what it counted",
             "policy/tracked_share.hpp",
-            "    for (part& its : parts_) its.clear();\n  }\n  /// Closes",
-            "  }\n  /// Closes",
+            "    for (part& its : parts_) its.clear();\n",
+            "",
             finder="tests/policy/tracked.cpp",
         ),
     ],

@@ -28,6 +28,7 @@ std::size_t at(block_group g) {
 
 using detail::room_reserves;
 using detail::tracked_amounts;
+using detail::tracked_kinds;
 using detail::tracked_numbers;
 using detail::tracked_room;
 using detail::tracked_share;
@@ -322,7 +323,7 @@ TEST_CASE("tracked_share::count accepts what it has room for, and close reports 
   tracked_room room{};
   room[0] = {2, 1000, 1000};
   room[1] = {1, 500, 500};
-  reserves.set(1, room, {});
+  reserves.set(1, {room, {}});
   CHECK_FALSE(count(go(1)));  // not open
   CHECK_FALSE(count(come(1)));
   share.open();
@@ -348,7 +349,7 @@ TEST_CASE("tracked_share::count accepts what it has room for, and close reports 
 TEST_CASE("tracked_share passes room to others through the reserves", "[policy][tracked]") {
   tracked_share shares[2];
   room_reserves reserves;
-  reserves.set(2, {{{100, 1000, 1000}, {0, 0, 0}}}, {});
+  reserves.set(2, {{{{100, 1000, 1000}, {0, 0, 0}}}, {}});
   for (tracked_share& s : shares) s.open();
   auto const count = [&](unsigned i, tracked_update const& u) { return count_in(shares[i], reserves, u); };
   CHECK(count(1, come(1000)));
@@ -379,7 +380,7 @@ TEST_CASE("tracked_share keeps the room of the largest block that it needed", "[
   tracked_share share;
   room_reserves reserves;
   constexpr std::int64_t bytes = 3'000'000;
-  reserves.set(2, {{{2, bytes, bytes}, {2, 0, 0}}}, {{{2, 0, 0}, {2, bytes, bytes}}});
+  reserves.set(2, {{{{2, bytes, bytes}, {2, 0, 0}}}, {{{2, 0, 0}, {2, bytes, bytes}}}});
   share.open();
   CHECK(count_in(share, reserves, come(bytes, block_group::large)));
   CHECK(count_in(share, reserves, go(bytes, block_group::large)));
@@ -388,6 +389,25 @@ TEST_CASE("tracked_share keeps the room of the largest block that it needed", "[
   CHECK(count_in(share, reserves, go(bytes / 4)));
   CHECK(count_in(share, reserves, come(bytes, block_group::large)));
   CHECK(reserves.take(0, 1, bytes) + reserves.take(1, 1, bytes) == 0);
+}
+
+TEST_CASE("tracked_share::close takes all kinds of room away", "[policy][tracked]") {
+  tracked_share share;
+  room_reserves reserves;
+  auto const ignore = [](std::size_t, std::size_t, std::int64_t, std::int64_t) noexcept {};
+  tracked_kinds const some{10, 1000, 1000};
+  reserves.set(2, {.paired = {some, tracked_kinds{}}, .unpaired = {tracked_kinds{}, some}});
+  share.open();
+  CHECK(count_in(share, reserves, come(400)));
+  CHECK(count_in(share, reserves, go(400)));
+  CHECK(count_in(share, reserves,
+                 come(400, block_group::large)));  // by exchange: room below the peak of small blocks is left
+  (void)share.close(ignore);
+  reserves.set(2, {.paired = {tracked_kinds{}, some}, .unpaired = {}});
+  share.open();
+  CHECK(count_in(share, reserves, come(400, block_group::large)));
+  CHECK(count_in(share, reserves, go(400, block_group::large)));
+  CHECK_FALSE(count_in(share, reserves, come(100)));
 }
 
 TEST_CASE("tracked_numbers reports an exact peak while threads count in shares below it",

@@ -38,6 +38,11 @@ using tracked_room = std::array<tracked_kinds, 2>;
   return static_cast<std::size_t>(group) - 1;
 }
 
+/// Room for blocks of each group, and what is left of the room of each group.
+struct room_pairs {
+  tracked_room paired{};
+  tracked_room unpaired{};
+};
 /// What a thread lacks for a block, and what it has for the other group.
 struct room_request {
   std::size_t group;      ///< index of the block's group
@@ -45,14 +50,14 @@ struct room_request {
   tracked_kinds lacking;  ///< at most `change`; 0 or less: enough
   tracked_kinds other;    ///< room for the other group, which may be exchanged
 };
-/// What a thread gets.
+/// What a thread gets. If its own room was exchanged, it also gets the room below the peak of the other group that is left.
 struct room_answer {
   tracked_kinds taken{};      ///< room for the block's group
   tracked_kinds exchanged{};  ///< part of it that was the thread's room for the other group
   tracked_kinds allowance{};  ///< the room that the thread may keep
 };
 
-/// Locked during each call. Its two cache lines are written by the threads that use it only.
+/// The room that some of the threads share. Each call needs its lock.
 class alignas(2 * cache_line_bytes) room_reserve {
  public:
   [[nodiscard]] bool try_lock() noexcept { return lock_.try_lock(); }
@@ -70,7 +75,7 @@ class alignas(2 * cache_line_bytes) room_reserve {
       std::int64_t const taken = min_of(room, max_of(r.lacking[k] + a.allowance[k] / 2, std::int64_t{0}));
       room -= taken;
       std::int64_t const lacking = r.lacking[k] - taken;
-      if (lacking > 0) a.exchanged[k] = exchange(r.group, k, min_of(lacking, r.other[k]));
+      if (lacking > 0) a.exchanged[k] = take_unpaired(r.group, k, min_of(lacking, r.other[k]));
       a.taken[k] = taken + a.exchanged[k];
       if (lacking > a.exchanged[k]) a.taken[k] += take_other(r.group, k, lacking - a.exchanged[k]);
     }
@@ -88,34 +93,40 @@ class alignas(2 * cache_line_bytes) room_reserve {
     auto const& room = room_[group];
     return {room[0] >> part_, room[1] >> part_, room[2] >> part_};
   }
-  void give(std::size_t group, tracked_kinds const& amounts) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) room_[group][k] += amounts[k];
+  void give(room_pairs const& r) noexcept {
+    for (std::size_t g = 0; g < 2; ++g) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        room_[g][k] += r.paired[g][k];
+        unpaired_[g][k] += r.unpaired[g][k];
+      }
+    }
   }
-  void set(tracked_room const& room, tracked_room const& unpaired) noexcept {
-    room_ = room;
-    unpaired_ = unpaired;
+  void set(room_pairs const& r) noexcept {
+    room_ = r.paired;
+    unpaired_ = r.unpaired;
   }
   /// Makes threads take less beyond what they lack, until many have taken: one found too little, although the others had enough.
   void give_less() noexcept { part_ = min_of(part_ + part_step, last_part); }
 
  private:
-  /// A thread may keep 1 / 2^part of what the reserve has. With half of it, 16 threads that replace random blocks below a peak of long
-  /// ago visit a reserve at 10 of 100 pairs, and find all of them empty at 3 of 100,000; with all of it, at 8 and at 90.
+  /// A thread may keep 1 / 2^part of what the reserve has. At first half of it: 16 threads that replace random ones of their 64 blocks of
+  /// up to 256 KiB then visit a reserve at 10 of 100 pairs, and find all reserves empty at 3 of 100,000. With all of it they do so at 8
+  /// of 100 and at 90 of 100,000.
   static constexpr unsigned first_part = 1;
   static constexpr unsigned part_step = 2;
   static constexpr unsigned last_part = 62;
   static constexpr std::uint32_t takes_per_step = 256;
 
-  /// Makes at most `wanted` of a thread's room for the other group room for this one.
-  std::int64_t exchange(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
+  std::int64_t take_unpaired(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
     std::int64_t const amount = min_of(wanted, unpaired_[group][kind]);
     unpaired_[group][kind] -= amount;
-    unpaired_[1 - group][kind] += amount;
     return amount;
   }
+  /// Takes room of this reserve for the other group, by exchange.
   std::int64_t take_other(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
-    std::int64_t const amount = exchange(group, kind, min_of(wanted, room_[1 - group][kind]));
+    std::int64_t const amount = take_unpaired(group, kind, min_of(wanted, room_[1 - group][kind]));
     room_[1 - group][kind] -= amount;
+    unpaired_[1 - group][kind] += amount;
     return amount;
   }
 
@@ -127,7 +138,7 @@ class alignas(2 * cache_line_bytes) room_reserve {
 };
 
 /// The reserves of one tracked_numbers: one for every three threads, so that they seldom meet. Each begins at that of its place. (With
-/// one for every two, threads visit a reserve at 14 of 100 pairs instead of 10; with one for every four, at 9.)
+/// one for every two, the threads of the example above visit a reserve at 14 of 100 pairs; with one for every four, at 9.)
 class room_reserves {
  public:
   /// Takes room for a block. The request's `lacking` is what is missing afterwards.
@@ -155,28 +166,29 @@ class room_reserves {
     });
     return taken;
   }
-  /// Gives what a thread has beyond half of what it may keep. @param f  called as f(allowance), returns what to give
+  /// @param f  called as f(allowance): the room of the group that a thread may keep; returns what to give
   template <class F>
   void give(unsigned place, std::size_t group, F const& f) noexcept {
     visit_from(place, [&](room_reserve& reserve) {
-      reserve.give(group, f(reserve.allowance(group)));
+      reserve.give(f(reserve.allowance(group)));
       return true;
     });
   }
   /// Distributes room, in equal parts. What was in the reserves is lost. No thread may use them meanwhile.
-  void set(unsigned threads, tracked_room room, tracked_room unpaired) noexcept {
+  void set(unsigned threads, room_pairs rest) noexcept {
     used_ = min_of(max_of(threads / threads_per_reserve, 1U), most_reserves);
-    auto const part_of = [](tracked_room& rest, std::int64_t parts) {
+    auto const part_of = [](tracked_room& all, std::int64_t parts) {
       tracked_room part{};
       for (std::size_t g = 0; g < 2; ++g) {
         for (std::size_t k = 0; k < 3; ++k) {
-          part[g][k] = (rest[g][k] + parts - 1) / parts;
-          rest[g][k] -= part[g][k];
+          part[g][k] = (all[g][k] + parts - 1) / parts;
+          all[g][k] -= part[g][k];
         }
       }
       return part;
     };
-    for (unsigned i = 0; i < used_; ++i) all_[i].set(part_of(room, used_ - i), part_of(unpaired, used_ - i));
+    for (unsigned i = 0; i < used_; ++i)
+      all_[i].set({part_of(rest.paired, used_ - i), part_of(rest.unpaired, used_ - i)});
   }
   /// No thread may use the reserves meanwhile.
   void give_less() noexcept {

@@ -101,8 +101,9 @@ class tracked_numbers {
   void count(tracked_update const& u) noexcept {
     if (tracked_share* const shares = shares_.load(std::memory_order_acquire);
         shares != nullptr && u.place < share_count && shares[u.place].try_enter()) {
-      bool const done = shares[u.place].count_here(u) || count_inside(shares[u.place], u);
-      shares[u.place].leave();
+      tracked_share& mine = shares[u.place];
+      bool const done = mine.count_here(u) || count_inside(mine, u);
+      mine.leave();
       if (done) return;
     }
     count_globally(u);
@@ -306,18 +307,26 @@ class tracked_numbers {
   template <change_kind Kind>
   TARN_NOINLINE void count_in_share(tracked_share& mine, std::size_t rounded, std::size_t requested,
                                     block_group group) noexcept {
+    if constexpr (Kind == change_kind::allocation) {
+      tracked_kinds const change{1, static_cast<std::int64_t>(rounded), static_cast<std::int64_t>(requested)};
+      if (mine.count_exchanging(change, group)) {
+        mine.leave();
+        return;
+      }
+    }
     tracked_update const u = update_of<Kind>(rounded, requested, group);
     bool const done = count_inside(mine, u);
     mine.leave();
     if (!done) count_globally(u);
   }
-  /// Counts a call inside the lock of a thread's share, if count_here() failed. Returns false if it must be counted globally.
+  /// Counts a call inside the lock of a thread's share, which has no room for it. Returns false if it must be counted globally.
   bool count_inside(tracked_share& mine, tracked_update const& u) noexcept {
+    if (mine.count(reserves_, u)) return true;
     if (mine.is_alone()) {
       count_alone(u);
       return true;
     }
-    return mine.count(reserves_, u) || (u.rounded > 0 && mine.is_open() && ask_others(mine, u));
+    return u.rounded > 0 && mine.is_open() && ask_others(mine, u);
   }
   /// Counts an allocation for which the reserves do not have enough room, if the other threads give some soon.
   bool ask_others(tracked_share& mine, tracked_update const& u) noexcept {
@@ -417,14 +426,14 @@ class tracked_numbers {
   /// Gives the thread that counts alone all room, unless each call has to be watched. As settle_alone().
   void give_alone() noexcept {
     if (alone_ == thread_places || (flags_.load(std::memory_order_relaxed) & watched_flag) != 0) return;
-    share(alone_).set_room(pair_room(block_group::large).paired);
+    share(alone_).set_room(pair_room(block_group::large));
   }
   /// Counts a call of the thread that counts alone, for which it has no room: there may be a new peak.
   void count_alone(tracked_update const& u) noexcept {
     settle_alone();
     add_watched(u);
     if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0)
-      share(alone_).set_room(pair_room(u.group).paired);
+      share(alone_).set_room(pair_room(u.group));
   }
   [[nodiscard]] tracked_share& share(unsigned place) noexcept {
     return shares_.load(std::memory_order_relaxed)[place];
@@ -615,11 +624,6 @@ class tracked_numbers {
     note_active(block_group::small);
     note_active(block_group::large);
   }
-  /// The room below the peaks, paired for blocks of each group, and what remains of each group's.
-  struct room_pairs {
-    tracked_room paired{};
-    tracked_room unpaired{};
-  };
   /// Pairs half of the room below the peak of all for each group, and what one cannot use for the other. An odd unit is for `first`.
   [[nodiscard]] room_pairs pair_room(block_group first) noexcept {
     room_pairs r;
@@ -656,7 +660,7 @@ class tracked_numbers {
         for (std::size_t g = 0; g < 2; ++g) lent_[k][g + 1] = r.paired[g][k] + r.unpaired[g][k];
         lent_[k][0] = r.paired[0][k] + r.paired[1][k];
       }
-      reserves_.set(static_cast<unsigned>(std::popcount(asked)), r.paired, r.unpaired);
+      reserves_.set(static_cast<unsigned>(std::popcount(asked)), r);
     }
     open_shares(asked);
   }

@@ -84,10 +84,21 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
     }
     return true;
   }
+  /// Counts an allocation for which there is room if that for the other group is exchanged. Called inside the lock.
+  [[nodiscard]] bool count_exchanging(tracked_kinds const& change, block_group group) noexcept {
+    std::size_t const g = index_of(group);
+    bool const first = exchange(0, g, change[0]);
+    bool const second = exchange(1, g, change[1]);
+    bool const enough = exchange(2, g, change[2]) && first && second;
+    if (enough) parts_[g].allocate(change);
+    return enough;
+  }
+  /// The two above.
   [[nodiscard]] bool count_here(tracked_update const& u) noexcept {
     if (u.rounded > 0) {
       return count_here<change_kind::allocation>(static_cast<std::size_t>(u.rounded),
-                                                 static_cast<std::size_t>(u.requested), u.group);
+                                                 static_cast<std::size_t>(u.requested), u.group) ||
+             count_exchanging(u.by_kind(), u.group);
     }
     return count_here<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
                                                  static_cast<std::size_t>(-u.requested), u.group);
@@ -159,12 +170,13 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   /// Lets the thread of this share, which is closed, count alone. The owner calls this, or waits.
   void let_alone() noexcept { state_.store(state::alone, std::memory_order_release); }
   /// Gives a thread that counts alone all room. During a visit, or called by the owner.
-  void set_room(tracked_room const& room) noexcept {
+  void set_room(room_pairs const& r) noexcept {
     for (std::size_t g = 0; g < 2; ++g) {
       parts_[g].clear();
-      parts_[g].limit = parts_[g].given = room[g];
+      parts_[g].limit = parts_[g].given = r.paired[g];
       for (std::size_t k = 0; k < 3; ++k) parts_[g].set_most(k, no_limit);
     }
+    unpaired_ = r.unpaired;
   }
   /// Reports all counts: f(kind, group, change, came) for each. The thread's next calls are count()'s. During a visit, or called by the
   /// owner.
@@ -178,6 +190,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
       f(k, std::size_t{2}, large, parts_[1].came[k]);
     }
     for (part& its : parts_) its.clear();
+    unpaired_ = {};
   }
   /// Closes the share and reports its counts. Returns the number of calls. During a visit, or called by the owner.
   template <class F>
@@ -242,6 +255,18 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
     }
   };
 
+  /// Exchanges half of the room for the other group, or what is lacking if that is more. Returns false if that is not enough.
+  TARN_ALWAYS_INLINE bool exchange(std::size_t k, std::size_t g, std::int64_t change) noexcept {
+    std::int64_t const lacking = change - parts_[g].room(k);
+    if (lacking <= 0) return true;
+    std::int64_t const has = parts_[1 - g].room(k);
+    std::int64_t const amount = min_of(max_of(lacking, has / 2), min_of(has, unpaired_[g][k]));
+    parts_[g].add_room(k, amount);
+    parts_[1 - g].add_room(k, -amount);
+    unpaired_[g][k] -= amount;
+    unpaired_[1 - g][k] += amount;
+    return amount >= lacking;
+  }
   /// Takes room for a block from the reserves. Keeps what it took if that is not enough.
   TARN_NOINLINE bool take_room(room_reserves& reserves, tracked_update const& u) noexcept {
     std::size_t const g = index_of(u.group);
@@ -257,6 +282,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
       for (std::size_t k = 0; k < 3; ++k) {
         its.add_room(k, a.taken[k]);
         other.add_room(k, -a.exchanged[k]);
+        unpaired_[1 - g][k] += a.exchanged[k];
         allowance[k] = max_of(allowance[k], a.allowance[k]);
       }
     });
@@ -271,10 +297,11 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
     part& its = parts_[g];
     reserves.give(u.place, g, [&](tracked_kinds const& allowance) noexcept {
       its.set_most(allowance);
-      tracked_kinds spare{};
+      room_pairs spare{{}, unpaired_};
+      unpaired_ = {};
       for (std::size_t k = 0; k < 3; ++k) {
-        spare[k] = max_of(its.room(k) - its.may_leave(k) / 2, std::int64_t{0});
-        its.add_room(k, -spare[k]);
+        spare.paired[g][k] = max_of(its.room(k) - its.may_leave(k) / 2, std::int64_t{0});
+        its.add_room(k, -spare.paired[g][k]);
       }
       return spare;
     });
@@ -312,6 +339,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   std::atomic<state> state_{state::closed};
   tracked_kinds error_{};  ///< of a bounded share
   std::array<part, 2> parts_{};
+  tracked_room unpaired_{};  ///< room below the peak of a group, without room below the peak of all
 };
 
 }  // namespace tarn::detail
