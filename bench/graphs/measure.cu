@@ -51,6 +51,49 @@ void step(Memory& memory, tarn::stream const& s, float* data, unsigned nodes, st
     }
   }
 }
+/// The same for the layers of a network, four temporaries each: a layer repeats the sizes of the one before, and its output lives
+/// until the next one has its own.
+template <class Memory>
+void layers(Memory& memory, tarn::stream const& s, float* data, unsigned nodes, std::size_t batch) {
+  std::size_t const width = batch * 1024;
+  auto const kernels_on = [&](void* p) {
+    touch<<<1, 32, 0, s.get()>>>(static_cast<float*>(p), 32);
+    touch<<<1, 32, 0, s.get()>>>(data, 32);
+  };
+  auto const make = [&](std::size_t bytes) {
+    void* const p = memory.allocate(s, bytes);
+    kernels_on(p);
+    return p;
+  };
+  void* input = nullptr;
+  for (unsigned layer = 0; layer < nodes / 8; ++layer) {
+    void* const projected = make(3 * width);
+    void* const attended = make(width);
+    memory.deallocate(s, projected, 3 * width);
+    void* const widened = make(4 * width);
+    void* const output = make(width);
+    memory.deallocate(s, widened, 4 * width);
+    memory.deallocate(s, attended, width);
+    if (input != nullptr) memory.deallocate(s, input, width);
+    input = output;
+  }
+  if (input != nullptr) memory.deallocate(s, input, width);
+}
+/// What is captured, as a function object.
+struct sizes_that_vary {
+  static constexpr char const* name = "temporary buffers";
+  template <class... A>
+  void operator()(A&&... a) const {
+    step(a...);
+  }
+};
+struct sizes_by_layer {
+  static constexpr char const* name = "temporary buffers of repeated layers";
+  template <class... A>
+  void operator()(A&&... a) const {
+    layers(a...);
+  }
+};
 /// Memory that was allocated before the capture.
 struct prepared {
   void* p;
@@ -59,13 +102,13 @@ struct prepared {
 };
 
 /// Captures, ends and discards; returns the seconds from before the scope to after it.
-template <class Work>
-double capture(tarn::stream const& s, Work const& work) {
+template <class Captured, class Work>
+double capture(tarn::stream const& s, Captured const& captured, Work const& work) {
   cudaGraph_t graph = nullptr;
   double const begin = now();
   work([&](auto& memory, float* data, unsigned nodes, std::size_t batch) {
     require(cudaStreamBeginCapture(s.get(), cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
-    step(memory, s, data, nodes, batch);
+    captured(memory, s, data, nodes, batch);
     require(cudaStreamEndCapture(s.get(), &graph), "cudaStreamEndCapture");
   });
   double const seconds = now() - begin;
@@ -123,25 +166,26 @@ void measure_graphs(graph_effort const& e, figure_handler const& on_figure) {
   touch<<<1, 32, 0, s.get()>>>(data.data(), 32);
   s.synchronize();
 
-  auto const compare = [&](auto& from, char const* way) {
+  auto const compare = [&](auto& from, auto const& captured, char const* way) {
     graph_memory memory{from};
     std::vector<double> with, without;
     for (unsigned i = 0; i < e.captures + 10; ++i) {
-      double const a = capture(s, [&](auto const& run) {
+      double const a = capture(s, captured, [&](auto const& run) {
         capture_scope const scope(memory, s);
         run(from, data.data(), e.nodes, 512);
       });
-      double const b = capture(s, [&](auto const& run) { run(before, data.data(), e.nodes, 512); });
+      double const b = capture(s, captured, [&](auto const& run) { run(before, data.data(), e.nodes, 512); });
       if (i >= 10) with.push_back(a), without.push_back(b);
     }
     on_figure({"capture of " + std::to_string(e.nodes) + " kernels with " + std::to_string(e.nodes / 2) +
-                   " temporary buffers",
+                   " " + captured.name,
                way, "us", median(with) * 1e6, median(without) * 1e6, "memory allocated before"});
   };
-  compare(pool, "device_pool, one thread");
+  compare(pool, sizes_that_vary{}, "device_pool, one thread");
+  compare(pool, sizes_by_layer{}, "device_pool, one thread");
   {
     auto without_statistics = cuda_pages{} | pooled{};
-    compare(without_statistics, "a pool without statistics, one thread");
+    compare(without_statistics, sizes_that_vary{}, "a pool without statistics, one thread");
   }
   // The threads allocate and free one block each. Their peak stops rising after a while.
   auto const beside_threads = [&](auto& from, char const* way) {
@@ -153,7 +197,7 @@ void measure_graphs(graph_effort const& e, figure_handler const& on_figure) {
         while (!over) from.deallocate(own, from.allocate(own, 4096), 4096);
       });
     }
-    compare(from, way);
+    compare(from, sizes_that_vary{}, way);
     over = true;
     for (auto& t : threads) t.join();
   };
@@ -178,7 +222,7 @@ void measure_graphs(graph_effort const& e, figure_handler const& on_figure) {
   // 32 batch sizes; the largest first, and last.
   auto const held_by = [&](graph_memory<device_pool>& memory, std::size_t batch) {
     tarn::stream const own;
-    (void)capture(own, [&](auto const& run) {
+    (void)capture(own, sizes_that_vary{}, [&](auto const& run) {
       capture_scope const scope(memory, own);
       std::vector<std::pair<void*, std::size_t>> live;
       run(pool, data.data(), 40, batch);

@@ -2246,6 +2246,13 @@ PLANTED = {
             finder="tests/pool/graph_memories.cpp",
         ),
         Mutant(
+            "a block with a recorded use is reused at once inside its capture",
+            "pool/pool.hpp",
+            "    if (alignment > default_alignment || waiting_.any_noted()) return false;\n",
+            "    if (alignment > default_alignment) return false;\n",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
             "blocks in the cache of a capture stay noted after its scope",
             "pool/graph/graph_memories.hpp",
             "if (captures_.end_cached(owner, number)) clear(owner);",

@@ -941,6 +941,26 @@ TEST_CASE("recorded uses in captures hold back for one capture, not forever", "[
   CHECK(memory.state().kept == bytes);
 }
 
+TEST_CASE("a block with a recorded use is not reused inside the capture that frees it", "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver};
+  std::size_t const bytes = GENERATE(as<std::size_t>{}, 4096, 4 << 20);
+  graph_memory memory{pool};
+  {
+    capture c(d.machine, memory, a);
+    void* const p = pool.allocate(a, bytes);
+    pool.deallocate(a, p, bytes);
+    REQUIRE(pool.allocate(a, bytes) == p);  // warm
+    pool.record_stream(p, bytes, b);
+    pool.deallocate(a, p, bytes);
+    void* const q = pool.allocate(a, bytes);
+    CHECK(q != p);
+    pool.deallocate(a, q, bytes);
+  }
+  d.clean();
+}
+
 TEST_CASE("handlers of retry_on_oom ask pool and graph memory at once", "[graph_memory][threads]") {
   sim_options o;
   o.capacity = o.taken + (64 << 20);

@@ -176,6 +176,18 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     return given + heap_.shrink(keep_bytes);
   }
 
+  /// For the pool of a graph_memory: a block that the calling thread caches for a captured stream; null if there is none.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take_cached(stream_id id, std::size_t bytes,
+                                                     std::size_t alignment) noexcept {
+    return alignment <= default_alignment ? front_.take(id, detail::lazy_block_size{bytes}) : nullptr;
+  }
+  /// Caches a block in the same way. Returns false if there is no room for it, or if blocks have recorded uses.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool put_cached(stream_id id, void* p, std::size_t bytes,
+                                                   std::size_t alignment) noexcept {
+    if (alignment > default_alignment || waiting_.any_noted()) return false;
+    return front_.put(id, p, detail::lazy_block_size{bytes});
+  }
+
   /// Makes an owner for the memory of captured graphs, for graph_memory (raii/graph_memory.hpp).
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   [[nodiscard]] detail::owned<detail::graph_owner> new_graph_memory() {

@@ -78,7 +78,8 @@ class graph_memories {
     if (part* const owner = captures_.cached(id); owner != nullptr) {
       capture_cache& cache = owner->cache;
       stream_ref const as = stream_ref::from(nullptr, cache.kept_as);
-      void* const p = take(whole, *owner, as, id, bytes, alignment);
+      void* p = owner->memory.take_cached(cache.kept_as, bytes, alignment);
+      if (p == nullptr) p = take(whole, *owner, as, id, bytes, alignment);
       if (cache.is_old()) clear(*owner);
       if (!cache.take(p)) note(p, *owner, as, bytes, alignment, &cache);
       return p;
@@ -110,7 +111,9 @@ class graph_memories {
                   std::size_t alignment) noexcept {
     if (part* const owner = captures_.cached(id);
         owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
-      owner->memory.deallocate(stream_ref::from(nullptr, owner->cache.kept_as), p, bytes, alignment);
+      stream_id const kept_as = owner->cache.kept_as;
+      if (!owner->memory.put_cached(kept_as, p, bytes, alignment))
+        owner->memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
       return true;
     }
     auto const of = blocks_.take(p);
