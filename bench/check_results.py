@@ -7,6 +7,7 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True
+import passes
 import read_results as results
 import summary
 
@@ -26,6 +27,13 @@ def expect(promise, kept):
 
 
 def main():
+    mib = 2**20
+    held = [100 * mib, 110 * mib, 120 * mib, 105 * mib]
+    rows = passes.rows_of([json.dumps({"trace": "a", "pool": "tarn", "peak_live": 80 * mib, "peak_reserved_of_pass": held}),
+                           "[1]", '{"trace": "b"', json.dumps({"trace": "c", "pool": "rmm_pool", "peak_reserved_of_pass": []})])
+    expect("only replays that report their passes are in the table of passes", [row["trace"] for row in rows] == ["a"])
+    expect("the table of passes has the first, the last and the most",
+           passes.table(rows).splitlines()[1].split() == ["a", "tarn", "80.0", "100", "110", "120", "105", "1.050", "1.200", "1.500"])
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         summary.summary(folder)

@@ -2039,9 +2039,16 @@ PLANTED = {
         Mutant(
             "a small pool leaves the free parts of handles beside whole ones",
             "pool/growth/growth.hpp",
-            "return peak < 768_MiB; }",
-            "return peak < 0; }",
+            "return peak < 768_MiB || left < peak / 48;",
+            "return left < peak / 48;",
             finder="tests/pool/page_choice.cpp",
+        ),
+        Mutant(
+            "a large pool leaves the free parts of handles beside whole ones as memory becomes scarce",
+            "pool/ladder.hpp",
+            "uses_up_parts(live, left());",
+            "uses_up_parts(live, max_request_bytes);",
+            finder="tests/pool/growth.cpp",
         ),
         Mutant(
             "a small pool creates handles in place of a free start",

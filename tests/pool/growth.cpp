@@ -518,6 +518,59 @@ TEST_CASE("a small pool exceeds its live peak by handles of 2 MiB, a larger one 
   CHECK(made_for_18_mib({.largest_handle = 8_MiB}, 60, true) > 4_MiB);
 }
 
+namespace {
+
+/// Plays 200 live blocks of 1 to 8 MiB, of which one after the other is replaced, at random. Returns the refusals; raises `peak` to the
+/// live peak. @param memory  null to find only that
+template <class Memory>
+int refusals_of_random_sizes(Memory* memory, stream_ref stream, unsigned seed, std::size_t& peak) {
+  std::mt19937 random(seed);
+  std::vector<std::pair<void*, std::size_t>> live;
+  std::size_t sum = 0;
+  int refusals = 0;
+  auto const drop = [&](std::size_t i) {
+    std::swap(live[i], live.back());
+    auto const [p, bytes] = live.back();
+    if (p != nullptr) memory->deallocate(stream, p, bytes);
+    sum -= bytes;
+    live.pop_back();
+  };
+  for (int i = 0; i < 1000; ++i) {
+    if (live.size() == 200) drop(random() % live.size());
+    std::size_t const bytes = (17 + random() % 112) * 64_KiB;
+    void* p = nullptr;
+    try {
+      if (memory != nullptr) p = memory->allocate(stream, bytes);
+    } catch (out_of_memory const&) {
+      ++refusals;
+    }
+    live.emplace_back(p, bytes);
+    sum += bytes;
+    if (sum > peak) peak = sum;
+  }
+  while (!live.empty()) drop(live.size() - 1);
+  return refusals;
+}
+
+}  // namespace
+
+TEST_CASE("a large pool uses up parts of handles as its limit comes near", "[pool][ladder][page_growth]") {
+  int refusals = 0;
+  for (unsigned seed = 1; seed < 9; ++seed) {
+    one_stream s;
+    auto const memory_within = [&](std::size_t bytes) {
+      return sim_pages{s.driver} | limited{bytes} | pooled{};
+    };
+    using memory_type = decltype(memory_within(0));
+    std::size_t peak = 0;
+    refusals_of_random_sizes<memory_type>(nullptr, s.a, seed, peak);
+    REQUIRE(peak > 800_MiB);
+    auto memory = memory_within(peak / 1000 * 1020);
+    refusals += refusals_of_random_sizes(&memory, s.a, seed, peak);
+  }
+  CHECK(refusals < 90);  // 116 if it only uses up parts while it is small
+}
+
 TEST_CASE("pooled grows while it is small instead of taking memory freed on another stream",
           "[pool][ladder]") {
   one_stream s;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of free pieces for a block (page_choice), in small pools and in large ones, on random layouts of 2 MiB handles.
+// The choice of free pieces for a block (page_choice), using up parts of handles or not, on random layouts of 2 MiB handles.
 
 #include <algorithm>
 #include <random>
@@ -29,6 +29,8 @@ struct handles {
   page_map map;
   std::vector<live_part> parts;
 
+  bool uses_up_parts = true;
+
   explicit handles(std::vector<live_part> const& live) : parts(live) {
     std::size_t const bytes = live.size() * 2_MiB;
     map.open(base, bytes, 2 * bytes, 2_MiB);
@@ -54,6 +56,7 @@ struct handles {
     growth_request request;
     request.where = zone::large;
     request.bytes = bytes;
+    request.uses_up_parts = uses_up_parts;
     return choose_pieces(space, map, request, bytes);
   }
   [[nodiscard]] bool is_free(piece const& p) const {
@@ -136,8 +139,9 @@ void for_each_pair(free_sides const& s, F const& f) {
 
 }  // namespace
 
-TEST_CASE("choose_pieces of a small pool takes the fewest whole handles and the pair of parts that fits best",
-          "[pool][page_choice]") {
+TEST_CASE(
+    "choose_pieces that uses up parts takes the fewest whole handles and the pair of parts that fits best",
+    "[pool][page_choice]") {
   std::mt19937 random(5);
   int found = 0;
   int lacking = 0;
@@ -174,12 +178,13 @@ TEST_CASE("choose_pieces of a small pool takes the fewest whole handles and the 
   CHECK(lacking > 100);
 }
 
-TEST_CASE("choose_pieces of a large pool uses few pieces, each handle once", "[pool][page_choice]") {
+TEST_CASE("choose_pieces that does not use up parts takes few pieces, each handle once",
+          "[pool][page_choice]") {
   std::mt19937 random(6);
   int found = 0;
   for (int round = 0; round < 3000; ++round) {
     handles h(random_parts(random, 2 + random() % 12));
-    h.space.live_peak = 1_GiB;
+    h.uses_up_parts = false;
     std::size_t const bytes = (1 + random() % 200) * grain;
     choice const c = h.choose(bytes);
     if (c.lack != 0) continue;
@@ -193,10 +198,17 @@ TEST_CASE("choose_pieces of a large pool uses few pieces, each handle once", "[p
   CHECK(found > 1000);
 }
 
-TEST_CASE("choose_pieces of a small pool lacks less than that of a large one", "[pool][page_choice]") {
+TEST_CASE("choose_pieces that uses up parts lacks less", "[pool][page_choice]") {
   // A handle that is free at its end, one that is free at its start, and no other free memory.
   handles h({{0, 512_KiB}, {1_MiB, 2_MiB}});
   CHECK(h.choose(6_MiB).lack == 6_MiB - 1536_KiB - 1_MiB);
-  h.space.live_peak = 768_MiB;
+  h.uses_up_parts = false;
   CHECK(h.choose(6_MiB).lack == 6_MiB - 1536_KiB);
+}
+
+TEST_CASE("uses_up_parts holds for small pools, and for all where memory is scarce", "[pool][page_choice]") {
+  CHECK(uses_up_parts(700_MiB, max_request_bytes));
+  CHECK_FALSE(uses_up_parts(800_MiB, max_request_bytes));
+  CHECK(uses_up_parts(48_GiB, 1023_MiB));
+  CHECK_FALSE(uses_up_parts(48_GiB, 1_GiB));
 }

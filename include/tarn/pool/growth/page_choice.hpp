@@ -142,8 +142,8 @@ inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
   return best;
 }
 
-/// Assembles a block. In a small pool (uses_up_parts) from as few whole handles as the largest free end and start of handles leave
-/// necessary, and the pair of such parts that fits best. In others from the largest wholly free handles that fit, then for the rest the
+/// Assembles a block. If it uses up parts, from as few whole handles as the largest free end and start of handles leave necessary, and
+/// the pair of such parts that fits best. Otherwise from the largest wholly free handles that fit, then for the rest the
 /// smallest sufficient free end or start of a handle, or one of each, or the start of a wholly free handle: few pieces, since each costs
 /// 27 us to map. O(free ranges + handles), plus sorting.
 /// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
@@ -153,7 +153,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
                             std::size_t bytes, view const* after = nullptr) {
   free_pieces free = find_pieces(a, map, request, after);
   piece_pair const most = largest_pair(free);
-  bool const packs = uses_up_parts(a.live_peak);
+  bool const packs = request.uses_up_parts;
   std::size_t const in_parts = packs ? most.bytes() : 0;
   choice c;
   std::size_t rest = bytes;
@@ -198,7 +198,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
       head = most.end;
       tail = most.start;
     } else {
-      // New handles follow the head. In a small pool the tail may follow them.
+      // New handles follow the head. The tail may follow them if parts are used up.
       c.lack = rest - (packs ? most.bytes() : end_most.bytes);
       return c;
     }
