@@ -164,6 +164,7 @@ prepare_mpi() {
       make -j "$jobs" && make install
   ) >"$work/log" 2>&1 || { tail -n 20 "$work/log"; return 1; }
   find "$out/openmpi" -name '*.la' -delete
+  rm -rf "$out/openmpi/share/man"
   find "$out/openmpi" -type f \( -name '*.so.*' -o -name '*.so' -o -path '*/bin/*' \) -exec strip --strip-unneeded {} + 2>/dev/null
   LD_LIBRARY_PATH=$out/openmpi/lib "$out/openmpi/bin/ompi_info" --parsable --level 9 --all |
     grep -q 'mpi_built_with_cuda_support:value:true' || { say "this Open MPI has no CUDA support" >&2; return 1; }
@@ -171,6 +172,7 @@ prepare_mpi() {
   if python3 -m pip download -q --no-deps --only-binary=:all: -d "$work" libucx-cu13; then
     python3 -m zipfile -e "$work"/libucx_cu13-*.whl "$work/wheel"
     cp "$work"/wheel/libucx/lib/libuc{m,p,s,s_signal}.so.0 "$work"/wheel/libucx/lib/libuct.so.0 "$work"/wheel/libucx_cu13.libs/* "$out/ucx/lib"
+    cp "$work"/wheel/libucx/UCX_WHEEL_VERSION.txt "$out/ucx/VERSION"
     cp "$work"/wheel/libucx/lib/ucx/libu{ct_cuda,cm_cuda,ct_cma}.so.0 "$out/ucx/lib/ucx"
     strip --strip-unneeded "$out"/ucx/lib/lib* "$out"/ucx/lib/ucx/*
   else
@@ -396,7 +398,7 @@ run_mpi() {
     if [ -n "$mpi_dir" ] && [ -f "$ucx/libucp.so.0" ] && [ -x "$build/tests/tarn_mpi_cuda" ]; then
       export OPAL_PREFIX=$prefix LD_LIBRARY_PATH=$ucx:$path
       for way in one several; do
-        say "-- Debian's Open MPI over UCX $(strings -a "$ucx/libucp.so.0" | grep -m 1 -xE '1\.[0-9]+\.[0-9]+') with CUDA support, blocks of $way"
+        say "-- Debian's Open MPI over UCX $(cat "$ucx/../VERSION") with CUDA support, blocks of $way"
         two_processes "$mpi_dir/bin/mpirun.openmpi" OMPI_MCA_pml=ucx OMPI_MCA_opal_common_ucx_tls=any \
           OMPI_MCA_opal_common_ucx_devices=any TARN_TEST_MPI_HAS_CUDA=1 "$build/tests/tarn_mpi_cuda" "$way"
         status=$?
