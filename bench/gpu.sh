@@ -21,7 +21,7 @@
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  replay_dali
 #   hot_paths_cuda  hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  hot_paths_dali
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
-#   moving  sleep  compact  reservations  convert  graphs  nccl  mpi  tests  endings  sanitize  planted  examples  snapshots  summary
+#   moving  sleep  compact  reservations  convert  graphs  nccl  tests  endings  sanitize  planted  examples  snapshots  mpi  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm  torch_devices: only where they are named
 #   clients_build  clients_nanovdb  clients_cupy  clients_tcnn  clients_torch  clients_torch_tests  clients_rmm: other people's programs on
 #   tarn, only where they are named. clients means all of them, and needs no other stage: clients_build configures and builds what
@@ -373,7 +373,7 @@ run_nccl() {
 two_processes() {
   local mpirun=$1
   shift
-  timeout 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated OMPI_MCA_rmaps_base_oversubscribe=1 \
+  timeout 40 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated OMPI_MCA_rmaps_base_oversubscribe=1 \
     OMPI_MCA_btl_vader_single_copy_mechanism=none "$mpirun" -n 2 env "$@"
 }
 export -f two_processes
@@ -900,13 +900,13 @@ stage reservations 60 run_reservations
 stage convert 20 run_convert
 stage graphs 30 run_graphs
 stage nccl 90 run_nccl
-stage mpi 150 run_mpi
 stage tests 90 run_tests
 stage endings 60 run_endings
 stage sanitize 120 run_sanitize
 stage planted 120 run_planted
-stage examples 40 run_examples
+stage examples 80 run_examples
 stage snapshots 40 run_snapshots
+stage mpi 150 run_mpi
 stage replay_rmm 60 run_replay_rmm
 stage hot_paths_rmm 160 run_hot_paths_rmm
 stage patterns_tarn 60 run_patterns_tarn
