@@ -23,7 +23,7 @@
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  replay_dali
 #   hot_paths_cuda  hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  hot_paths_dali
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
-#   moving  sleep  compact  reservations  convert  graphs  nccl  mpi  tests  endings  sanitize  planted  examples  snapshots  summary
+#   moving  sleep  compact  reservations  convert  graphs  nccl  tests  endings  sanitize  planted  examples  snapshots  mpi  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm  torch_devices: only where they are named
 #   clients_build  clients_nanovdb  clients_cupy  clients_tcnn  clients_rmm  clients_torch_tests  clients_torch: other people's programs on
 #   tarn, only where they are named. clients means all of them, and needs no other stage: clients_build configures and builds what
@@ -166,6 +166,7 @@ prepare_mpi() {
       make -j "$jobs" && make install
   ) >"$work/log" 2>&1 || { tail -n 20 "$work/log"; return 1; }
   find "$out/openmpi" -name '*.la' -delete
+  rm -rf "$out/openmpi/share/man"
   find "$out/openmpi" -type f \( -name '*.so.*' -o -name '*.so' -o -path '*/bin/*' \) -exec strip --strip-unneeded {} + 2>/dev/null
   LD_LIBRARY_PATH=$out/openmpi/lib "$out/openmpi/bin/ompi_info" --parsable --level 9 --all |
     grep -q 'mpi_built_with_cuda_support:value:true' || { say "this Open MPI has no CUDA support" >&2; return 1; }
@@ -173,6 +174,7 @@ prepare_mpi() {
   if python3 -m pip download -q --no-deps --only-binary=:all: -d "$work" libucx-cu13; then
     python3 -m zipfile -e "$work"/libucx_cu13-*.whl "$work/wheel"
     cp "$work"/wheel/libucx/lib/libuc{m,p,s,s_signal}.so.0 "$work"/wheel/libucx/lib/libuct.so.0 "$work"/wheel/libucx_cu13.libs/* "$out/ucx/lib"
+    cp "$work"/wheel/libucx/UCX_WHEEL_VERSION.txt "$out/ucx/VERSION"
     cp "$work"/wheel/libucx/lib/ucx/libu{ct_cuda,cm_cuda,ct_cma}.so.0 "$out/ucx/lib/ucx"
     strip --strip-unneeded "$out"/ucx/lib/lib* "$out"/ucx/lib/ucx/*
   else
@@ -382,7 +384,7 @@ run_nccl() {
 two_processes() {
   local mpirun=$1
   shift
-  timeout 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated OMPI_MCA_rmaps_base_oversubscribe=1 \
+  timeout 40 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated OMPI_MCA_rmaps_base_oversubscribe=1 \
     OMPI_MCA_btl_vader_single_copy_mechanism=none "$mpirun" -n 2 env "$@"
 }
 export -f two_processes
@@ -407,7 +409,7 @@ run_mpi() {
     if [ -n "$mpi_dir" ] && [ -f "$ucx/libucp.so.0" ] && [ -x "$build/tests/tarn_mpi_cuda" ]; then
       export OPAL_PREFIX=$prefix LD_LIBRARY_PATH=$ucx:$path
       for way in one several; do
-        say "-- Debian's Open MPI over UCX $(strings -a "$ucx/libucp.so.0" | grep -m 1 -xE '1\.[0-9]+\.[0-9]+') with CUDA support, blocks of $way"
+        say "-- Debian's Open MPI over UCX $(cat "$ucx/../VERSION") with CUDA support, blocks of $way"
         two_processes "$mpi_dir/bin/mpirun.openmpi" OMPI_MCA_pml=ucx OMPI_MCA_opal_common_ucx_tls=any \
           OMPI_MCA_opal_common_ucx_devices=any TARN_TEST_MPI_HAS_CUDA=1 "$build/tests/tarn_mpi_cuda" "$way"
         status=$?
@@ -943,13 +945,13 @@ stage reservations 60 run_reservations
 stage convert 20 run_convert
 stage graphs 30 run_graphs
 stage nccl 90 run_nccl
-stage mpi 150 run_mpi
 stage tests 90 run_tests
 stage endings 60 run_endings
 stage sanitize 120 run_sanitize
 stage planted 120 run_planted
-stage examples 40 run_examples
+stage examples 80 run_examples
 stage snapshots 40 run_snapshots
+stage mpi 150 run_mpi
 stage replay_rmm 60 run_replay_rmm
 stage hot_paths_rmm 160 run_hot_paths_rmm
 stage patterns_tarn 60 run_patterns_tarn

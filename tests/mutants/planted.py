@@ -1014,6 +1014,14 @@ PLANTED = {
             finder="tests/policy/headroom.cpp",
         ),
         Mutant(
+            "headroom yields while it waits for a growth in progress",
+            "policy/headroom.hpp",
+            "spin_wait(tries < spins ? tries : sleeping);",
+            "spin_wait(spins);",
+            finder="tests/policy/headroom.cpp",
+            more=(("pauses = 100;", "pauses = 2'000;"),),
+        ),
+        Mutant(
             "nothing is left beside the headroom for what an allocation needs more",
             "policy/headroom.hpp",
             "return bytes_ != 0 ? bytes_ + allocation_overhead(this->driver()) : 0;",

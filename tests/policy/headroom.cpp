@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/policy/headroom.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <random>
@@ -149,7 +151,8 @@ TEST_CASE("a pool gives cached memory back rather than go below its headroom", "
   memory.deallocate(d.a, p, 150_MiB);
 }
 
-TEST_CASE("keep_headroom gives cached memory back after others took the headroom", "[policy][headroom]") {
+TEST_CASE("keep_headroom gives cached memory back after others took the headroom",
+          "[policy][headroom][pages]") {
   device d;
   auto memory = sim_pages{d.driver} | headroom{200_MiB} | pooled{} | tracked{};
   void* const live = memory.allocate(d.a, 100_MiB);
@@ -387,6 +390,42 @@ TEST_CASE("headroom refuses at once what does not fit whatever is in progress", 
   memory.deallocate(d.a, p, 400_MiB);
 }
 
+TEST_CASE("headroom waits 10 ms for a growth in progress, and little more while all cores are busy",
+          "[policy][headroom][threads]") {
+  device d;
+  auto other = sim_malloc{d.driver} | headroom{200_MiB};
+  struct second_request {
+    device& d;
+    decltype(other)& memory;
+    std::chrono::nanoseconds took{};
+  } second{d, other};
+  auto memory = sim_malloc{d.driver} |
+                after_allocation{[](void* argument) {
+                                   auto& s = *static_cast<second_request*>(argument);
+                                   auto const begin = std::chrono::steady_clock::now();
+                                   try {  // waits for this thread's own growth
+                                     (void)s.memory.allocate(s.d.a, 400_MiB);
+                                   } catch (out_of_memory const&) {
+                                   }
+                                   s.took = std::chrono::steady_clock::now() - begin;
+                                 },
+                                 &second} |
+                headroom{200_MiB};
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> busy;
+  for (unsigned t = 0; t < 4 * std::max(1U, std::thread::hardware_concurrency()); ++t)
+    busy.emplace_back([&] {
+      while (!stop) {
+      }
+    });
+  void* const p = memory.allocate(d.a, 400_MiB);
+  stop = true;
+  for (auto& thread : busy) thread.join();
+  CHECK(second.took >= std::chrono::milliseconds(5));
+  CHECK(second.took < std::chrono::seconds(2));
+  memory.deallocate(d.a, p, 400_MiB);
+}
+
 TEST_CASE("headroom refuses nothing where the driver does not report what is free", "[policy][headroom]") {
   device d;
   auto memory = sim_pages{d.driver} | headroom{200_MiB} | pooled{};
@@ -426,7 +465,7 @@ TEST_CASE("other pools give back what the driver needs beside a request and the 
   CHECK(d.free() >= 116_MiB);
 }
 
-TEST_CASE("a pool that cannot wake beside its headroom says what is lacking", "[policy][headroom]") {
+TEST_CASE("a pool that cannot wake beside its headroom says what is lacking", "[policy][headroom][pages]") {
   device d;
   auto memory = sim_pages{d.driver} | headroom{256_MiB} | pooled{};
   void* const p = memory.allocate(d.a, 500_MiB);

@@ -700,13 +700,22 @@ inline constexpr std::size_t profile_count = sizeof profiles / sizeof profiles[0
 /// This many of the last profiles have concurrent threads: five of sixteen programs.
 inline constexpr std::size_t at_once_count = 8;
 
-[[nodiscard]] inline profile const& profile_at_once(std::uint64_t seed) noexcept {
-  return profiles[profile_count - at_once_count + seed % at_once_count];
+/// Of the profiles with concurrent threads all but the last, in turn.
+[[nodiscard]] inline profile const& earlier_at_once(std::uint64_t n) noexcept {
+  return profiles[profile_count - at_once_count + n % (at_once_count - 1)];
 }
-/// The profile of a seed if none is requested. The last one came later: it takes a few seeds from all others, which keep theirs.
+/// The last profile came later: it takes these seeds from all others, which keep theirs.
+[[nodiscard]] inline bool has_last_profile(std::uint64_t seed) noexcept {
+  return seed % 16 == 2;
+}
+/// The profile of a seed among those with concurrent threads.
+[[nodiscard]] inline profile const& profile_at_once(std::uint64_t seed) noexcept {
+  return has_last_profile(seed) ? profiles[profile_count - 1] : earlier_at_once(seed);
+}
+/// The profile of a seed if none is requested.
 [[nodiscard]] inline profile const& profile_of(std::uint64_t seed) noexcept {
-  if (seed % 16 == 2) return profiles[profile_count - 1];
-  if (seed % 4 == 0) return profiles[profile_count - at_once_count + seed / 4 % (at_once_count - 1)];
+  if (has_last_profile(seed)) return profiles[profile_count - 1];
+  if (seed % 4 == 0) return earlier_at_once(seed / 4);
   auto left = static_cast<unsigned>(seed * 37 % 100);  // neighbours differ
   for (profile const& p : profiles) {
     if (left < p.share) return p;

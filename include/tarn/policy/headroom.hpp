@@ -73,8 +73,9 @@ class planned_growth {
       if (has_room(free > in_progress ? free - in_progress : 0)) break;
       if (in_progress == 0 || !has_room(free)) return false;
       while (planned.load(std::memory_order_relaxed) == in_progress) {
-        if (tries == most_tries) return false;
-        spin_wait(tries++);
+        if (tries == spins + pauses) return false;
+        spin_wait(tries < spins ? tries : sleeping);
+        ++tries;
       }
     }
     planned.fetch_add(bytes, std::memory_order_relaxed);
@@ -91,7 +92,10 @@ class planned_growth {
     return static_cast<std::size_t>(driver.device().value) % places;
   }
 
-  static constexpr unsigned most_tries = 10'000;  ///< 5 to 10 ms, see spin_wait()
+  // See spin_wait(). It sleeps rather than yields: with other threads on every core, a yield takes as long as their time slices.
+  static constexpr unsigned spins = 64;
+  static constexpr unsigned pauses = 100;  ///< of 50 us, and about as much that the system adds: 10 ms
+  static constexpr unsigned sleeping = 10'000;
 
   static_mutex mutex_;
   std::atomic<std::size_t> planned_[places]{};
