@@ -576,13 +576,13 @@ class tracked_numbers {
     if (u.rounded > 0 || has_error()) return;
     // What a thread without a share frees is room for those with one.
     std::size_t const mine = index_of(u.group);
+    room_pairs freed;
     for (std::size_t k = 0; k < 3; ++k) {
       lent_[k][0] -= change[k];
       lent_[k][mine + 1] -= change[k];
+      freed.paired[mine][k] = -change[k];
     }
-    reserves_.give(u.place, mine, [&](tracked_kinds const&) {
-      return tracked_kinds{-change[0], -change[1], -change[2]};
-    });
+    reserves_.give(u.place, mine, [&](tracked_kinds const&) { return freed; });
   }
   /// Takes room for a block from the reserves. If that is not enough, there may be a new peak: the shares are closed.
   TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
