@@ -37,7 +37,7 @@ namespace tarn::detail {
 
 /// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a small pool that already reserves
 /// its live peak, `peak` bytes with the request. There a handle of the usual size is a large part of the pool. Without this rule
-/// `cupy_flow_cg` (0.4 GiB) has a utilisation of 0.81 after 20 passes and creeps by 12 %; with it 0.92 and 0.9 %, for 2.5 times the
+/// `cupy_flow_cg` (0.4 GiB) has a utilisation of 0.87 after 20 passes and creeps by 9 %; with it 0.93 and 0.9 %, for twice the
 /// driver time of the first pass. Traces that become larger are as before: finer handles from the start would give them up to a third
 /// more driver time. Requests up to 1 MiB share handles anyway.
 [[nodiscard]] constexpr bool needs_finest_handles(std::size_t peak, std::size_t reserved,
@@ -88,9 +88,9 @@ namespace tarn::detail {
 
 /// How many bytes may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
 /// it a quarter more than the live peak, which it may raise. Sizes that grow would otherwise leave several times the live peak
-/// reserved; with a quarter more, seven of the eight recorded traces make no driver call in later passes (bench/results/frontier.txt).
-/// With a fifth more, `burst` holds 1.21 instead of 1.26 times its live peak, but `cupy_flow_cg` 1.32 and `streams:4` 1.33 as before; the
-/// first pass of `attention_cache` takes 1.4 times the driver time, a later one 3 times.
+/// reserved; with a quarter more, later passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns
+/// and traces hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times the driver time
+/// (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times their live peak, instead of 1.31 to 1.36.
 [[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
   std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
   std::size_t const most = live + live / 4;
