@@ -141,7 +141,8 @@ TEST_CASE("faulty without faults behaves like its driver", "[driver][fault]") {
   test::driver_contract(faulty_bench{});
 }
 
-TEST_CASE("faulty forwards and counts every call of the contract once under its name", "[driver][fault]") {
+TEST_CASE("faulty forwards and counts every call of the contract once under its name",
+          "[driver][fault][pages][memory_pools]") {
   sim_machine const machine(sharing_machine());
   fault_plan const plan;
   auto const failed = call_everything(faulty(machine.driver(), plan));
@@ -160,7 +161,8 @@ TEST_CASE("faulty forwards and counts every call of the contract once under its 
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("faulty fails each call by name, with its typical failure", "[driver][fault]") {
+TEST_CASE("faulty fails each call by name, with its typical failure",
+          "[driver][fault][pages][memory_pools]") {
   for (std::size_t i = 0; i < driver_call_count; ++i) {
     driver_call const which = driver_call_at(i);
     INFO(name_of(which));
@@ -183,7 +185,7 @@ TEST_CASE("faulty fails each call by name, with its typical failure", "[driver][
   }
 }
 
-TEST_CASE("faulty fails the k-th call, for every k", "[driver][fault]") {
+TEST_CASE("faulty fails the k-th call, for every k", "[driver][fault][pages][memory_pools]") {
   for (std::uint64_t k = 1; k <= driver_call_count; ++k) {
     sim_machine const machine(sharing_machine());
     fault_plan const plan;

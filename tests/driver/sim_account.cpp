@@ -16,7 +16,8 @@ device_account account_of(sim_machine const& machine) {
 }
 }  // namespace
 
-TEST_CASE("sim_account counts the context and every block as this process's", "[driver][sim_account]") {
+TEST_CASE("sim_account counts the context and every block as this process's",
+          "[driver][sim_account][pages]") {
   sim_machine const machine{
       {.taken = 2_GiB, .context = 500_MiB, .other_processes = 1_GiB, .set_aside = 100_MiB}};
   CHECK(account_of(machine).this_process == 500_MiB);

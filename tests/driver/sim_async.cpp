@@ -10,7 +10,8 @@
 using namespace tarn;
 using test::scoped_stream;
 
-TEST_CASE("sim_driver malloc_async reuses a freed block in stream order", "[driver][sim][async]") {
+TEST_CASE("sim_driver malloc_async reuses a freed block in stream order",
+          "[driver][sim][async][memory_pools]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   scoped_stream const a(driver), b(driver);
@@ -40,7 +41,7 @@ TEST_CASE("sim_driver malloc_async reuses a freed block in stream order", "[driv
 }
 
 TEST_CASE("sim_driver malloc_async releases cached blocks before it reports out of memory",
-          "[driver][sim][async]") {
+          "[driver][sim][async][memory_pools]") {
   sim_machine const machine{sim_options{.capacity = 8_MiB, .taken = 0}};
   auto const driver = machine.driver();
   void* p = nullptr;

@@ -8,7 +8,7 @@
 
 using namespace tarn;
 
-TEST_CASE("sim_machine advances the virtual clock by the cost of calls", "[driver][sim][cost]") {
+TEST_CASE("sim_machine advances the virtual clock by the cost of calls", "[driver][sim][cost][pages]") {
   sim_machine const machine;
   sim_driver const driver = machine.driver();
   page_handle handle{};

@@ -170,7 +170,7 @@ TEST_CASE("sim_driver rejects streams of another machine", "[driver][sim]") {
   CHECK(a.driver().synchronize_stream(stream).ok());
 }
 
-TEST_CASE("sim_machine accepts driver calls from many threads", "[driver][sim]") {
+TEST_CASE("sim_machine accepts driver calls from many threads", "[driver][sim][memory_pools]") {
   sim_machine const machine{sim_options{.capacity = 1_GiB, .taken = 0}};
   std::vector<std::thread> threads;
   std::vector<int> failures(4, 0);

@@ -64,7 +64,7 @@ bool dies(F const& touch) {
 
 }  // namespace
 
-TEST_CASE("sim_machine enforces a device's capacity to the byte", "[driver][sim][memory]") {
+TEST_CASE("sim_machine enforces a device's capacity to the byte", "[driver][sim][memory][pages]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
   CHECK(free_bytes(driver) == 64_MiB);
@@ -91,7 +91,7 @@ TEST_CASE("sim_machine enforces a device's capacity to the byte", "[driver][sim]
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("sim_machine keeps the memory of its devices separate", "[driver][sim][memory]") {
+TEST_CASE("sim_machine keeps the memory of its devices separate", "[driver][sim][memory][pages]") {
   sim_machine const machine{sim_options{.devices = 2, .capacity = 8_MiB, .taken = 0}};
   page_handle const all = make_pages(machine.driver(0), 8_MiB);
   CHECK(free_bytes(machine.driver(0)) == 0);
@@ -99,7 +99,7 @@ TEST_CASE("sim_machine keeps the memory of its devices separate", "[driver][sim]
   CHECK(machine.driver(0).destroy_pages(all).ok());
 }
 
-TEST_CASE("sim_machine lets other processes take device memory", "[driver][sim][memory]") {
+TEST_CASE("sim_machine lets other processes take device memory", "[driver][sim][memory][pages]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
   page_handle const ours = make_pages(driver, 16_MiB);
@@ -117,7 +117,8 @@ TEST_CASE("sim_machine lets other processes take device memory", "[driver][sim][
   REQUIRE(driver.destroy_pages(ours).ok());
 }
 
-TEST_CASE("sim_driver create_pages accepts only multiples of the granularity", "[driver][sim][memory]") {
+TEST_CASE("sim_driver create_pages accepts only multiples of the granularity",
+          "[driver][sim][memory][pages]") {
   auto const driver = small_machine(64_MiB).driver();
   page_handle handle{};
   CHECK(invalid(driver.create_pages(0, handle)));
@@ -134,7 +135,7 @@ TEST_CASE("sim_driver create_pages accepts only multiples of the granularity", "
   CHECK(driver.map_pages(base + 2_MiB, 2_MiB, handle).ok());
 }
 
-TEST_CASE("sim_driver reserve_range honours the alignment", "[driver][sim][memory]") {
+TEST_CASE("sim_driver reserve_range honours the alignment", "[driver][sim][memory][pages]") {
   for (auto const backing : {sim_backing::address_only, sim_backing::host_backed}) {
     auto const driver = small_machine(64_MiB, backing).driver();
     for (std::size_t const alignment : {2_MiB, 64_MiB, 1_GiB}) {
@@ -144,7 +145,7 @@ TEST_CASE("sim_driver reserve_range honours the alignment", "[driver][sim][memor
 }
 
 TEST_CASE("sim_driver map_pages accepts only whole handles in reserved, unmapped addresses",
-          "[driver][sim][memory]") {
+          "[driver][sim][memory][pages]") {
   auto const driver = small_machine(64_MiB).driver();
   char* const base = make_range(driver, 16_MiB);
   page_handle const handle = make_pages(driver, 4_MiB);
@@ -162,7 +163,7 @@ TEST_CASE("sim_driver map_pages accepts only whole handles in reserved, unmapped
   CHECK(driver.map_pages(base + 8_MiB, 4_MiB, handle).ok());      // directly after it
 }
 
-TEST_CASE("sim_driver treats adjacent reservations as separate ranges", "[driver][sim][memory]") {
+TEST_CASE("sim_driver treats adjacent reservations as separate ranges", "[driver][sim][memory][pages]") {
   auto const driver = small_machine(64_MiB).driver();
   char* a = make_range(driver, 2_MiB);
   char* b = make_range(driver, 2_MiB);
@@ -172,7 +173,7 @@ TEST_CASE("sim_driver treats adjacent reservations as separate ranges", "[driver
   CHECK(invalid(driver.map_pages(a, 4_MiB, handle)));
 }
 
-TEST_CASE("sim_driver unmap_pages undoes exactly one map", "[driver][sim][memory]") {
+TEST_CASE("sim_driver unmap_pages undoes exactly one map", "[driver][sim][memory][pages]") {
   auto const driver = small_machine(64_MiB).driver();
   char* const base = make_range(driver, 16_MiB);
   page_handle const a = make_pages(driver, 4_MiB), b = make_pages(driver, 4_MiB);
@@ -187,7 +188,8 @@ TEST_CASE("sim_driver unmap_pages undoes exactly one map", "[driver][sim][memory
   CHECK(driver.unmap_pages(base + 4_MiB, 4_MiB).ok());
 }
 
-TEST_CASE("sim_driver keeps a destroyed handle's memory until its last unmap", "[driver][sim][memory]") {
+TEST_CASE("sim_driver keeps a destroyed handle's memory until its last unmap",
+          "[driver][sim][memory][pages]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
   char* const base = make_range(driver, 16_MiB);
@@ -207,7 +209,7 @@ TEST_CASE("sim_driver keeps a destroyed handle's memory until its last unmap", "
   CHECK(invalid(driver.destroy_pages(handle)));
 }
 
-TEST_CASE("sim_driver releases only whole, unmapped ranges", "[driver][sim][memory]") {
+TEST_CASE("sim_driver releases only whole, unmapped ranges", "[driver][sim][memory][pages]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
   char* const base = make_range(driver, 16_MiB);
@@ -225,7 +227,7 @@ TEST_CASE("sim_driver releases only whole, unmapped ranges", "[driver][sim][memo
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("sim_driver frees a block once, by the call of its kind", "[driver][sim][memory]") {
+TEST_CASE("sim_driver frees a block once, by the call of its kind", "[driver][sim][memory][memory_pools]") {
   auto const machine = small_machine(64_MiB);
   auto const driver = machine.driver();
   void *device = nullptr, *async = nullptr, *pinned = nullptr, *managed = nullptr;
@@ -263,7 +265,8 @@ TEST_CASE("sim_driver aligns small device blocks to 256 bytes and no more", "[dr
   CHECK(is_aligned(p, 2_MiB));
 }
 
-TEST_CASE("sim_driver returns null and uses no memory for zero bytes", "[driver][sim][memory]") {
+TEST_CASE("sim_driver returns null and uses no memory for zero bytes",
+          "[driver][sim][memory][memory_pools]") {
   auto const machine = small_machine(64_MiB);
   int something = 0;
   void* p = &something;
@@ -290,7 +293,8 @@ TEST_CASE("sim_driver limits pinned and managed memory separately, as host memor
   REQUIRE(driver.free_managed(c).ok());
 }
 
-TEST_CASE("sim_driver reports out of memory for sizes near the end of size_t", "[driver][sim][memory]") {
+TEST_CASE("sim_driver reports out of memory for sizes near the end of size_t",
+          "[driver][sim][memory][pages][memory_pools]") {
   for (auto const backing : {sim_backing::address_only, sim_backing::host_backed}) {
     auto const driver = small_machine(64_MiB, backing).driver();
     std::size_t const most = ~std::size_t{0};
@@ -306,7 +310,7 @@ TEST_CASE("sim_driver reports out of memory for sizes near the end of size_t", "
 }
 
 TEST_CASE("sim_machine reserves 140 GiB and thousands of handles without host memory",
-          "[driver][sim][memory]") {
+          "[driver][sim][memory][pages]") {
   sim_machine const machine{sim_options{.backing = sim_backing::address_only, .costs = sim_costs::nothing()}};
   auto const driver = machine.driver();
   char* const base = make_range(driver, 1_TiB);
@@ -329,7 +333,7 @@ TEST_CASE("sim_machine reserves 140 GiB and thousands of handles without host me
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("sim_machine returns its address ranges when it is destroyed", "[driver][sim][memory]") {
+TEST_CASE("sim_machine returns its address ranges when it is destroyed", "[driver][sim][memory][pages]") {
   for (int i = 0; i < 200; ++i) {
     auto const driver = small_machine(64_MiB).driver();
     (void)make_range(driver, 4_TiB);  // 800 TiB in total, of 37
@@ -338,7 +342,7 @@ TEST_CASE("sim_machine returns its address ranges when it is destroyed", "[drive
 
 #if defined(__linux__)
 
-TEST_CASE("sim_machine host-backed pages keep their bytes when remapped", "[driver][sim][memory]") {
+TEST_CASE("sim_machine host-backed pages keep their bytes when remapped", "[driver][sim][memory][pages]") {
   auto const driver = small_machine(64_MiB, sim_backing::host_backed).driver();
   char* const base = make_range(driver, 16_MiB);
   page_handle const handle = make_pages(driver, 2_MiB);
@@ -354,7 +358,7 @@ TEST_CASE("sim_machine host-backed pages keep their bytes when remapped", "[driv
   CHECK(base[2_MiB + 77] == 1);
 }
 
-TEST_CASE("sim_machine gives each handle its own memory", "[driver][sim][memory]") {
+TEST_CASE("sim_machine gives each handle its own memory", "[driver][sim][memory][pages]") {
   auto const driver = small_machine(64_MiB, sim_backing::host_backed).driver();
   char* const base = make_range(driver, 16_MiB);
   for (std::size_t i = 0; i < 8; ++i) {
@@ -367,7 +371,7 @@ TEST_CASE("sim_machine gives each handle its own memory", "[driver][sim][memory]
   }
 }
 
-TEST_CASE("sim_machine clears new pages", "[driver][sim][memory]") {
+TEST_CASE("sim_machine clears new pages", "[driver][sim][memory][pages]") {
   auto const driver = small_machine(2_MiB, sim_backing::host_backed).driver();
   char* const base = make_range(driver, 2_MiB);
   for (int round = 0; round < 2; ++round) {
@@ -380,7 +384,7 @@ TEST_CASE("sim_machine clears new pages", "[driver][sim][memory]") {
   }
 }
 
-TEST_CASE("touching unmapped sim_machine memory faults", "[driver][sim][memory]") {
+TEST_CASE("touching unmapped sim_machine memory faults", "[driver][sim][memory][pages]") {
   auto const driver = small_machine(64_MiB, sim_backing::host_backed).driver();
   char volatile* const base = make_range(driver, 16_MiB);
   page_handle const handle = make_pages(driver, 2_MiB);

@@ -463,7 +463,8 @@ TEST_CASE("sim_order does not check memory without a reported owner", "[driver][
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("sim_order keeps a page's history when it is mapped at another address", "[driver][sim][order]") {
+TEST_CASE("sim_order keeps a page's history when it is mapped at another address",
+          "[driver][sim][order][pages]") {
   checked t;
   void* base = nullptr;
   page_handle handle{};
@@ -481,7 +482,7 @@ TEST_CASE("sim_order keeps a page's history when it is mapped at another address
 }
 
 TEST_CASE("sim_order accepts unmapping an address whose page is in use but not through it",
-          "[driver][sim][order]") {
+          "[driver][sim][order][pages]") {
   checked t;
   void* base = nullptr;
   page_handle handle{};
@@ -497,7 +498,8 @@ TEST_CASE("sim_order accepts unmapping an address whose page is in use but not t
   CHECK(t.found_one({"unmapped while in use", "recorded on " + name(t.a)}));
 }
 
-TEST_CASE("sim_order reports unmapping a page whose work has not been waited for", "[driver][sim][order]") {
+TEST_CASE("sim_order reports unmapping a page whose work has not been waited for",
+          "[driver][sim][order][pages]") {
   checked t;
   void* base = nullptr;
   page_handle handle{};
@@ -534,7 +536,7 @@ TEST_CASE("sim_order reports unmapping a page whose work has not been waited for
 }
 
 TEST_CASE("sim_order accepts removing a mapping while its page is used through another",
-          "[driver][sim][order]") {
+          "[driver][sim][order][pages]") {
   checked t;
   void* base = nullptr;
   page_handle handle{};
@@ -570,7 +572,7 @@ TEST_CASE("sim_order gives new physical memory no history", "[driver][sim][order
 }
 
 TEST_CASE("sim_order records that a block is freed while only its end has physical memory",
-          "[driver][sim][order]") {
+          "[driver][sim][order][pages]") {
   sim_machine const machine(
       sim_options{.backing = sim_backing::address_only, .checks = sim_checks::stream_order});
   sim_driver const driver = machine.driver();
@@ -597,7 +599,7 @@ TEST_CASE("sim_order records that a block is freed while only its end has physic
   REQUIRE(driver.release_range(p, 4_MiB).ok());
 }
 
-TEST_CASE("sim_order accepts reuse by malloc_async", "[driver][sim][order]") {
+TEST_CASE("sim_order accepts reuse by malloc_async", "[driver][sim][order][memory_pools]") {
   checked t;
   void *p = nullptr, *q = nullptr;
   REQUIRE(t.driver.malloc_async(1_MiB, t.a, p).ok());

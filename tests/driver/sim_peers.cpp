@@ -50,7 +50,8 @@ struct two_pages {
 
 }  // namespace
 
-TEST_CASE("sim_driver pages are private to their device until shared, per mapping", "[driver][sim][peers]") {
+TEST_CASE("sim_driver pages are private to their device until shared, per mapping",
+          "[driver][sim][peers][pages]") {
   two_pages const t;
   sim_driver const zero = t.machine.driver();
   CHECK(t.touches(0, 0));
@@ -69,7 +70,7 @@ TEST_CASE("sim_driver pages are private to their device until shared, per mappin
   CHECK_FALSE(t.touches(1, 0));
 }
 
-TEST_CASE("sim_driver shares only whole mappings, with devices that exist", "[driver][sim][peers]") {
+TEST_CASE("sim_driver shares only whole mappings, with devices that exist", "[driver][sim][peers][pages]") {
   two_pages const t;
   sim_driver const zero = t.machine.driver();
   CHECK(zero.share_pages(t.range, 1_MiB, device_id{1}).code == 1);
@@ -80,7 +81,8 @@ TEST_CASE("sim_driver shares only whole mappings, with devices that exist", "[dr
   CHECK_FALSE(t.touches(1, 0));
 }
 
-TEST_CASE("sim_driver refuses to share pages between devices without peer access", "[driver][sim][peers]") {
+TEST_CASE("sim_driver refuses to share pages between devices without peer access",
+          "[driver][sim][peers][pages]") {
   two_pages const t{sim_peers::apart};
   sim_driver const zero = t.machine.driver();
   bool yes = true;

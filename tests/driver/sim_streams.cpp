@@ -332,7 +332,7 @@ TEST_CASE("sim copies take the time of their kind", "[driver][sim][streams]") {
   CHECK(up < 1'350'000);
 }
 
-TEST_CASE("simulated work that touches freed memory breaks the device", "[driver][sim][streams]") {
+TEST_CASE("simulated work that touches freed memory breaks the device", "[driver][sim][streams][pages]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   scoped_stream const a(driver);
@@ -375,7 +375,7 @@ TEST_CASE("sim_driver free_device waits for the device", "[driver][sim][streams]
   CHECK(t.log == "x");
 }
 
-TEST_CASE("sim_driver map_pages and unmap_pages do not wait", "[driver][sim][streams]") {
+TEST_CASE("sim_driver map_pages and unmap_pages do not wait", "[driver][sim][streams][pages]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   void* base = nullptr;
@@ -408,7 +408,8 @@ TEST_CASE("captured sim work runs once per launch of its graph", "[driver][sim][
   CHECK(t.machine.captured_calls() == 0);  // these were intended by the user
 }
 
-TEST_CASE("sim_machine counts driver calls recorded into a graph as accidents", "[driver][sim][capture]") {
+TEST_CASE("sim_machine counts driver calls recorded into a graph as accidents",
+          "[driver][sim][capture][memory_pools]") {
   sim_machine const machine;
   auto const driver = machine.driver();
   scoped_stream const a(driver), b(driver);

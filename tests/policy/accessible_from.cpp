@@ -35,7 +35,7 @@ using faulty_driver = faulty<sim_driver>;
 }  // namespace
 
 TEST_CASE("accessible_from makes all pool memory accessible from the named devices only",
-          "[policy][accessible_from]") {
+          "[policy][accessible_from][pages]") {
   sim_machine const machine = machine_of(4);
   {
     auto pool = sim_pages{machine.driver(device_id{1})} | limited{64_MiB} | accessible_from{0, 1, 3} |
@@ -65,7 +65,7 @@ TEST_CASE("accessible_from makes all pool memory accessible from the named devic
 }
 
 TEST_CASE("accessible_from throws before any allocation if a device cannot reach the memory or is missing",
-          "[policy][accessible_from]") {
+          "[policy][accessible_from][pages]") {
   sim_machine const machine = machine_of(2, sim_peers::apart);
   sim_pages const pages{machine.driver(device_id{1})};
   try {
@@ -93,7 +93,8 @@ TEST_CASE("accessible_from throws before any allocation if a device cannot reach
   by_default.deallocate(stream_ref{}, by_default.allocate(stream_ref{}, 100), 100);
 }
 
-TEST_CASE("accessible_from leaves no page mapped that could not be shared", "[policy][accessible_from]") {
+TEST_CASE("accessible_from leaves no page mapped that could not be shared",
+          "[policy][accessible_from][pages]") {
   for (std::uint64_t which = 1; which <= 2; ++which) {
     sim_machine const machine = machine_of(3);
     fault_plan const plan;

@@ -54,7 +54,7 @@ TEST_CASE("has_property of a stack is that of its source", "[policy][compose]") 
   STATIC_REQUIRE(has_property<stack<sim_pages, pooled>, device_accessible>);
 }
 
-TEST_CASE("stack handles keep the layers below them alive", "[policy][compose]") {
+TEST_CASE("stack handles keep the layers below them alive", "[policy][compose][pages]") {
   sim_machine const machine;
   auto pool = std::make_unique<stack<sim_pages, pooled>>(sim_pages(machine.driver()));
   auto limit = *pool | limited{1_GiB};

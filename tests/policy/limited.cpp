@@ -177,7 +177,8 @@ TEST_CASE("A limit that two pools share reports what the other one holds, if tha
   CHECK_FALSE(says(text, "Others"));
 }
 
-TEST_CASE("A request of more than the memory has is refused with its size", "[policy][limited][errors]") {
+TEST_CASE("A request of more than the memory has is refused with its size",
+          "[policy][limited][errors][pages]") {
   sim_machine const machine({.capacity = 2_GiB});
   auto device = sim_pages(machine.driver()) | pooled{};
   CHECK(says(refusal_of(device, 1024_GiB), "refused by the device."));

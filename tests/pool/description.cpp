@@ -67,7 +67,7 @@ void over_each_source(Check const& check) {
 }  // namespace
 
 TEST_CASE("pooled lets a memory tool report an access past the requested size and before the block",
-          "[pool][description]") {
+          "[pool][description][memory_pools]") {
   std::size_t const bytes =
       GENERATE(std::size_t{1}, std::size_t{100}, std::size_t{256}, 4_KiB, std::size_t{100'000}, 1_MiB, 5_MiB);
   over_each_source([&](sim_machine const& machine, auto const& make) {
@@ -287,7 +287,7 @@ TEST_CASE("pooled with a memory tool uses blocks instead of pages and reports ex
 }
 
 TEST_CASE("limited below a pool with a memory tool refuses as it does without a tool",
-          "[pool][description]") {
+          "[pool][description][memory_pools]") {
   sim_machine const machine = watched_machine();
   auto const check = [&](auto source) {
     auto limit = source | limited{20_MiB};
@@ -362,7 +362,7 @@ TEST_CASE("pooled over pooled describes only the lowest pool to a memory tool", 
 }
 
 TEST_CASE("pooled over tracked sim_async is not described to a memory tool and still allocates",
-          "[pool][description]") {
+          "[pool][description][memory_pools]") {
   sim_machine const machine = watched_machine();
   {
     auto pool = sim_async(machine.driver()) | tracked{} | pooled{};
@@ -376,7 +376,7 @@ TEST_CASE("pooled over tracked sim_async is not described to a memory tool and s
 }
 
 TEST_CASE("register_heap of the simulated tool refuses the heaps that compute-sanitizer refuses",
-          "[pool][description]") {
+          "[pool][description][pages][memory_pools]") {
   sim_machine const machine = watched_machine();
   sim_driver const driver = machine.driver();
   sim_pages pages(driver);
@@ -497,7 +497,7 @@ TEST_CASE("pooled with a memory tool describes the blocks of several threads wit
 }
 
 TEST_CASE("pooled without a memory tool uses magazines and pages and does not synchronize",
-          "[pool][description]") {
+          "[pool][description][pages]") {
   sim_machine const machine;
   auto pool = sim_pages(machine.driver()) | pooled{};
   test_stream const stream(machine.driver());

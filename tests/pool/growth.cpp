@@ -170,7 +170,7 @@ TEST_CASE("pooled with remapping::off never remaps a handle", "[pool][options]")
 }
 
 TEST_CASE("with handles_per_block::one each block lies within one handle, also after compact and wake",
-          "[pool][options]") {
+          "[pool][options][pages]") {
   auto const seed = GENERATE(range(1u, 5u));
   CAPTURE(seed);
   sim_options options;
@@ -233,7 +233,7 @@ TEST_CASE("with handles_per_block::one each block lies within one handle, also a
 }
 
 TEST_CASE("with handles_per_block::one the free handles are given back before a request is refused",
-          "[pool][options][ladder]") {
+          "[pool][options][ladder][pages]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | limited{64_MiB} | pooled{.handles = handles_per_block::one};
   std::vector<void*> blocks;
@@ -493,7 +493,7 @@ TEST_CASE("owns of a pool over blocks covers a segment to its last byte and not 
 }
 
 TEST_CASE("a small pool exceeds its live peak by handles of 2 MiB, a larger one by the usual handles",
-          "[pool][ladder][page_growth]") {
+          "[pool][ladder][page_growth][pages]") {
   // Bytes of the handles that are created for a block of 18 MiB. Each handle holds parts of two smaller blocks, of which none or every
   // second one is freed before.
   auto const made_for_18_mib = [](pooled const& options, std::size_t blocks, bool frees) {
@@ -572,7 +572,7 @@ TEST_CASE("a large pool uses up parts of handles as its limit comes near", "[poo
 }
 
 TEST_CASE("pooled grows while it is small instead of taking memory freed on another stream",
-          "[pool][ladder]") {
+          "[pool][ladder][pages]") {
   one_stream s;
   REQUIRE(s.driver.create_stream(s.a).ok());
   stream_ref b;
@@ -667,7 +667,7 @@ TEST_CASE("pool_state::host_bytes stays bounded per live block, however many cal
 }
 
 TEST_CASE("page_growth extends a free range after the handle behind it was given back",
-          "[pool][page_growth]") {
+          "[pool][page_growth][pages]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | pooled{.largest_handle = 20_MiB};
   void* const large = memory.allocate(s.a, 200_MiB);  // the pool is no longer small

@@ -83,7 +83,7 @@ TEST_CASE("growth_notes keeps the latest notes, oldest first, and none before op
   CHECK(notes.size() == 0);
 }
 
-TEST_CASE("contents_of a pool lists each live block with its address and size", "[pool][inspection]") {
+TEST_CASE("contents_of a pool lists each live block with its address and size", "[pool][inspection][pages]") {
   auto const try_on = [](auto memory, auto const& machine) {
     (void)machine;
     std::mt19937 random(5);

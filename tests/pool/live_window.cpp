@@ -106,7 +106,7 @@ TEST_CASE("live_window doubles its volume when what was given back is needed aga
   for (unsigned i = 0; i < 8; ++i) CHECK_FALSE(w.end_step(1_GiB, 100_MiB, 1_GiB));
 }
 
-TEST_CASE("pooled gives memory back by itself when the live peak has fallen", "[pool][live_window]") {
+TEST_CASE("pooled gives memory back by itself when the live peak has fallen", "[pool][live_window][pages]") {
   phases p;
   p.run(8_GiB, 80_GiB);
   std::size_t const high = p.reserved();
@@ -132,7 +132,7 @@ TEST_CASE("pooled keeps its memory while the live peak returns", "[pool][live_wi
   CHECK(p.calls(driver_call::destroy_pages) == 0);
 }
 
-TEST_CASE("pooled gives back ever more rarely what is needed again", "[pool][live_window]") {
+TEST_CASE("pooled gives back ever more rarely what is needed again", "[pool][live_window][pages]") {
   phases p;
   p.run(4_GiB, 40_GiB);
   std::size_t const created = p.calls(driver_call::create_pages);
@@ -144,7 +144,7 @@ TEST_CASE("pooled gives back ever more rarely what is needed again", "[pool][liv
   CHECK(p.calls(driver_call::create_pages) < 9 * created);  // 64 releases would take 56 times as many
 }
 
-TEST_CASE("pooled gives nothing back by itself below release_threshold", "[pool][live_window]") {
+TEST_CASE("pooled gives nothing back by itself below release_threshold", "[pool][live_window][pages]") {
   phases p(pooled{.release_threshold = ~std::size_t{0}});
   p.run(8_GiB, 80_GiB);
   std::size_t const high = p.reserved();
@@ -159,7 +159,7 @@ TEST_CASE("pooled gives nothing back by itself below release_threshold", "[pool]
   CHECK(half.reserved() > 3_GiB);
 }
 
-TEST_CASE("pooled gives back by itself only what no work uses", "[pool][live_window][streams]") {
+TEST_CASE("pooled gives back by itself only what no work uses", "[pool][live_window][streams][pages]") {
   phases p;
   sim_machine& machine = p.machine;
   detail::own_stream const other(p.driver);
@@ -182,7 +182,7 @@ TEST_CASE("pooled gives back by itself only what no work uses", "[pool][live_win
   CHECK(p.reserved() <= 2_GiB + 300_MiB);  // a GiB on each stream
 }
 
-TEST_CASE("pooled gives nothing back by itself during a capture", "[pool][live_window]") {
+TEST_CASE("pooled gives nothing back by itself during a capture", "[pool][live_window][pages]") {
   phases p;
   p.run(8_GiB, 80_GiB);
   std::size_t const high = p.reserved();
@@ -195,7 +195,7 @@ TEST_CASE("pooled gives nothing back by itself during a capture", "[pool][live_w
 }
 
 TEST_CASE("pooled gives memory back by itself while the device is behind the host",
-          "[pool][live_window][streams]") {
+          "[pool][live_window][streams][pages]") {
   phases p;
   detail::own_stream const behind(p.driver);
   std::vector<void*> blocks;
@@ -219,7 +219,7 @@ TEST_CASE("pooled gives memory back by itself while the device is behind the hos
 }
 
 TEST_CASE("pooled gives back what a busy stream freed that allocates nothing more",
-          "[pool][live_window][streams]") {
+          "[pool][live_window][streams][pages]") {
   phases p;
   detail::own_stream const idle(p.driver);
   detail::own_stream const busy(p.driver);

@@ -93,7 +93,7 @@ struct full_pool {
 }  // namespace
 
 TEST_CASE("pooled does not use free pieces that another thread took while views were dropped",
-          "[pool][looked_up][threads]") {
+          "[pool][looked_up][threads][pages]") {
   full_pool pool;
   REQUIRE(pool.memory->state().remaps >= 1024);
   std::vector<unsigned char*> theirs;
@@ -109,7 +109,7 @@ TEST_CASE("pooled does not use free pieces that another thread took while views 
 }
 
 TEST_CASE("pooled keeps a view mapped under its work when its block is freed while another view is dropped",
-          "[pool][looked_up][threads]") {
+          "[pool][looked_up][threads][pages]") {
   full_pool pool;
   bool ran = false;
   pool.memory.deallocate(pool.stream, pool.viewed[0], 4_MiB);  // the least recently used view is idle

@@ -49,7 +49,7 @@ memory_report refused(Memory& memory, stream_ref stream, std::size_t bytes) {
 }  // namespace
 
 TEST_CASE("memory_left is the device's free memory, less headroom, within each limit",
-          "[pool][memory_left]") {
+          "[pool][memory_left][pages]") {
   device d;
   auto pages = sim_pages{d.driver};
   detail::memory_bound bound = memory_left(pages);
@@ -115,7 +115,7 @@ TEST_CASE("known_left is renewed after a sixteenth of it was taken", "[pool][mem
   CHECK(left.bytes(50_MiB) == detail::unknown_left);
 }
 
-TEST_CASE("handles get finer as memory becomes scarce", "[pool][memory_left][page_growth]") {
+TEST_CASE("handles get finer as memory becomes scarce", "[pool][memory_left][page_growth][pages]") {
   device d;
   auto ample =
       basic_pages<sim_driver>(sim_machine{sim_options{.backing = sim_backing::address_only}}.driver(0));

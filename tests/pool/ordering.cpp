@@ -598,7 +598,7 @@ TEST_CASE("deallocate_sync holds a block back until its recorded uses are comple
   CHECK(t.found() == 0);
 }
 
-TEST_CASE("pooled orders the front of a grown range after the work on it", "[pool][streams]") {
+TEST_CASE("pooled orders the front of a grown range after the work on it", "[pool][streams][pages]") {
   sim_machine const machine(checked());
   test_stream const a(machine.driver()), b(machine.driver());
   auto memory = sim_pages(machine.driver()) | pooled{.remap = remapping::off};

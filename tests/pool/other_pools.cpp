@@ -72,7 +72,8 @@ TEST_CASE("a pool that the device refuses gets what another pool caches", "[pool
   }
 }
 
-TEST_CASE("another pool gives back as much as is lacking, and keeps live blocks", "[pool][other_pools]") {
+TEST_CASE("another pool gives back as much as is lacking, and keeps live blocks",
+          "[pool][other_pools][pages]") {
   device d;
   auto other = sim_pages{d.driver} | pooled{.largest_handle = 10_MiB};
   auto memory = sim_pages{d.driver} | pooled{};
@@ -104,7 +105,7 @@ TEST_CASE("the pool that was made last is asked first", "[pool][other_pools]") {
   CHECK(reserved(last) == 0);
 }
 
-TEST_CASE("another pool gives back first what the device has finished with", "[pool][other_pools]") {
+TEST_CASE("another pool gives back first what the device has finished with", "[pool][other_pools][pages]") {
   device d;
   test_stream const b(d.driver);
   auto finished = sim_pages{d.driver} | pooled{};
@@ -125,7 +126,7 @@ TEST_CASE("another pool gives back first what the device has finished with", "[p
 }
 
 TEST_CASE("pools of other devices, machines, host memory and sleeping pools are not asked",
-          "[pool][other_pools]") {
+          "[pool][other_pools][pages]") {
   sim_options two = one_gib();
   two.devices = 2;
   sim_machine const machine(two);
@@ -271,7 +272,7 @@ struct sleeper {
 }  // namespace
 
 TEST_CASE("wake gets what other pools cache, of the pool that was made last first",
-          "[pool][other_pools][sleep]") {
+          "[pool][other_pools][sleep][pages]") {
   device d;
   auto first = sim_pages{d.driver} | pooled{};
   sleeper asleep(d, 500_MiB);
@@ -289,7 +290,7 @@ TEST_CASE("wake gets what other pools cache, of the pool that was made last firs
 }
 
 TEST_CASE("wake waits for the work of other pools only if what is idle does not suffice",
-          "[pool][other_pools][sleep]") {
+          "[pool][other_pools][sleep][pages]") {
   device d;
   test_stream const b(d.driver);
   sleeper asleep(d, 600_MiB);
@@ -308,7 +309,7 @@ TEST_CASE("wake waits for the work of other pools only if what is idle does not 
 }
 
 TEST_CASE("wake reports what is lacking after other pools gave back what they cache",
-          "[pool][other_pools][sleep]") {
+          "[pool][other_pools][sleep][pages]") {
   device d;
   sleeper asleep(d, 600_MiB);
   auto other = sim_pages{d.driver} | pooled{};
@@ -328,7 +329,7 @@ TEST_CASE("wake reports what is lacking after other pools gave back what they ca
 }
 
 TEST_CASE("wake under a limit of its own asks no other pool and names the limit",
-          "[pool][other_pools][sleep]") {
+          "[pool][other_pools][sleep][pages]") {
   device d;
   auto limit = sim_pages{d.driver} | limited{500_MiB};
   auto memory = limit | pooled{};
@@ -375,7 +376,7 @@ TEST_CASE("a capture gets what other pools cache for the memory of its graph",
 }
 
 TEST_CASE("pools that sleep and wake in turns on many threads never wait for one another",
-          "[pool][other_pools][sleep][threads]") {
+          "[pool][other_pools][sleep][threads][pages]") {
   device d;
   constexpr unsigned count = 4;
   std::atomic<std::size_t> woken{0};

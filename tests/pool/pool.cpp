@@ -190,7 +190,7 @@ TEST_CASE("pooled serves a repeated allocation pattern from its cache", "[pool]"
   for (int i = 0; i < 4; ++i) CHECK(pass() == 0);
 }
 
-TEST_CASE("allocate serves everything that was freed as one block", "[pool]") {
+TEST_CASE("allocate serves everything that was freed as one block", "[pool][pages]") {
   sim_machine const machine(small_machine(256_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   for (std::size_t const bytes : {2_MiB, 5_MiB, 3_MiB + 512, std::size_t{300'000}}) {

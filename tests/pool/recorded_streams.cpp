@@ -216,7 +216,7 @@ TEST_CASE("allocate queries few events, however many recorded uses are pending",
 }
 
 TEST_CASE("record_stream shares few events among many uses and waits for each use",
-          "[pool][streams][record_stream]") {
+          "[pool][streams][record_stream][pages]") {
   sim_machine machine(checked(256_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   test_stream const a(machine.driver()), b(machine.driver());
@@ -312,7 +312,7 @@ TEST_CASE("record_stream leaves no pending use after a free on a destroyed strea
 TEST_CASE(
     "record_stream covers with one event after a capture all uses it could not mark during the capture "
     "itself",
-    "[pool][streams][record_stream][capture]") {
+    "[pool][streams][record_stream][capture][pages]") {
   sim_machine machine(checked());
   auto memory = sim_pages(machine.driver()) | pooled{};
   test_stream const a(machine.driver()), b(machine.driver());

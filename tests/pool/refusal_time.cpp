@@ -110,7 +110,7 @@ TEST_CASE("pooled refuses what a limit below it does not leave without a driver 
 }
 
 TEST_CASE("pooled asks a full device once for a handle and twice for its free memory",
-          "[pool][ladder][refusal_time]") {
+          "[pool][ladder][refusal_time][pages]") {
   full_device full(2'000);
   for (std::size_t const wanted : {1_MiB, 64_MiB}) {
     CAPTURE(wanted);

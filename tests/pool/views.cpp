@@ -27,7 +27,7 @@ struct backed_machine {
 
 }  // namespace
 
-TEST_CASE("pooled maps free pieces into one contiguous view", "[pool][view]") {
+TEST_CASE("pooled maps free pieces into one contiguous view", "[pool][view][pages]") {
   backed_machine m;
   auto memory = sim_pages{m.driver} | limited{64_MiB} | pooled{};
   std::vector<unsigned char*> small;
@@ -50,7 +50,7 @@ TEST_CASE("pooled maps free pieces into one contiguous view", "[pool][view]") {
   for (std::size_t i = 1; i < small.size(); i += 2) memory.deallocate(m.stream, small[i], 2_MiB);
 }
 
-TEST_CASE("pooled reuses a view without a driver call when the same shortage recurs", "[pool][view]") {
+TEST_CASE("pooled reuses a view without a driver call when the same shortage recurs", "[pool][view][pages]") {
   backed_machine m;
   auto memory = sim_pages{m.driver} | limited{64_MiB} | pooled{};
   std::uint64_t calls[3];
@@ -113,7 +113,7 @@ struct checkerboard {
 
 }  // namespace
 
-TEST_CASE("each segment of a block in a view is a part of a free handle at home", "[pool][view]") {
+TEST_CASE("each segment of a block in a view is a part of a free handle at home", "[pool][view][pages]") {
   checkerboard board(24, 64_MiB);
   unsigned char* const block = board.allocate(20_MiB);
   REQUIRE(board.memory->state().remaps == 10);
@@ -132,7 +132,8 @@ TEST_CASE("each segment of a block in a view is a part of a free handle at home"
   board.free(block, 20_MiB);
 }
 
-TEST_CASE("pooled extends an idle view for a larger request and maps only what it lacks", "[pool][view]") {
+TEST_CASE("pooled extends an idle view for a larger request and maps only what it lacks",
+          "[pool][view][pages]") {
   checkerboard board(24, 64_MiB);
   board.free(board.allocate(20_MiB), 20_MiB);
   std::uint64_t const before = board.memory->state().remaps;
@@ -143,7 +144,7 @@ TEST_CASE("pooled extends an idle view for a larger request and maps only what i
   board.free(larger, 24_MiB);
 }
 
-TEST_CASE("pooled does not extend a view whose last handle is in use", "[pool][view]") {
+TEST_CASE("pooled does not extend a view whose last handle is in use", "[pool][view][pages]") {
   checkerboard board(24, 64_MiB);
   board.free(board.allocate(20_MiB), 20_MiB);
   std::vector<unsigned char*> all;
@@ -189,7 +190,7 @@ TEST_CASE("pooled extends a view no further than its address range", "[pool][vie
   board.free(other, 8_MiB);
 }
 
-TEST_CASE("pooled keeps the mapped part of a view whose extension failed", "[pool][view]") {
+TEST_CASE("pooled keeps the mapped part of a view whose extension failed", "[pool][view][pages]") {
   sim_machine machine{sim_options{.capacity = 2_GiB, .taken = 0}};
   fault_plan plan;
   faulty<sim_driver> const driver{machine.driver(0), plan};
@@ -249,7 +250,7 @@ TEST_CASE("trim releases handles and keeps the views of live blocks intact", "[p
   CHECK(m.machine.usage(device_id{0}).used == 0);
 }
 
-TEST_CASE("pooled maps a view from a handle that is free at both ends", "[pool][view]") {
+TEST_CASE("pooled maps a view from a handle that is free at both ends", "[pool][view][pages]") {
   backed_machine m;
   auto memory = sim_pages{m.driver} | limited{48_MiB} | pooled{.largest_handle = 16_MiB};
   void* handles[3];
@@ -302,7 +303,7 @@ TEST_CASE("pooled unmaps old views, also those that several streams used", "[poo
 }
 
 TEST_CASE("pooled keeps the bytes of live blocks in a random program that is always short of memory",
-          "[pool][view][random]") {
+          "[pool][view][random][pages]") {
   backed_machine m;
   stream_ref other;
   REQUIRE(m.driver.create_stream(other).ok());

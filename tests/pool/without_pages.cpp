@@ -127,7 +127,7 @@ TEST_CASE("a pool over pages without virtual memory management meets the resourc
 }
 
 TEST_CASE("allocator_backend reports what a pool's memory is made of, through every layer",
-          "[pool][without_pages]") {
+          "[pool][without_pages][memory_pools]") {
   device const without;
   sim_options o = without_pages();
   o.paging = sim_paging::available;

@@ -41,7 +41,7 @@ TEST_CASE("available_memory of a source is the driver's free memory", "[raii][me
 }
 
 TEST_CASE("available_memory of a pool is the free memory plus the cached memory",
-          "[raii][memory_availability]") {
+          "[raii][memory_availability][pages]") {
   sim_machine const machine{small()};
   sim_pool const memory{sim_pages{machine.driver()}};
   auto held = block(memory, 20_MiB);
@@ -69,7 +69,7 @@ TEST_CASE(
   CHECK(room.bytes == room.device_free + memory.largest_free_range());
 }
 
-TEST_CASE("available_memory is bounded by the tightest limit", "[raii][memory_availability]") {
+TEST_CASE("available_memory is bounded by the tightest limit", "[raii][memory_availability][pages]") {
   sim_machine const machine{small()};
   auto const reserved = sim_pages{machine.driver()} | limited{32_MiB} | pooled{};
   block(reserved, 10_MiB).clear();

@@ -176,7 +176,7 @@ TEST_CASE("fallback_to gives back after the capture what it could not wait for",
 }
 
 TEST_CASE("an imported block waits for a capture of another thread before it is unmapped",
-          "[capture_gate][sharing][threads]") {
+          "[capture_gate][sharing][threads][pages]") {
   sim_options options = one_gib();
   options.sharing = sim_sharing::descriptors;
   sim_machine const machine(options);

@@ -75,7 +75,8 @@ void check_bound(compaction const& c) {
 
 }  // namespace
 
-TEST_CASE("compact gives the free half of a checkerboard back at unchanged addresses", "[raii][compact]") {
+TEST_CASE("compact gives the free half of a checkerboard back at unchanged addresses",
+          "[raii][compact][pages]") {
   for (unsigned seed = 1; seed <= 5; ++seed) {
     sim_machine const machine(small_machine());
     {
@@ -105,7 +106,7 @@ TEST_CASE("compact gives the free half of a checkerboard back at unchanged addre
   }
 }
 
-TEST_CASE("compact frees the free part of one large handle", "[raii][compact]") {
+TEST_CASE("compact frees the free part of one large handle", "[raii][compact][pages]") {
   sim_machine const machine(small_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 64_MiB};
   kept_blocks held(memory, 0);
@@ -123,7 +124,7 @@ TEST_CASE("compact frees the free part of one large handle", "[raii][compact]") 
   CHECK(held.intact());
 }
 
-TEST_CASE("compact keeps blocks in views, and the views serve again", "[raii][compact]") {
+TEST_CASE("compact keeps blocks in views, and the views serve again", "[raii][compact][pages]") {
   for (int count = 8; count <= 24; count += 4) {
     sim_machine const machine(small_machine());
     {
@@ -150,7 +151,7 @@ TEST_CASE("compact keeps blocks in views, and the views serve again", "[raii][co
   }
 }
 
-TEST_CASE("compact divides handles that a view shows", "[raii][compact]") {
+TEST_CASE("compact divides handles that a view shows", "[raii][compact][pages]") {
   sim_machine const machine(small_machine());
   {
     auto memory = sim_pages{machine.driver(0)} | limited{96_MiB} | pooled{.largest_handle = 16_MiB};
@@ -176,7 +177,7 @@ TEST_CASE("compact divides handles that a view shows", "[raii][compact]") {
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("compact leaves a handle as it is if there is no memory for a copy", "[raii][compact]") {
+TEST_CASE("compact leaves a handle as it is if there is no memory for a copy", "[raii][compact][pages]") {
   sim_machine const machine(small_machine());
   auto memory = sim_pages{machine.driver(0)} | large_handles;
   kept_blocks held(memory, 0);
@@ -193,7 +194,7 @@ TEST_CASE("compact leaves a handle as it is if there is no memory for a copy", "
 }
 
 TEST_CASE("compact does nothing while the pool sleeps, and reaches each pool of fallback_to",
-          "[raii][compact]") {
+          "[raii][compact][pages]") {
   sim_machine const machine(small_machine());
   auto other = sim_pages{machine.driver(0)} | large_handles;
   auto memory = sim_pages{machine.driver(0)} | limited{140_MiB} | large_handles | fallback_to{other};
@@ -210,7 +211,7 @@ TEST_CASE("compact does nothing while the pool sleeps, and reaches each pool of 
 }
 
 TEST_CASE("compact loses and leaks nothing when a driver call fails, and can be tried again",
-          "[raii][compact]") {
+          "[raii][compact][pages]") {
   int failures = 0;
   for (failing_call const& f : failing_calls) {
     for (std::uint64_t nth = 1, more = 1; more != 0; ++nth) {
@@ -246,7 +247,7 @@ TEST_CASE("compact loses and leaks nothing when a driver call fails, and can be 
 }
 
 TEST_CASE("compact puts the pool to sleep if two maps in a row fail, and wake maps the memory again",
-          "[raii][compact][sleep]") {
+          "[raii][compact][sleep][pages]") {
   int slept = 0;
   for (failure const kind : {failure::other, failure::out_of_memory}) {
     for (std::uint64_t distance : {1u, 2u, 3u, 4u}) {
@@ -311,7 +312,8 @@ TEST_CASE("compact puts the pool to sleep if two maps in a row fail, and wake ma
   CHECK(slept > 10);
 }
 
-TEST_CASE("a pool that compact put to sleep may end, and frees give its handles back", "[raii][compact]") {
+TEST_CASE("a pool that compact put to sleep may end, and frees give its handles back",
+          "[raii][compact][pages]") {
   sim_machine const machine(small_machine());
   fault_plan const plan;
   {

@@ -266,7 +266,7 @@ TEST_CASE(
 }
 
 TEST_CASE("convert on a device that cannot access the memory breaks the device, as a kernel would",
-          "[raii][convert]") {
+          "[raii][convert][pages]") {
   sim_options options;
   options.devices = 2;
   sim_machine const machine{options};

@@ -333,7 +333,7 @@ TEST_CASE("device_buffer resize on another stream waits for the old stream, and 
 }
 
 TEST_CASE("device_buffer copies between devices are ordered on both devices",
-          "[raii][device_buffer][stream]") {
+          "[raii][device_buffer][stream][pages]") {
   sim_machine const machine{checked(2)};
   sim_driver const zero = machine.driver(device_id{0});
   sim_driver const one = machine.driver(device_id{1});

@@ -99,7 +99,8 @@ TEST_CASE("evict_scope restores the elements of its buffers on any schedule", "[
   }
 }
 
-TEST_CASE("evict_scope frees the device memory for the scope without a host wait", "[raii][evict_scope]") {
+TEST_CASE("evict_scope frees the device memory for the scope without a host wait",
+          "[raii][evict_scope][pages]") {
   watched_machine const t(0, 64_MiB);
   auto const memory = t.pool();
   basic_stream const a(t.machine.driver());

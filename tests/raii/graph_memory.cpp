@@ -249,7 +249,8 @@ TEMPLATE_TEST_CASE("memory of an owner that ends is unmapped after its graph has
   d.clean();
 }
 
-TEST_CASE("a stream that joins a capture gets the owner's memory, in its own order", "[graph_memory]") {
+TEST_CASE("a stream that joins a capture gets the owner's memory, in its own order",
+          "[graph_memory][pages]") {
   device d;
   auto pool = d.pages() | pooled{};
   device::stream_type a{d.driver}, b{d.driver}, c2{d.driver};
@@ -287,7 +288,7 @@ TEST_CASE("a stream that joins a capture gets the owner's memory, in its own ord
   CHECK((d.driver.destroy_event(fork).ok() && d.driver.destroy_event(join).ok()));
 }
 
-TEST_CASE("captures that share an owner hold little more than the largest needs", "[graph_memory]") {
+TEST_CASE("captures that share an owner hold little more than the largest needs", "[graph_memory][pages]") {
   device d;
   auto pool = d.pages() | pooled{};
   auto const layer = [](std::size_t batch, int i) {

@@ -100,7 +100,7 @@ TEST_CASE("micro_batches puts at most most_items items into a part", "[raii][mic
   check_parts(micro_batches(5, 1, 8, {.most_items = 0}), 5, 1);
 }
 
-TEST_CASE("micro_batches of a pool can be allocated one after the other", "[raii][micro_batches]") {
+TEST_CASE("micro_batches of a pool can be allocated one after the other", "[raii][micro_batches][pages]") {
   sim_options options;
   options.capacity = 100_MiB;
   options.taken = 0;

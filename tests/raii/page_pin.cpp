@@ -184,7 +184,7 @@ bool refuses(Memory const& memory, void const* p, std::size_t bytes) {
 }  // namespace
 
 TEST_CASE("segments_of lists the handles behind a block, its first and last part, and small blocks",
-          "[raii][page_pin]") {
+          "[raii][page_pin][pages]") {
   sim_machine const machine(small_machine());
   sim_driver const driver = machine.driver(0);
   auto memory = sim_pages{driver} | pooled{.largest_handle = 8_MiB} | tracked{};
@@ -205,7 +205,7 @@ TEST_CASE("segments_of lists the handles behind a block, its first and last part
   memory.deallocate({}, p, 30_MiB);
 }
 
-TEST_CASE("segments_of lists the handles behind a view", "[raii][page_pin]") {
+TEST_CASE("segments_of lists the handles behind a view", "[raii][page_pin][pages]") {
   sim_machine const machine(small_machine());
   auto memory = sim_pages{machine.driver(0)} | limited{64_MiB} | pooled{};
   scattered block(memory);
@@ -217,7 +217,7 @@ TEST_CASE("segments_of lists the handles behind a view", "[raii][page_pin]") {
   CHECK(refuses(memory, part, block.bytes));
 }
 
-TEST_CASE("segments_of and page_pin refuse what is not a block of the pool", "[raii][page_pin]") {
+TEST_CASE("segments_of and page_pin refuse what is not a block of the pool", "[raii][page_pin][pages]") {
   sim_machine const machine(small_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   auto other = sim_pages{machine.driver(0)} | pooled{};
@@ -246,7 +246,7 @@ TEST_CASE("segments_of and page_pin refuse what is not a block of the pool", "[r
   }
 }
 
-TEST_CASE("trim keeps the pages of a pin, also when the block was freed", "[raii][page_pin]") {
+TEST_CASE("trim keeps the pages of a pin, also when the block was freed", "[raii][page_pin][pages]") {
   sim_machine const machine(small_machine());
   auto const kept = std::make_shared<kept_addresses>();
   auto memory = sim_pages{machine.driver(0)} | watching{kept} | pooled{.largest_handle = 8_MiB};
@@ -281,7 +281,7 @@ TEST_CASE("trim keeps the pages of a pin, also when the block was freed", "[raii
   CHECK(memory->state().reserved == 0);
 }
 
-TEST_CASE("a pin keeps its pool alive", "[raii][page_pin]") {
+TEST_CASE("a pin keeps its pool alive", "[raii][page_pin][pages]") {
   sim_machine const machine(small_machine());
   auto memory = std::make_unique<stack<sim_pages, pooled>>(sim_pages{machine.driver(0)} | pooled{});
   void* const p = memory->allocate({}, 3_MiB);
@@ -294,7 +294,7 @@ TEST_CASE("a pin keeps its pool alive", "[raii][page_pin]") {
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("old views are unmapped, but not one with a pin", "[raii][page_pin]") {
+TEST_CASE("old views are unmapped, but not one with a pin", "[raii][page_pin][pages]") {
   sim_options options;
   options.backing = sim_backing::address_only;
   sim_machine const machine{options};
@@ -339,7 +339,7 @@ TEST_CASE("old views are unmapped, but not one with a pin", "[raii][page_pin]") 
   pin.reset();
 }
 
-TEST_CASE("compact leaves the handles of a pin as they are", "[raii][page_pin][compact]") {
+TEST_CASE("compact leaves the handles of a pin as they are", "[raii][page_pin][compact][pages]") {
   sim_machine const machine(small_machine());
   auto const kept = std::make_shared<kept_addresses>();
   auto memory = sim_pages{machine.driver(0)} | watching{kept} | limited{160_MiB} | pooled{};
@@ -359,7 +359,8 @@ TEST_CASE("compact leaves the handles of a pin as they are", "[raii][page_pin][c
   (void)released;
 }
 
-TEST_CASE("a pool sleeps but for its pins, whose contents stay on the device", "[raii][page_pin][sleep]") {
+TEST_CASE("a pool sleeps but for its pins, whose contents stay on the device",
+          "[raii][page_pin][sleep][pages]") {
   for (contents const where : {contents::in_pinned_memory, contents::in_host_memory, contents::discarded}) {
     sim_machine const machine(small_machine());
     auto const kept = std::make_shared<kept_addresses>();
@@ -420,7 +421,7 @@ TEST_CASE("a pool sleeps but for its pins, whose contents stay on the device", "
   }
 }
 
-TEST_CASE("a pool may end asleep after its pins", "[raii][page_pin][sleep]") {
+TEST_CASE("a pool may end asleep after its pins", "[raii][page_pin][sleep][pages]") {
   sim_machine const machine(small_machine());
   {
     auto memory = sim_pages{machine.driver(0)} | limited{160_MiB} | pooled{};
@@ -435,7 +436,7 @@ TEST_CASE("a pool may end asleep after its pins", "[raii][page_pin][sleep]") {
 }
 
 TEST_CASE("sleep, wake and compact keep pins when a driver call fails, and can be tried again",
-          "[raii][page_pin][sleep]") {
+          "[raii][page_pin][sleep][pages]") {
   for (failing_call const& way : failing_calls) {
     bool const many = way.call == driver_call::map_pages || way.call == driver_call::create_pages;
     for (std::uint64_t nth = 1; nth <= (many ? 4U : 1U); nth += 3) {
@@ -479,7 +480,7 @@ TEST_CASE("sleep, wake and compact keep pins when a driver call fails, and can b
   }
 }
 
-TEST_CASE("fallback_to finds the segments of each pool's blocks", "[raii][page_pin]") {
+TEST_CASE("fallback_to finds the segments of each pool's blocks", "[raii][page_pin][pages]") {
   sim_machine const machine(small_machine());
   sim_driver const driver = machine.driver(0);
   auto second = sim_pages{driver} | pooled{};
@@ -505,7 +506,7 @@ TEST_CASE("fallback_to finds the segments of each pool's blocks", "[raii][page_p
   CHECK(memory_reserved(memory) == 0);
 }
 
-TEST_CASE("blocks of a graph_memory have segments and pins", "[raii][page_pin][graph_memory]") {
+TEST_CASE("blocks of a graph_memory have segments and pins", "[raii][page_pin][graph_memory][pages]") {
   sim_machine const machine(small_machine());
   sim_driver const driver = machine.driver(0);
   test_stream<sim_driver> const s(driver);
@@ -532,7 +533,7 @@ TEST_CASE("blocks of a graph_memory have segments and pins", "[raii][page_pin][g
   memory.deallocate(s, p, 10_MiB);
 }
 
-TEST_CASE("a pin keeps the pages of a graph_memory that has ended", "[raii][page_pin][graph_memory]") {
+TEST_CASE("a pin keeps the pages of a graph_memory that has ended", "[raii][page_pin][graph_memory][pages]") {
   sim_machine const machine(small_machine());
   sim_driver const driver = machine.driver(0);
   test_stream<sim_driver> const s(driver);
@@ -561,7 +562,7 @@ TEST_CASE("a pin keeps the pages of a graph_memory that has ended", "[raii][page
 }
 
 TEST_CASE("threads pin, allocate, trim, sleep and compact: no pinned page is unmapped",
-          "[raii][page_pin][threads]") {
+          "[raii][page_pin][threads][pages]") {
   sim_options options;
   options.capacity = 1_GiB;
   options.taken = 0;

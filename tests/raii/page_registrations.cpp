@@ -97,7 +97,7 @@ struct registered_pool {
 
 }  // namespace
 
-TEST_CASE("page_registrations registers the handles of a block once", "[raii][registrations]") {
+TEST_CASE("page_registrations registers the handles of a block once", "[raii][registrations][pages]") {
   registered_pool t;
   void* const small = t.memory.allocate({}, 5000);
   CHECK_FALSE(t.pages.covers(small, 5000));
@@ -130,7 +130,7 @@ TEST_CASE("page_registrations registers the handles of a block once", "[raii][re
 }
 
 TEST_CASE("a library that uses the first handle of a registration gets only blocks that lie in one",
-          "[raii][registrations]") {
+          "[raii][registrations][pages]") {
   sim_machine const machine{small_machine()};
   auto const known = std::make_shared<known_ranges>(machine);
   auto const registered = [&](pooled const& options) {
@@ -170,7 +170,7 @@ TEST_CASE("a library that uses the first handle of a registration gets only bloc
 }
 
 TEST_CASE("registered pages stay mapped while the pool frees, trims, compacts and sleeps",
-          "[raii][registrations]") {
+          "[raii][registrations][pages]") {
   registered_pool t;
   void* const p = t.memory.allocate({}, 30_MiB);
   void* const other = t.memory.allocate({}, 40_MiB);
@@ -201,7 +201,7 @@ TEST_CASE("registered pages stay mapped while the pool frees, trims, compacts an
 }
 
 TEST_CASE("a block partly in registered handles gets one registration over all, beside the earlier ones",
-          "[raii][registrations]") {
+          "[raii][registrations][pages]") {
   registered_pool t({.largest_handle = 2_MiB});
   void* const p = t.memory.allocate({}, 20_MiB);
   char* const bytes = static_cast<char*>(p);
@@ -224,7 +224,7 @@ TEST_CASE("a block partly in registered handles gets one registration over all, 
   t.memory.deallocate({}, p, 20_MiB);
 }
 
-TEST_CASE("what the library refuses is neither registered nor pinned", "[raii][registrations]") {
+TEST_CASE("what the library refuses is neither registered nor pinned", "[raii][registrations][pages]") {
   registered_pool t;
   void* const p = t.memory.allocate({}, 30_MiB);
   t.known->refuse_after = 0;
@@ -245,7 +245,7 @@ TEST_CASE("what the library refuses is neither registered nor pinned", "[raii][r
 }
 
 TEST_CASE("page_registrations refuses bytes that no block of the pool has, and moves",
-          "[raii][registrations]") {
+          "[raii][registrations][pages]") {
   registered_pool t;
   void* const p = t.memory.allocate({}, 3_MiB);
   int outside = 0;
@@ -263,7 +263,7 @@ TEST_CASE("page_registrations refuses bytes that no block of the pool has, and m
 }
 
 TEST_CASE("random blocks are registered, stay mapped, and are registered once when warm",
-          "[raii][registrations]") {
+          "[raii][registrations][pages]") {
   auto const seed = GENERATE(range(1u, 9u));
   CAPTURE(seed);
   std::mt19937 random(seed);
@@ -306,7 +306,7 @@ TEST_CASE("random blocks are registered, stay mapped, and are registered once wh
 }
 
 TEST_CASE("a forked child drops its registrations without a call of the library",
-          "[raii][registrations][at_fork]") {
+          "[raii][registrations][at_fork][pages]") {
   registered_pool t;
   void* const p = t.memory.allocate({}, 30_MiB);
   (void)t.pages.ensure(p, 30_MiB);

@@ -32,7 +32,7 @@ sim_machine adversarial(std::uint64_t seed, sim_peers peers) {
 }  // namespace
 
 TEST_CASE("peer_copy is ordered on both devices, with and without peer access, on any schedule",
-          "[raii][peer_copy][stream]") {
+          "[raii][peer_copy][stream][pages]") {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     sim_peers const peers = seed % 2 == 0 ? sim_peers::reachable : sim_peers::apart;
     sim_machine const machine = adversarial(seed, peers);

@@ -135,7 +135,7 @@ auto while_sending(exported_block<Memory> const& block, connection& c, Receive c
 }  // namespace
 
 TEST_CASE("receive_block maps a block of over 100 handles in a second process, with each byte",
-          "[raii][sharing]") {
+          "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB} | tracked{};
   constexpr std::size_t bytes = 300_MiB;
@@ -171,7 +171,7 @@ TEST_CASE("receive_block maps a block of over 100 handles in a second process, w
 }
 
 TEST_CASE("import_block on the same machine shows the same memory, and leaves nothing behind",
-          "[raii][sharing]") {
+          "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   sim_driver const driver = machine.driver(0);
   {
@@ -198,7 +198,7 @@ TEST_CASE("import_block on the same machine shows the same memory, and leaves no
   CHECK(machine.usage().used == 0);
 }
 
-TEST_CASE("an imported block keeps its memory after the exporting pool has ended", "[raii][sharing]") {
+TEST_CASE("an imported block keeps its memory after the exporting pool has ended", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   sim_driver const driver = machine.driver(0);
   {
@@ -220,7 +220,7 @@ TEST_CASE("an imported block keeps its memory after the exporting pool has ended
   CHECK(machine.usage().used == 0);
 }
 
-TEST_CASE("an imported block has the alignment that its exporter names", "[raii][sharing]") {
+TEST_CASE("an imported block has the alignment that its exporter names", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
   void* const unaligned = memory.allocate({}, 6_MiB + 4_KiB);
@@ -244,7 +244,7 @@ TEST_CASE("an imported block has the alignment that its exporter names", "[raii]
   memory.deallocate({}, unaligned, 6_MiB + 4_KiB);
 }
 
-TEST_CASE("events order an importer's stream after the exporter's, and back", "[raii][sharing]") {
+TEST_CASE("events order an importer's stream after the exporter's, and back", "[raii][sharing][pages]") {
   sim_options options = sharing_machine();
   options.checks = sim_checks::stream_order;
   sim_machine const machine(options);
@@ -290,7 +290,7 @@ TEST_CASE("events order an importer's stream after the exporter's, and back", "[
 }
 
 TEST_CASE("synchronize_ready and synchronize_done wait on the host, until a limit or the end of the exporter",
-          "[raii][sharing]") {
+          "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   sim_driver const driver = machine.driver(0);
   auto memory = sim_pages{driver} | pooled{};
@@ -360,7 +360,7 @@ TEST_CASE("synchronize_ready and synchronize_done wait on the host, until a limi
 }
 
 TEST_CASE("wait_ready and wait_done throw if the other process was killed before its work had ended",
-          "[raii][sharing]") {
+          "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   sim_driver const driver = machine.driver(0);
   auto memory = sim_pages{driver} | pooled{.largest_handle = 2_MiB};
@@ -447,7 +447,7 @@ TEST_CASE("wait_ready and wait_done throw if the other process was killed before
 }
 
 TEST_CASE("an import that ends while a stream is captured stays mapped, as work may use it",
-          "[raii][sharing]") {
+          "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   sim_driver const driver = machine.driver(0);
   auto memory = sim_pages{driver} | pooled{};
@@ -467,7 +467,7 @@ TEST_CASE("an import that ends while a stream is captured stays mapped, as work 
   memory.deallocate({}, p, 8_MiB);
 }
 
-TEST_CASE("a socket that passes credentials, too, has room for all descriptors", "[raii][sharing]") {
+TEST_CASE("a socket that passes credentials, too, has room for all descriptors", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
   void* const p = memory.allocate({}, 300_MiB);
@@ -499,7 +499,7 @@ TEST_CASE("a peer that sends single bytes is given up after the limit of the who
   slow.join();
 }
 
-TEST_CASE("a description whose count would lie in its checksum is refused", "[raii][sharing]") {
+TEST_CASE("a description whose count would lie in its checksum is refused", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   void* const p = memory.allocate({}, 1_MiB);
@@ -526,7 +526,7 @@ TEST_CASE("a description whose count would lie in its checksum is refused", "[ra
 }
 
 TEST_CASE("exported blocks are pinned: sleep and the end of other blocks leave them in place",
-          "[raii][sharing]") {
+          "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
   void* const p = memory.allocate({}, 8_MiB);
@@ -546,7 +546,7 @@ TEST_CASE("exported blocks are pinned: sleep and the end of other blocks leave t
   memory.deallocate({}, p, 8_MiB);
 }
 
-TEST_CASE("pages on a fabric are imported by their tokens", "[raii][sharing]") {
+TEST_CASE("pages on a fabric are imported by their tokens", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine(sim_sharing::descriptors_and_fabric));
   sim_pages const source(machine.driver(0), allocation_handle_type::fabric);
   CHECK(source.handle_type() == allocation_handle_type::fabric);
@@ -562,7 +562,7 @@ TEST_CASE("pages on a fabric are imported by their tokens", "[raii][sharing]") {
 }
 
 TEST_CASE("the handle type of a source is the wanted one, or the best that the device has",
-          "[raii][sharing]") {
+          "[raii][sharing][pages]") {
   using type = allocation_handle_type;
   sim_machine const none(sharing_machine(sim_sharing::none));
   sim_machine const descriptors(sharing_machine());
@@ -577,7 +577,7 @@ TEST_CASE("the handle type of a source is the wanted one, or the best that the d
   CHECK(basic_pages(faulty).handle_type() == type::none);
 }
 
-TEST_CASE("export_block refuses what cannot be exported, and says what to do", "[raii][sharing]") {
+TEST_CASE("export_block refuses what cannot be exported, and says what to do", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   auto hidden = sim_pages{machine.driver(0), allocation_handle_type::none} | pooled{};
@@ -609,7 +609,8 @@ TEST_CASE("export_block refuses what cannot be exported, and says what to do", "
   hidden.deallocate({}, q, 4_MiB);
 }
 
-TEST_CASE("from_bytes refuses each truncation and each changed byte of a description", "[raii][sharing]") {
+TEST_CASE("from_bytes refuses each truncation and each changed byte of a description",
+          "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
   void* const p = memory.allocate({}, 8_MiB);
@@ -636,7 +637,7 @@ TEST_CASE("from_bytes refuses each truncation and each changed byte of a descrip
 TEST_CASE(
     "import_block refuses a description that contradicts itself, or is of another device, machine or a "
     "process that ended",
-    "[raii][sharing]") {
+    "[raii][sharing][pages]") {
   sim_options options = sharing_machine();
   options.devices = 2;
   sim_machine const machine(options);
@@ -685,7 +686,8 @@ TEST_CASE(
   CHECK(machine.leaks().handles == 0);
 }
 
-TEST_CASE("a description that is replayed after its exporter has ended is refused", "[raii][sharing]") {
+TEST_CASE("a description that is replayed after its exporter has ended is refused",
+          "[raii][sharing][pages]") {
   connection c;
   pid_t const child = in_another_process([&] {
     sim_machine const machine(sharing_machine());
@@ -705,7 +707,7 @@ TEST_CASE("a description that is replayed after its exporter has ended is refuse
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("descriptors of something else are never mapped", "[raii][sharing]") {
+TEST_CASE("descriptors of something else are never mapped", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   {
     auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 4_MiB};
@@ -744,7 +746,7 @@ TEST_CASE("descriptors of something else are never mapped", "[raii][sharing]") {
 
 TEST_CASE(
     "receive_block refuses the descriptors of another block, too few, and bytes that are no description",
-    "[raii][sharing]") {
+    "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   {
     auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
@@ -789,7 +791,7 @@ TEST_CASE(
 }
 
 TEST_CASE("either process may end at any step of a transfer: the other gets an error and leaks nothing",
-          "[raii][sharing]") {
+          "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
   void* const p = memory.allocate({}, 300_MiB);
@@ -852,7 +854,7 @@ TEST_CASE("either process may end at any step of a transfer: the other gets an e
   memory.deallocate({}, p, 300_MiB);
 }
 
-TEST_CASE("an imported block is intact after its exporter was killed", "[raii][sharing]") {
+TEST_CASE("an imported block is intact after its exporter was killed", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   connection c;
   pid_t const child = in_another_process([&] {
@@ -874,7 +876,7 @@ TEST_CASE("an imported block is intact after its exporter was killed", "[raii][s
   CHECK(holds(imported.data(), 150_MiB, 8));
 }
 
-TEST_CASE("a process that does not answer is given up after the time limit", "[raii][sharing]") {
+TEST_CASE("a process that does not answer is given up after the time limit", "[raii][sharing][pages]") {
   using namespace std::chrono_literals;
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};
@@ -900,7 +902,8 @@ TEST_CASE("a process that does not answer is given up after the time limit", "[r
   memory.deallocate({}, p, 4_MiB);
 }
 
-TEST_CASE("at each failure of a driver call, export and import leave nothing behind", "[raii][sharing]") {
+TEST_CASE("at each failure of a driver call, export and import leave nothing behind",
+          "[raii][sharing][pages]") {
   int failures = 0;
   for (driver_call const call :
        {driver_call::export_pages, driver_call::uuid, driver_call::create_shared_event,
@@ -942,7 +945,7 @@ TEST_CASE("at each failure of a driver call, export and import leave nothing beh
 }
 
 TEST_CASE("a forked child that ends exports and imports makes no driver call, unless the driver works there",
-          "[raii][sharing][at_fork]") {
+          "[raii][sharing][at_fork][pages]") {
   for (bool const survives : {false, true}) {
     sim_options options = sharing_machine();
     options.forked = survives ? sim_fork::works : sim_fork::refused;
@@ -971,7 +974,7 @@ TEST_CASE("a forked child that ends exports and imports makes no driver call, un
   }
 }
 
-TEST_CASE("a dma_buf spans a whole block or is refused", "[raii][sharing]") {
+TEST_CASE("a dma_buf spans a whole block or is refused", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
   void* const p = memory.allocate({}, 8_MiB);

@@ -50,7 +50,7 @@ sim_options small_machine() {
 }  // namespace
 
 TEST_CASE("sleep gives all memory back, wake restores it at the same addresses with the kept contents",
-          "[raii][sleep]") {
+          "[raii][sleep][pages]") {
   for (contents const where : all_kinds) {
     sim_machine const machine(small_machine());
     {
@@ -81,7 +81,7 @@ TEST_CASE("sleep gives all memory back, wake restores it at the same addresses w
   }
 }
 
-TEST_CASE("sleep and wake may be called twice", "[raii][sleep]") {
+TEST_CASE("sleep and wake may be called twice", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   CHECK(wake(memory) == 0);
@@ -96,7 +96,7 @@ TEST_CASE("sleep and wake may be called twice", "[raii][sleep]") {
   CHECK(held.intact());
 }
 
-TEST_CASE("1,000 cycles of sleep and wake leak no byte", "[raii][sleep]") {
+TEST_CASE("1,000 cycles of sleep and wake leak no byte", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   void* const p = memory.allocate(stream_ref{}, 300'000);
@@ -122,7 +122,7 @@ TEST_CASE("1,000 cycles of sleep and wake leak no byte", "[raii][sleep]") {
 }
 
 TEST_CASE("while a pool sleeps, allocation fails and frees, statistics, trim and owns work",
-          "[raii][sleep]") {
+          "[raii][sleep][pages]") {
   for (contents const where : all_kinds) {
     sim_machine const machine(small_machine());
     {
@@ -161,7 +161,7 @@ TEST_CASE("while a pool sleeps, allocation fails and frees, statistics, trim and
   }
 }
 
-TEST_CASE("pool_asleep passes through policies that change the report", "[raii][sleep]") {
+TEST_CASE("pool_asleep passes through policies that change the report", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   auto const throws_pool_asleep = [](auto memory) {
     (void)sleep(memory);
@@ -173,7 +173,7 @@ TEST_CASE("pool_asleep passes through policies that change the report", "[raii][
   throws_pool_asleep(sim_pages{machine.driver(0)} | pooled{} | with_history{});
 }
 
-TEST_CASE("wake takes no memory for blocks that were freed while the pool slept", "[raii][sleep]") {
+TEST_CASE("wake takes no memory for blocks that were freed while the pool slept", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   void* const p = memory.allocate(stream_ref{}, 64_MiB);
@@ -186,7 +186,7 @@ TEST_CASE("wake takes no memory for blocks that were freed while the pool slept"
   memory.deallocate(stream_ref{}, q, 2_MiB);
 }
 
-TEST_CASE("wake takes no memory for blocks that were cached by a thread", "[raii][sleep]") {
+TEST_CASE("wake takes no memory for blocks that were cached by a thread", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   std::vector<void*> all;
@@ -197,7 +197,7 @@ TEST_CASE("wake takes no memory for blocks that were cached by a thread", "[raii
   CHECK(wake(memory) == 0);
 }
 
-TEST_CASE("wake keeps the host memory for the next sleep if it is asked to", "[raii][sleep]") {
+TEST_CASE("wake keeps the host memory for the next sleep if it is asked to", "[raii][sleep][pages]") {
   for (contents const where : kept_kinds) {
     sim_machine const machine(small_machine());
     {
@@ -226,7 +226,7 @@ TEST_CASE("wake keeps the host memory for the next sleep if it is asked to", "[r
   }
 }
 
-TEST_CASE("a pool may end while it sleeps", "[raii][sleep]") {
+TEST_CASE("a pool may end while it sleeps", "[raii][sleep][pages]") {
   for (contents const where : all_kinds) {
     sim_machine const machine(small_machine());
     {
@@ -239,7 +239,7 @@ TEST_CASE("a pool may end while it sleeps", "[raii][sleep]") {
   }
 }
 
-TEST_CASE("wake with too little memory reports what is lacking and stays asleep", "[raii][sleep]") {
+TEST_CASE("wake with too little memory reports what is lacking and stays asleep", "[raii][sleep][pages]") {
   for (contents const where : all_kinds) {
     sim_machine const machine(small_machine());
     auto memory = sim_pages{machine.driver(0)} | pooled{};
@@ -267,7 +267,7 @@ TEST_CASE("wake with too little memory reports what is lacking and stays asleep"
 }
 
 TEST_CASE("threads that allocate and free while a pool falls asleep and wakes get memory or pool_asleep",
-          "[raii][sleep][threads]") {
+          "[raii][sleep][threads][pages]") {
   sim_machine const machine(small_machine());
   {
     auto memory = sim_pages{machine.driver(0)} | pooled{};
@@ -311,7 +311,7 @@ TEST_CASE("threads that allocate and free while a pool falls asleep and wakes ge
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("sleep_scope wakes its pool at its end, or before", "[raii][sleep]") {
+TEST_CASE("sleep_scope wakes its pool at its end, or before", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{};
   kept_blocks held(memory);
@@ -337,7 +337,7 @@ TEST_CASE("sleep_scope wakes its pool at its end, or before", "[raii][sleep]") {
   CHECK(held.intact());
 }
 
-TEST_CASE("several pools sleep and wake independently", "[raii][sleep]") {
+TEST_CASE("several pools sleep and wake independently", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   auto weights = sim_pages{machine.driver(0)} | pooled{};
   auto cache = sim_pages{machine.driver(0)} | pooled{};
@@ -363,7 +363,7 @@ using faulty_pages = basic_pages<faulty<sim_driver>>;
 }  // namespace
 
 TEST_CASE("sleep and wake lose and leak nothing when a driver call fails, and can be tried again",
-          "[raii][sleep]") {
+          "[raii][sleep][pages]") {
   int failures = 0;
   for (contents const where : all_kinds) {
     for (failing_call const& f : failing_calls) {
@@ -421,7 +421,7 @@ TEST_CASE("sleep and wake lose and leak nothing when a driver call fails, and ca
 }
 
 TEST_CASE("sleep keeps what the driver does not report as saved, also over a wake that fails",
-          "[raii][sleep]") {
+          "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   {
     fault_plan const plan;
@@ -456,7 +456,7 @@ TEST_CASE("sleep keeps what the driver does not report as saved, also over a wak
 }
 
 TEST_CASE("sleep gives handles back while later ones are copied, and wake copies while it makes them",
-          "[raii][sleep]") {
+          "[raii][sleep][pages]") {
   sim_options o = small_machine();
   o.slow_streams = 1000;  // copies are done only when they are waited for
   o.slowness = 1'000'000'000;
@@ -479,7 +479,7 @@ TEST_CASE("sleep gives handles back while later ones are copied, and wake copies
   }
 }
 
-TEST_CASE("fallback_to puts the pools to sleep that can", "[raii][sleep]") {
+TEST_CASE("fallback_to puts the pools to sleep that can", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   auto other = sim_pinned_host{machine.driver(0)} | pooled{};
   auto memory = sim_pages{machine.driver(0)} | limited{80_MiB} | pooled{} | fallback_to{other};
@@ -523,7 +523,7 @@ struct collected_reports {
 
 TEST_CASE(
     "checked, fenced and poisoned touch no memory while the pool sleeps, and make no false report after",
-    "[raii][sleep]") {
+    "[raii][sleep][pages]") {
   auto const run = [](auto const& make) {
     for (contents const where : all_kinds) {
       sim_machine const machine(small_machine());
@@ -554,7 +554,7 @@ TEST_CASE(
   run([](sim_machine const& m) { return sim_pages{m.driver(0)} | pooled{} | fenced{} | poisoned{}; });
 }
 
-TEST_CASE("checked reports work that is unfinished at the call of sleep or compact", "[raii][sleep]") {
+TEST_CASE("checked reports work that is unfinished at the call of sleep or compact", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine());
   collected_reports const reports;
   sim_stream const stream(machine.driver(0));

@@ -124,7 +124,7 @@ void check_whole(sim_machine const& machine, Pool& p) {
 }  // namespace
 
 TEST_CASE("a pool and its graph memories sleep and wake together, or not at all, when driver calls fail",
-          "[raii][sleep][graph_memory]") {
+          "[raii][sleep][graph_memory][pages]") {
   int failures = 0;
   for (contents const where : all_kinds) {
     for (failing_call const& f : failing_calls) {
@@ -180,7 +180,8 @@ TEST_CASE("a pool and its graph memories sleep and wake together, or not at all,
   CHECK(failures > 50 / static_cast<int>(next_failing));
 }
 
-TEST_CASE("wake reports what a pool and its graph memories lack together", "[raii][sleep][graph_memory]") {
+TEST_CASE("wake reports what a pool and its graph memories lack together",
+          "[raii][sleep][graph_memory][pages]") {
   sim_machine const machine(small_machine(64_MiB));
   pool_with_graph p(machine, machine.driver(0));
   std::size_t const needed = memory_reserved(p.memory);
@@ -201,7 +202,7 @@ TEST_CASE("wake reports what a pool and its graph memories lack together", "[rai
 }
 
 TEST_CASE("a handler of the source may free blocks and trim while the pool is woken or compacted",
-          "[raii][sleep][compact]") {
+          "[raii][sleep][compact][pages]") {
   for (bool const compacts : {false, true}) {
     sim_machine const machine(small_machine(64_MiB));
     fault_plan const plan;
@@ -247,7 +248,7 @@ TEST_CASE("a handler of the source may free blocks and trim while the pool is wo
   }
 }
 
-TEST_CASE("a handler of the source cannot call wake inside wake", "[raii][sleep]") {
+TEST_CASE("a handler of the source cannot call wake inside wake", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine(64_MiB));
   fault_plan const plan;
   {
@@ -269,7 +270,7 @@ TEST_CASE("a handler of the source cannot call wake inside wake", "[raii][sleep]
 }
 
 TEST_CASE("while a capture_scope is open, sleep, wake and compact are refused and change nothing",
-          "[raii][sleep][graph_memory]") {
+          "[raii][sleep][graph_memory][pages]") {
   sim_machine const machine(small_machine(64_MiB));
   {
     pool_with_graph p(machine, machine.driver(0));
@@ -306,7 +307,8 @@ TEST_CASE("while a capture_scope is open, sleep, wake and compact are refused an
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("graph memories may be made and destroyed while their pool sleeps", "[raii][sleep][graph_memory]") {
+TEST_CASE("graph memories may be made and destroyed while their pool sleeps",
+          "[raii][sleep][graph_memory][pages]") {
   sim_machine const machine(small_machine(64_MiB));
   {
     pool_with_graph p(machine, machine.driver(0));
@@ -331,7 +333,7 @@ TEST_CASE("graph memories may be made and destroyed while their pool sleeps", "[
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("a snapshot of a sleeping pool lists the addresses that it keeps", "[raii][sleep]") {
+TEST_CASE("a snapshot of a sleeping pool lists the addresses that it keeps", "[raii][sleep][pages]") {
   sim_machine const machine(small_machine(64_MiB));
   pool_with_graph p(machine, machine.driver(0));
   snapshot const awake = take_snapshot(p.memory);
@@ -354,7 +356,7 @@ TEST_CASE("a snapshot of a sleeping pool lists the addresses that it keeps", "[r
 #if defined(__unix__) || defined(__APPLE__)
 
 TEST_CASE("a forked child has a sleeping pool, which it can wake unless the driver does not survive the fork",
-          "[raii][sleep][at_fork]") {
+          "[raii][sleep][at_fork][pages]") {
   for (bool const survives : {false, true}) {
     sim_options options = small_machine(64_MiB);
     options.forked = survives ? sim_fork::works : sim_fork::refused;
@@ -385,7 +387,7 @@ TEST_CASE("a forked child has a sleeping pool, which it can wake unless the driv
 }
 
 TEST_CASE("a child that is forked while another thread puts the pool to sleep does not hang",
-          "[raii][sleep][at_fork][threads]") {
+          "[raii][sleep][at_fork][threads][pages]") {
   sim_machine const machine(small_machine(64_MiB));
   {
     pool_with_graph p(machine, machine.driver(0));

@@ -526,7 +526,8 @@ void run_programs(Make const& make, bool with_views) {
 
 }  // namespace
 
-TEST_CASE("memory_stats and take_snapshot agree with a model over pages", "[report][stats][snapshot]") {
+TEST_CASE("memory_stats and take_snapshot agree with a model over pages",
+          "[report][stats][snapshot][pages]") {
   run_programs(
       [](sim_driver const& driver, unsigned seed) {
         return sim_pages{driver} | limited{72_MiB} | pooled{} | tracked{} |

@@ -245,7 +245,7 @@ struct checkerboard {
 }  // namespace
 
 TEST_CASE("take_snapshot reports a remapped block as a segment at its user's address, and only there",
-          "[report][snapshot][view]") {
+          "[report][snapshot][view][pages]") {
   checkerboard board;
   void* const large = board.memory.allocate({}, 23_MiB);
   REQUIRE(board.memory->upstream()->state().remaps > 0);

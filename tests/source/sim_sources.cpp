@@ -41,13 +41,13 @@ TEMPLATE_TEST_CASE("sim_malloc, sim_async, sim_pinned_host and sim_managed meet 
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("sim_pages meets the page source contract", "[source][cuda_pages]") {
+TEST_CASE("sim_pages meets the page source contract", "[source][cuda_pages][pages]") {
   sim_machine const machine = small_machine();
   page_source_contract([&] { return on<sim_pages>(machine); });
   CHECK(machine.leaks().total() == 0);
 }
 
-TEST_CASE("unique_pages destroys its page_handle exactly once", "[source][page_handle]") {
+TEST_CASE("unique_pages destroys its page_handle exactly once", "[source][page_handle][pages]") {
   sim_machine const machine = small_machine();
   auto pages = on<sim_pages>(machine);
   {
@@ -66,7 +66,7 @@ TEST_CASE("unique_pages destroys its page_handle exactly once", "[source][page_h
 }
 
 TEST_CASE("sim_malloc and sim_pages refuse more than max_request_bytes without a driver call",
-          "[source][errors]") {
+          "[source][errors][pages]") {
   sim_machine const machine = small_machine();
   auto memory = on<sim_malloc>(machine);
   auto pages = on<sim_pages>(machine);
@@ -102,7 +102,7 @@ void refuses_and_says(Call const& call, char const* text) {
 }  // namespace
 
 TEST_CASE("sim_pages without virtual memory management has plain blocks, and refuses every call of pages",
-          "[source][cuda_pages]") {
+          "[source][cuda_pages][pages]") {
   sim_machine const machine = machine_without_pages();
   auto pages = on<sim_pages>(machine);
   CHECK_FALSE(pages.has_pages());
@@ -134,7 +134,7 @@ TEST_CASE("has_pages reports the device of the source through every layer over p
 }
 
 TEST_CASE("sim_pages without virtual memory management or plain blocks throws and names the alternative",
-          "[source][cuda_pages]") {
+          "[source][cuda_pages][pages]") {
   sim_machine const machine = machine_without_pages();
   refuses_and_says([&] { (void)basic_pages<driver_of_pages>(driver_of_pages(machine.driver())); },
                    "cuda_malloc | pooled");
