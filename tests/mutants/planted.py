@@ -2261,6 +2261,27 @@ PLANTED = {
             finder="tests/pool/graph_memories.cpp",
         ),
         Mutant(
+            "a capture keeps large blocks although its memory grows",
+            "pool/cache_misses.hpp",
+            " && !take_what_captures_cache(position, request, batch)) {",
+            ") {",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "large blocks that a capture caches are lost at its end",
+            "pool/front/front.hpp",
+            "    for (auto block = of_stream.of_capture.take_any(); block.p != nullptr;\n         block = of_stream.of_capture.take_any())\n      heap_.give_back_range(id, of_stream.stream, block.p, block.bytes);\n",
+            "    of_stream.of_capture.count = 0;\n",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a large block that a capture caches counts as live",
+            "pool/front/front.hpp",
+            "        if (p != nullptr) cache.count_taken(size.large_bytes());\n",
+            "",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
             "a block with a recorded use is reused at once inside its capture",
             "pool/pool.hpp",
             "    if (alignment > default_alignment || waiting_.any_noted()) return false;\n",

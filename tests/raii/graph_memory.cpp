@@ -942,6 +942,54 @@ TEST_CASE("recorded uses in captures hold back for one capture, not forever", "[
   CHECK(memory.state().kept == bytes);
 }
 
+TEST_CASE("a capture keeps freed large blocks by size while the memory suffices", "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{} | tracked{};
+  device::stream_type a{d.driver};
+  graph_memory memory{pool};
+  void* const room = memory.allocate(a, 24 << 20);
+  pool.deallocate(a, room, 24 << 20);
+  std::size_t held = 0;
+  for (int round = 0; round < 3; ++round) {
+    capture c(d.machine, memory, a);
+    void* const small = pool.allocate(a, 3 << 20);
+    pool.deallocate(a, small, 3 << 20);
+    void* const large = pool.allocate(a, 5 << 20);
+    CHECK(large != small);
+    CHECK(memory.state().allocated == 5 << 20);
+    CHECK(memory_allocated(pool) == 5 << 20);
+    CHECK(pool.allocate(a, 3 << 20) == small);
+    pool.deallocate(a, large, 5 << 20);
+    pool.deallocate(a, small, 3 << 20);
+    CHECK(pool.allocate(a, 5 << 20) == large);
+    pool.deallocate(a, large, 5 << 20);
+    CHECK(memory.state().allocated == 0);
+    // Together they are one range again before the memory grows.
+    void* const all = pool.allocate(a, 24 << 20);
+    pool.deallocate(a, all, 24 << 20);
+    if (round == 0) held = memory.state().reserved;
+    CHECK(memory.state().reserved == held);
+    c.end();
+  }
+  void* const after = memory.allocate(a, 24 << 20);  // all of it was given back
+  CHECK(memory.state().reserved == held);
+  pool.deallocate(a, after, 24 << 20);
+  d.clean();
+}
+
+TEST_CASE("large blocks that a capture keeps do not make its memory grow", "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver};
+  graph_memory memory{pool};
+  capture c(d.machine, memory, a);
+  for (std::size_t i = 0; i < 40; ++i) {
+    std::size_t const bytes = (std::size_t{2} << 20) + i * (64 << 10);
+    pool.deallocate(a, pool.allocate(a, bytes), bytes);
+  }
+  CHECK(memory.state().reserved <= 8 << 20);  // the largest takes 4.5 MiB
+}
+
 TEST_CASE("a block with a recorded use is not reused inside the capture that frees it", "[graph_memory]") {
   device d;
   auto pool = d.pages() | pooled{};

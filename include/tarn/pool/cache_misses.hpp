@@ -202,7 +202,7 @@ class cache_misses : public pool_parts<Upstream> {
       batch.wanted = magazine_batch(request.size_class);
       if (is_capture_stream(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
     }
-    if (!take_from_heap(position, request, batch)) {
+    if (!take_from_heap(position, request, batch) && !take_what_captures_cache(position, request, batch)) {
       climb(position, request, batch);
       front_.find_again(position, id, stream);
     }
@@ -229,6 +229,19 @@ class cache_misses : public pool_parts<Upstream> {
       return false;
     heap_.count_if_uncached(held, request, position.cache == nullptr);
     return true;
+  }
+
+  /// Returns the large blocks that the thread caches for a captured stream to the heap, where they coalesce, and tries again.
+  bool take_what_captures_cache(typename front_type::cache_position const& position,
+                                block_request const& request, block_batch& batch) {
+    if (!is_capture_stream(request.id) || position.of_stream == nullptr) return false;
+    bool any = false;
+    for (auto block = front_.take_of_capture(position); block.p != nullptr;
+         block = front_.take_of_capture(position)) {
+      heap_.give_back_range(request.id, request.stream, block.p, block.bytes);
+      any = true;
+    }
+    return any && take_from_heap(position, request, batch);
   }
 
   TARN_NOINLINE void climb(typename front_type::cache_position const& position, block_request const& request,

@@ -139,6 +139,19 @@ class front {
     return p;
   }
 
+  /// Takes a large block that a captured stream caches likewise, because the memory is short; null if there is none.
+  [[nodiscard]] large_magazine::entry take_of_capture(cache_position const& at) noexcept {
+    large_magazine::entry taken;
+    at.cache->lock.enter();
+    if (is_open(at) && at.of_stream->of_capture.count != 0) {
+      taken = at.of_stream->of_capture.take_any();
+      at.of_stream->of_capture.refuses = large_magazine::pause;
+      at.cache->count_held(0, taken.bytes);
+    }
+    at.cache->lock.leave();
+    return taken;
+  }
+
   /// Counts the first block of a batch as the caller's and caches the others as far as there is room; `batch.count` is then the
   /// number of blocks left.
   void keep_rest(cache_position const& at, block_request const& r, block_batch& batch) noexcept {
@@ -180,6 +193,8 @@ class front {
         cache.count_held(0, count * r.block);
       }
       if (result == kept::no && put_in(cache, of_stream, r.size_class, p)) result = kept::yes;
+    } else if (of_stream.of_capture.has(p)) {
+      result = kept::twice;
     } else if (r.alignment <= default_alignment && of_stream.newest_large == p) {
       void* const before = std::exchange(of_stream.large_block, p);
       if (before == p) {
@@ -417,6 +432,9 @@ class front {
       } else if (of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()) {
         p = std::exchange(of_stream->large_block, nullptr);
         cache.count_taken(of_stream->large_bytes);
+      } else if (of_stream->of_capture.count != 0) {
+        p = of_stream->of_capture.take(size.large_bytes());
+        if (p != nullptr) cache.count_taken(size.large_bytes());
       }
     }
     return p;
@@ -434,7 +452,13 @@ class front {
       cache.count_live(-static_cast<std::int64_t>(size.bytes_in(k)), -1);
       return true;
     }
-    if (of_stream->large_block != nullptr || of_stream->newest_large != p) return false;
+    if (is_capture_stream(id) && of_stream->of_capture.put(p, size.large_bytes())) {
+      cache.count_live(-static_cast<std::int64_t>(size.large_bytes()), -1);
+      cache.count_held(size.large_bytes(), 0);
+      return true;
+    }
+    if (of_stream->large_block != nullptr || of_stream->newest_large != p || of_stream->of_capture.has(p))
+      return false;
     of_stream->large_block = p;
     of_stream->large_bytes = size.large_bytes();
     cache.count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
@@ -510,6 +534,9 @@ class front {
     if (of_stream.large_block != nullptr)
       heap_.give_back_range(id, of_stream.stream, std::exchange(of_stream.large_block, nullptr),
                             of_stream.large_bytes);
+    for (auto block = of_stream.of_capture.take_any(); block.p != nullptr;
+         block = of_stream.of_capture.take_any())
+      heap_.give_back_range(id, of_stream.stream, block.p, block.bytes);
     for (unsigned k = 0; k < class_count; ++k) {
       magazine& m = of_stream.magazines[k];
       if (m.count != 0) heap_.give_back(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));

@@ -41,6 +41,56 @@ struct magazine {
   return magazine_capacity(size_class) / 2;
 }
 
+/// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers of a network repeat the
+/// sizes of their temporaries. Unlike `large_block` they stay while others are allocated, as long as the memory suffices: before the
+/// pool grows they go back, and the next blocks are not kept.
+struct large_magazine {
+  static constexpr std::uint32_t capacity = 8;
+  /// Blocks that are not kept after the memory was short. Returning all of them costs as much as 8 allocations from the heap.
+  static constexpr std::uint32_t pause = 32;
+  struct entry {
+    void* p = nullptr;
+    std::size_t bytes = 0;
+  };
+  entry blocks[capacity];
+  std::uint32_t count = 0;
+  std::uint32_t refuses = 0;  ///< this many blocks
+
+  /// The newest block of a size; null if there is none.
+  [[nodiscard]] void* take(std::size_t bytes) noexcept {
+    for (std::uint32_t i = count; i-- > 0;) {
+      if (blocks[i].bytes != bytes) continue;
+      void* const p = blocks[i].p;
+      blocks[i] = blocks[--count];
+      return p;
+    }
+    return nullptr;
+  }
+  /// Returns false if there is no room, or if it holds the block already.
+  [[nodiscard]] bool put(void* p, std::size_t bytes) noexcept {
+    if (refuses != 0) {
+      --refuses;
+      return false;
+    }
+    if (count == capacity || has(p)) return false;
+    blocks[count++] = {p, bytes};
+    return true;
+  }
+  [[nodiscard]] bool has(void const* p) const noexcept {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (blocks[i].p == p) return true;
+    }
+    return false;
+  }
+  /// Any of them; `p` is null if there is none.
+  [[nodiscard]] entry take_any() noexcept { return count != 0 ? blocks[--count] : entry{}; }
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    std::size_t sum = 0;
+    for (std::uint32_t i = 0; i < count; ++i) sum += blocks[i].bytes;
+    return sum;
+  }
+};
+
 /// The blocks of one stream that one thread caches.
 struct stream_cache {
   stream_id id = 0;
@@ -53,6 +103,7 @@ struct stream_cache {
   /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
   /// temporary.
   void const* newest_large = nullptr;
+  large_magazine of_capture;  ///< empty unless the stream is captured
   magazine magazines[class_count];
 
   stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
@@ -66,7 +117,7 @@ struct stream_cache {
 
   /// Bytes in the magazines.
   [[nodiscard]] std::size_t held_bytes() const noexcept {
-    std::size_t sum = large_block != nullptr ? large_bytes : 0;
+    std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
     for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
     return sum;
   }

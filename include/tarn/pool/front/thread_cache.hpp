@@ -94,6 +94,7 @@ struct alignas(cache_line_bytes) thread_cache {
       leave_last();
       s->id = id;
       s->stream = stream;
+      s->of_capture.refuses = 0;
       return last = s.get();
     }
     owned<stream_cache> made(new stream_cache(id, stream));
