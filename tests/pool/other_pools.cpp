@@ -435,7 +435,8 @@ struct forking_pages : sim_pages {
 };
 }  // namespace
 
-TEST_CASE("pools end in a child that was forked while another pool asked them", "[pool][other_pools][fork]") {
+TEST_CASE("pools end in a child that was forked while another pool asked them",
+          "[pool][other_pools][fork][pages]") {
   for (sim_fork const forked : {sim_fork::works, sim_fork::refused}) {
     sim_options options = one_gib();
     options.forked = forked;

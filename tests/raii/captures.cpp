@@ -99,7 +99,7 @@ TEMPLATE_TEST_CASE("blocks freed on a destroyed stream leave an open capture val
 }
 
 TEST_CASE("a plain block freed on a destroyed stream waits for a capture of another thread",
-          "[capture_gate][threads]") {
+          "[capture_gate][threads][memory_pools]") {
   sim_machine const machine(one_gib());
   sim_driver const driver = machine.driver();
   std::atomic<bool> is_open{false};

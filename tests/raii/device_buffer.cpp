@@ -418,7 +418,7 @@ TEST_CASE("device_buffer keeps its pool alive", "[raii][device_buffer]") {
 }
 
 TEST_CASE("device_buffer is destroyed without a report after the driver has unloaded",
-          "[raii][device_buffer]") {
+          "[raii][device_buffer][memory_pools]") {
   sim_machine const machine;
   {
     auto const pooled_one = make_device_buffer<int>(sim_pool{sim_pages{machine.driver()}}, 10, stream_ref{});

@@ -35,7 +35,7 @@ Source on(sim_machine const& machine) {
 }  // namespace
 
 TEMPLATE_TEST_CASE("sim_malloc, sim_async, sim_pinned_host and sim_managed meet the resource contract",
-                   "[source]", sim_malloc, sim_async, sim_pinned_host, sim_managed) {
+                   "[source][memory_pools]", sim_malloc, sim_async, sim_pinned_host, sim_managed) {
   sim_machine const machine = small_machine();
   resource_contract([&] { return on<TestType>(machine); });
   CHECK(machine.leaks().total() == 0);
@@ -188,7 +188,7 @@ TEMPLATE_TEST_CASE("deallocate of sim_malloc, sim_pinned_host and sim_managed wa
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("sim_async does not wait for a busy stream", "[source][cuda_async]") {
+TEST_CASE("sim_async does not wait for a busy stream", "[source][cuda_async][memory_pools]") {
   sim_machine const machine = small_machine();
   auto memory = on<sim_async>(machine);
   test_stream stream(memory.driver());
@@ -221,8 +221,8 @@ TEMPLATE_TEST_CASE("deallocate of a simulated source during a capture keeps the 
   CHECK(machine.captured_calls() == 0);
 }
 
-TEMPLATE_TEST_CASE("deallocate of a simulated source does nothing after the driver has unloaded", "[source]",
-                   sim_malloc, sim_async, sim_pinned_host, sim_managed) {
+TEMPLATE_TEST_CASE("deallocate of a simulated source does nothing after the driver has unloaded",
+                   "[source][memory_pools]", sim_malloc, sim_async, sim_pinned_host, sim_managed) {
   sim_machine const machine = small_machine();
   auto memory = on<TestType>(machine);
   void* const p = memory.allocate({}, 1000);
@@ -256,8 +256,8 @@ TEST_CASE("out_of_memory of sim_malloc reports the request, the call and the fre
   }
 }
 
-TEMPLATE_TEST_CASE("sim_malloc and sim_async keep nothing from a refused allocation", "[source][errors]",
-                   sim_malloc, sim_async) {
+TEMPLATE_TEST_CASE("sim_malloc and sim_async keep nothing from a refused allocation",
+                   "[source][errors][memory_pools]", sim_malloc, sim_async) {
   sim_machine const machine = small_machine();
   auto memory = on<TestType>(machine);
   void* const half = memory.allocate({}, 2_GiB);
@@ -280,7 +280,7 @@ TEST_CASE("sim_malloc uses a whole page for an alignment above 256", "[source][c
 }
 
 TEMPLATE_TEST_CASE("sim_malloc and sim_async refuse an unsupported alignment and keep nothing",
-                   "[source][errors]", sim_malloc, sim_async) {
+                   "[source][errors][memory_pools]", sim_malloc, sim_async) {
   sim_options options;
   options.granularity = 4_MiB;  // so that 2 MiB is not a whole page
   sim_machine const machine = small_machine(options);
