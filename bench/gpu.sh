@@ -342,8 +342,9 @@ run_build() {
   local targets=() with_torch=() keep_going=-k status packed=$deps/built/programs.tar.gz
   [ -n "$torch_dir" ] && [ -z "$only_two_gpus" ] && with_torch=(tarn_replay_torch tarn_hot_paths_torch)
   if [ -f "$packed" ] && [ "$(cat "$deps/built/COMMIT")" = "$commit" ]; then
-    say "prebuilt, but for the programs with PyTorch's allocator"
+    say "prebuilt"
     tar -C "$build" -xzf "$packed" || return
+    [ ! -x "$build/bench/replay/tarn_replay_torch" ] || with_torch=()
   else
     targets=(cuda_programs)
     if [ -z "$only_two_gpus" ]; then
@@ -922,7 +923,7 @@ export environment_file
 environment | tee "$environment_file"
 [ -d "$deps" ] || say "no .gpu-deps: what this machine lacks is skipped (bench/gpu.sh prepare, on Debian, gathers it)"
 # Prebuilt programs name the folders of the machine that built them.
-for folder in "$deps/usr/lib/x86_64-linux-gnu" "$deps/dali" "$deps/rmm/librmm/lib64" "$deps/rmm/rapids_logger/lib64" ${nccl_dir:+"$nccl_dir/lib"}; do
+for folder in "$deps/usr/lib/x86_64-linux-gnu" "$deps/dali" "$deps/rmm/librmm/lib64" "$deps/rmm/rapids_logger/lib64" ${nccl_dir:+"$nccl_dir/lib"} ${torch_dir:+"$torch_dir/lib"}; do
   [ ! -d "$folder" ] || LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder
 done
 export LD_LIBRARY_PATH

@@ -3260,6 +3260,10 @@ struct pool_facts {
     stream_id const id = public_id(mine.id);
     if (mine.large_block != nullptr)
       cached.push_back({address_of(mine.large_block), mine.large_bytes, held_use::cached, id, 0});
+    for (std::uint32_t i = 0; i < mine.of_capture.count; ++i) {
+      auto const& block = mine.of_capture.blocks[i];
+      cached.push_back({address_of(block.p), block.bytes, held_use::cached, id, 0});
+    }
     for (magazine const& m : mine.magazines) {
       for (std::uint32_t i = 0; i < m.count; ++i)
         cached.push_back({address_of(m.blocks[i]), 0, held_use::cached, id, 0});

@@ -179,6 +179,8 @@ inline void spin_wait(unsigned tries) noexcept {
   }
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // about as long as pause; yield returns at once
 #endif
 }
 
@@ -1573,6 +1575,15 @@ class made_streams {
   return reinterpret_cast<std::uintptr_t>(stream.handle()) <= 2;
 }
 
+/// Whether a handle denotes the legacy default stream, which is never captured itself.
+template <class Driver>
+[[nodiscard]] bool is_legacy_stream(stream_ref stream) noexcept {
+  bool null_is_legacy = true;
+  if constexpr (requires { Driver::null_is_legacy; }) null_is_legacy = Driver::null_is_legacy;
+  auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
+  return handle == 1 || (handle == 0 && null_is_legacy);
+}
+
 /// True if the driver can mark the whole device's work without naming a stream.
 template <class Driver>
 inline constexpr bool marks_all_work =
@@ -1583,6 +1594,27 @@ template <class Driver>
 [[nodiscard]] bool is_capturing(Driver const& driver, stream_ref stream) noexcept {
   bool capturing = false;
   return driver.is_capturing(stream, capturing).ok() && capturing;
+}
+
+/// Whether the stream that a block is freed on is captured into a graph. It may be destroyed, so that the answer is no where the driver
+/// must not be asked: about a stream that tarn did not create and whose identity was noted earlier, and about the default stream of
+/// another thread, which no handle denotes. A bare handle names a stream that exists. One driver call.
+template <stream_driver Driver>
+[[nodiscard]] bool is_freed_in_capture(Driver const& driver, stream_ref stream, stream_id id) noexcept {
+  stream_ref const bare = stream_ref::from(stream.handle());
+  if (is_legacy_stream<Driver>(stream)) return false;
+  if (is_default_stream(stream)) {
+    stream_id now = id;
+    return driver.identify(bare, now).ok() && now == id && is_capturing(driver, bare);
+  }
+  if (stream.id() == stream_ref::unknown_id) return is_capturing(driver, bare);
+  if constexpr (requires { driver.has_made(stream); }) {
+    return driver.has_made(stream) && is_capturing(driver, stream);
+  } else if constexpr (!marks_all_work<Driver> && requires { driver.made_identity(stream.handle()); }) {
+    return is_capturing(driver, bare) && driver.made_identity(stream.handle()) == id;
+  } else {
+    return false;
+  }
 }
 
 /// Trusts the caller that a bare handle names an existing stream, unless the driver reports otherwise. At most one driver call.
@@ -1655,8 +1687,22 @@ class capture_gate {
     bool may_pass_;
   };
 
+  /// Made before a call: whether a capture was open at any time from then on.
+  class watch {
+   public:
+    watch() noexcept : begun_(begun.load(std::memory_order_relaxed)), had_captures_(has_captures()) {}
+    [[nodiscard]] bool saw_capture() const noexcept {
+      return had_captures_ || begun.load(std::memory_order_acquire) != begun_;
+    }
+
+   private:
+    std::uint64_t begun_;
+    bool had_captures_;
+  };
+
   static void begin_capture() noexcept {
     ++open_on_this_thread;
+    begun.fetch_add(1, std::memory_order_relaxed);  // before the capture can be seen
     state.fetch_add(one_capture, std::memory_order_acq_rel);
     // Not forever: in a forked child, a call that another thread of the parent was in never ends.
     for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
@@ -1667,6 +1713,7 @@ class capture_gate {
   [[nodiscard]] static bool try_begin_capture() noexcept {
     std::uint64_t now = state.load(std::memory_order_relaxed);
     while ((now & calls) == 0) {
+      begun.fetch_add(1, std::memory_order_relaxed);
       if (!state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) continue;
       ++open_on_this_thread;
       return true;
@@ -1702,6 +1749,7 @@ class capture_gate {
   static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
   static constexpr std::uint64_t calls = one_capture - 1;
   inline static constinit std::atomic<std::uint64_t> state{0};
+  inline static constinit std::atomic<std::uint64_t> begun{0};
   inline static constinit thread_local unsigned open_on_this_thread = 0;
 };
 
@@ -3350,6 +3398,14 @@ enum class null_stream : std::uint8_t {
   per_thread  ///< one default stream per thread (nvcc --default-stream per-thread)
 };
 
+namespace detail {
+/// The streams that CUDA drivers of both kinds created.
+[[nodiscard]] inline made_streams& streams_made_by_cuda() noexcept {
+  static constinit made_streams all;
+  return all;
+}
+}  // namespace detail
+
 /// CUDA behind the driver contract, for one device. The size of an int; copies are equal.
 ///
 /// It never passes a null handle on: a null stream is resolved here, by `Null`, so that translation units built with and
@@ -3365,6 +3421,8 @@ enum class null_stream : std::uint8_t {
 template <null_stream Null>
 class basic_cuda_driver {
  public:
+  static constexpr bool null_is_legacy = Null == null_stream::legacy;
+
   /// Uses the calling thread's current device; device 0 if the query fails (the first call then reports the failure).
   basic_cuda_driver() noexcept {
     if (!detail::cuda_status(cudaGetDevice(&device_), "cudaGetDevice").ok()) device_ = 0;
@@ -3529,7 +3587,7 @@ class basic_cuda_driver {
     s = identify(stream_ref(made), id);
     if (s.ok()) {
       stream = stream_ref::from(made, id);
-      streams_made().add(id, made);
+      detail::streams_made_by_cuda().add(id, made);
     } else {
       (void)cudaStreamDestroy(made);
     }
@@ -3540,16 +3598,18 @@ class basic_cuda_driver {
     cudaStream_t const handle = resolve(stream);
     if (is_default(handle)) return {};
     stream_id id = stream_ref::unknown_id;
-    if (identify(stream, id).ok()) streams_made().remove(id);
+    if (identify(stream, id).ok()) detail::streams_made_by_cuda().remove(id);
     return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
   }
 
   /// Returns true if create_stream() of any driver created the stream and it is not destroyed: its handle may be used. Nothing
   /// is known of other streams, since CUDA may crash on the handle of a destroyed one.
-  [[nodiscard]] bool has_made(stream_ref stream) const noexcept { return streams_made().has(stream.id()); }
+  [[nodiscard]] bool has_made(stream_ref stream) const noexcept {
+    return detail::streams_made_by_cuda().has(stream.id());
+  }
   /// The identity of an existing stream, without a driver call; unknown_id if create_stream() did not create it.
   [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
-    return streams_made().identity_of(handle);
+    return detail::streams_made_by_cuda().identity_of(handle);
   }
 
   // Copies.
@@ -3904,11 +3964,6 @@ class basic_cuda_driver {
   }
 
  private:
-  [[nodiscard]] static detail::made_streams& streams_made() noexcept {
-    static constinit detail::made_streams all;
-    return all;
-  }
-
   // Identities of default streams. cudaStreamGetId counts up from 1 and never reaches the upper half:
   //   bits 63..62   10 legacy, 11 per-thread
   //   bits 61..54   device
@@ -6932,17 +6987,29 @@ enum class handles_per_block {
   one   ///< one, as a cudaMalloc block: for libraries that look only at the first handle of a block
 };
 
-/// When a pool asks whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be
-/// handed out while the graph is replayed.
+/// When a pool asks CUDA whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be handed
+/// out while the graph is replayed. In a capture_scope the graph's owner keeps it; in another capture the pool keeps it until the pool
+/// ends. Such a block counts as active (memory_stats), and each capture takes new memory: open a capture_scope where graphs are
+/// captured again and again. record_stream() with the stream of a capture without a scope throws cuda_error (code 900). The end of a
+/// pool that keeps such blocks waits for the device, which invalidates captures that have no scope.
 ///
-/// A bare handle of a captured stream is always refused outside of a capture_scope: the pool asks CUDA for its identity at each call,
-/// which CUDA refuses (code 900) and which invalidates the capture, so no graph is replayed. A stream whose identity is known (of
-/// tarn::stream, tarn::identified, or a buffer) costs no driver call. To ask CUDA whether it captures takes 20 ns, and 175 ns while 14
-/// other threads ask (H200, bench/results/graphs.jsonl). Hence `in_scopes` by default.
+/// Not asked are the legacy default stream, which is never captured, and a bare handle: the pool asks CUDA for its identity at each
+/// call, which CUDA refuses for a captured stream without a scope (code 900), and which invalidates the capture. The driver must not be
+/// asked about a stream that may be destroyed. So a capture without a scope is not noticed when an owner frees a block on
+///   - a stream that tarn did not make (tarn::stream does), or that a plug-in with a copy of tarn of its own made, and whose identity
+///     was noted before the capture, by the owner or by tarn::identified;
+///   - the default stream of another thread;
+///   - a stream in whose place in the list of made streams eight others live already (4,096 are listed).
+/// deallocate_sync() names no stream. An owner may free on a stream that was destroyed before, but not while it is destroyed.
 enum class capture_watch {
-  in_scopes,  ///< while a capture_scope is open. On streams of known identity other captures must not free blocks of the pool that the
-              ///< graph uses: they may be handed out again while it is replayed
-  always  ///< at each call: warm calls then make one driver call; a pair takes 5 times as long, 114 ns instead of 23 (H200)
+  /// At each deallocation on a stream of known identity: 17 to 29 ns (H100, 1 to 16 threads that ask). An allocation makes no driver
+  /// call. Inside a capture it may return what its stream freed before: launch the graph after that work.
+  at_frees,
+  /// Only in threads that have opened a capture_scope: warm calls on streams of known identity make no driver call. The caller promises
+  /// that other captures free no blocks of the pool that their graphs use.
+  in_scopes,
+  /// Also at each allocation, which is refused in a capture without a scope. No warm path.
+  always
 };
 
 template <class Upstream>
@@ -6963,10 +7030,8 @@ struct pooled {
   /// lower for long: pool/arena/live_window.hpp says when. With the largest std::size_t it gives back only what trim() or empty_cache()
   /// asks for, and what other pools lack.
   std::size_t release_threshold = std::size_t{128} << 20;
-  /// When the pool looks for captures. With `always`, a capture without a capture_scope is safe, too: allocation on its streams is
-  /// refused, and what is freed on them is kept until the pool ends. This holds for default streams, bare handles and streams that
-  /// tarn made: the driver must not be asked about another stream whose identity was noted earlier, since it may be destroyed.
-  capture_watch captures = capture_watch::in_scopes;
+  /// When the pool looks for captures that no capture_scope announces.
+  capture_watch captures = capture_watch::at_frees;
   /// With `one`, each block lies within one handle: free neighbours in two handles are not joined, free handles are not remapped, and
   /// `largest_handle` has no effect. Does nothing where the pool has plain blocks.
   ///
@@ -7567,6 +7632,56 @@ struct magazine {
   return magazine_capacity(size_class) / 2;
 }
 
+/// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers of a network repeat the
+/// sizes of their temporaries. Unlike `large_block` they stay while others are allocated, as long as the memory suffices: before the
+/// pool grows they go back, and the next blocks are not kept.
+struct large_magazine {
+  static constexpr std::uint32_t capacity = 8;
+  /// Blocks that are not kept after the memory was short. Returning all of them costs as much as 8 allocations from the heap.
+  static constexpr std::uint32_t pause = 32;
+  struct entry {
+    void* p = nullptr;
+    std::size_t bytes = 0;
+  };
+  entry blocks[capacity];
+  std::uint32_t count = 0;
+  std::uint32_t refuses = 0;  ///< this many blocks
+
+  /// The newest block of a size; null if there is none.
+  [[nodiscard]] void* take(std::size_t bytes) noexcept {
+    for (std::uint32_t i = count; i-- > 0;) {
+      if (blocks[i].bytes != bytes) continue;
+      void* const p = blocks[i].p;
+      blocks[i] = blocks[--count];
+      return p;
+    }
+    return nullptr;
+  }
+  /// Returns false if there is no room, or if it holds the block already.
+  [[nodiscard]] bool put(void* p, std::size_t bytes) noexcept {
+    if (refuses != 0) {
+      --refuses;
+      return false;
+    }
+    if (count == capacity || has(p)) return false;
+    blocks[count++] = {p, bytes};
+    return true;
+  }
+  [[nodiscard]] bool has(void const* p) const noexcept {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (blocks[i].p == p) return true;
+    }
+    return false;
+  }
+  /// Any of them; `p` is null if there is none.
+  [[nodiscard]] entry take_any() noexcept { return count != 0 ? blocks[--count] : entry{}; }
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    std::size_t sum = 0;
+    for (std::uint32_t i = 0; i < count; ++i) sum += blocks[i].bytes;
+    return sum;
+  }
+};
+
 /// The blocks of one stream that one thread caches.
 struct stream_cache {
   stream_id id = 0;
@@ -7579,6 +7694,7 @@ struct stream_cache {
   /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
   /// temporary.
   void const* newest_large = nullptr;
+  large_magazine of_capture;  ///< empty unless the stream is captured
   magazine magazines[class_count];
 
   stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
@@ -7592,7 +7708,7 @@ struct stream_cache {
 
   /// Bytes in the magazines.
   [[nodiscard]] std::size_t held_bytes() const noexcept {
-    std::size_t sum = large_block != nullptr ? large_bytes : 0;
+    std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
     for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
     return sum;
   }
@@ -7840,6 +7956,7 @@ struct alignas(cache_line_bytes) thread_cache {
       leave_last();
       s->id = id;
       s->stream = stream;
+      s->of_capture.refuses = 0;
       return last = s.get();
     }
     owned<stream_cache> made(new stream_cache(id, stream));
@@ -9535,6 +9652,19 @@ class front {
     return p;
   }
 
+  /// Takes a large block that a captured stream caches likewise, because the memory is short; null if there is none.
+  [[nodiscard]] large_magazine::entry take_of_capture(cache_position const& at) noexcept {
+    large_magazine::entry taken;
+    at.cache->lock.enter();
+    if (is_open(at) && at.of_stream->of_capture.count != 0) {
+      taken = at.of_stream->of_capture.take_any();
+      at.of_stream->of_capture.refuses = large_magazine::pause;
+      at.cache->count_held(0, taken.bytes);
+    }
+    at.cache->lock.leave();
+    return taken;
+  }
+
   /// Counts the first block of a batch as the caller's and caches the others as far as there is room; `batch.count` is then the
   /// number of blocks left.
   void keep_rest(cache_position const& at, block_request const& r, block_batch& batch) noexcept {
@@ -9576,6 +9706,8 @@ class front {
         cache.count_held(0, count * r.block);
       }
       if (result == kept::no && put_in(cache, of_stream, r.size_class, p)) result = kept::yes;
+    } else if (of_stream.of_capture.has(p)) {
+      result = kept::twice;
     } else if (r.alignment <= default_alignment && of_stream.newest_large == p) {
       void* const before = std::exchange(of_stream.large_block, p);
       if (before == p) {
@@ -9813,6 +9945,9 @@ class front {
       } else if (of_stream->large_block != nullptr && of_stream->large_bytes == size.large_bytes()) {
         p = std::exchange(of_stream->large_block, nullptr);
         cache.count_taken(of_stream->large_bytes);
+      } else if (of_stream->of_capture.count != 0) {
+        p = of_stream->of_capture.take(size.large_bytes());
+        if (p != nullptr) cache.count_taken(size.large_bytes());
       }
     }
     return p;
@@ -9830,7 +9965,13 @@ class front {
       cache.count_live(-static_cast<std::int64_t>(size.bytes_in(k)), -1);
       return true;
     }
-    if (of_stream->large_block != nullptr || of_stream->newest_large != p) return false;
+    if (is_capture_stream(id) && of_stream->of_capture.put(p, size.large_bytes())) {
+      cache.count_live(-static_cast<std::int64_t>(size.large_bytes()), -1);
+      cache.count_held(size.large_bytes(), 0);
+      return true;
+    }
+    if (of_stream->large_block != nullptr || of_stream->newest_large != p || of_stream->of_capture.has(p))
+      return false;
     of_stream->large_block = p;
     of_stream->large_bytes = size.large_bytes();
     cache.count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
@@ -9906,6 +10047,9 @@ class front {
     if (of_stream.large_block != nullptr)
       heap_.give_back_range(id, of_stream.stream, std::exchange(of_stream.large_block, nullptr),
                             of_stream.large_bytes);
+    for (auto block = of_stream.of_capture.take_any(); block.p != nullptr;
+         block = of_stream.of_capture.take_any())
+      heap_.give_back_range(id, of_stream.stream, block.p, block.bytes);
     for (unsigned k = 0; k < class_count; ++k) {
       magazine& m = of_stream.magazines[k];
       if (m.count != 0) heap_.give_back(id, of_stream.stream, k, m.blocks, std::exchange(m.count, 0));
@@ -10392,12 +10536,25 @@ namespace tarn::detail {
 
 /// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a small pool that already reserves
 /// its live peak, `peak` bytes with the request. There a handle of the usual size is a large part of the pool. Without this rule
-/// `cupy_flow_cg` (0.4 GiB) has a utilisation of 0.81 after 20 passes and creeps by 12 %; with it 0.92 and 0.9 %, for 2.5 times the
+/// `cupy_flow_cg` (0.4 GiB) has a utilisation of 0.87 after 20 passes and creeps by 9 %; with it 0.93 and 0.9 %, for twice the
 /// driver time of the first pass. Traces that become larger are as before: finer handles from the start would give them up to a third
 /// more driver time. Requests up to 1 MiB share handles anyway.
 [[nodiscard]] constexpr bool needs_finest_handles(std::size_t peak, std::size_t reserved,
                                                   std::size_t bytes) noexcept {
   return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;
+}
+
+/// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used handles before whole handles: in
+/// a pool whose live peak, `peak` bytes, is small, since there these parts are a large share, and where less than a 48th of it,
+/// `left` bytes, can still be created.
+///
+/// In small pools: `cupy_flow_cg` and ten traces with its sizes multiplied by 0.62 to 1.55 have a mean utilisation of 0.930 instead of
+/// 0.911, and two streams that pass memory on hold 1.108 instead of 1.137 times the live peak (six seeds), at the same driver time. With
+/// a bound of 512 MiB the first gain is two thirds of that. In every pool, first passes over creeping sizes and requests of random length
+/// take 1.7 and 1.3 times the driver time and hold as much. Where memory is scarce: seven of the eight recorded traces finish in 1.01
+/// times their peak instead of six, and two in 1.005 instead of one (`tarn_replay --cap`).
+[[nodiscard]] constexpr bool uses_up_parts(std::size_t peak, std::size_t left) noexcept {
+  return peak < 768_MiB || left < peak / 48;
 }
 
 /// How far reserved memory may exceed the live peak before free handles are remapped for a request of `bytes`, in thousandths. Up
@@ -10430,13 +10587,29 @@ namespace tarn::detail {
 
 /// How many bytes may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
 /// it a quarter more than the live peak, which it may raise. Sizes that grow would otherwise leave several times the live peak
-/// reserved; with a quarter more, seven of the eight recorded traces make no driver call in later passes (bench/results/frontier.txt).
-/// With a fifth more, `burst` holds 1.21 instead of 1.26 times its live peak, but `cupy_flow_cg` 1.32 and `streams:4` 1.33 as before; the
-/// first pass of `attention_cache` takes 1.4 times the driver time, a later one 3 times.
+/// reserved; with a quarter more, later passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns
+/// and traces hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times the driver time
+/// (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times their live peak, instead of 1.31 to 1.36.
 [[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
   std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
   std::size_t const most = live + live / 4;
   return most > bytes ? most - bytes : 0;
+}
+
+/// How large a new segment should be for a request of `bytes` where free segments are neither joined nor moved. As large as the request;
+/// but once more than a sixteenth of the live peak is free in pieces that do not serve it, a sixteenth of the peak, up to 64 MiB, so
+/// that blocks of several sizes share a segment. This may raise the reserved memory up to a fifth above the live peak. Without it sizes
+/// that creep up leave a segment behind for each size: the first pass of `attention_cache` takes 166 ms of driver time instead of 24 and
+/// holds 1.29 instead of 1.23 times the live peak, that of `mesh_refinement` 63 instead of 17 ms, and 1.22 instead of 1.15 times (six
+/// seeds). No recorded trace holds or costs more; without the condition on free memory `llama_generate` holds 1.18 instead of 1.12.
+[[nodiscard]] inline std::size_t segment_for(arena const& a, std::size_t reserved,
+                                             std::size_t bytes) noexcept {
+  std::size_t const unused = reserved > a.live_bytes ? reserved - a.live_bytes : 0;
+  if (unused <= a.live_peak / 16) return bytes;
+  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
+  std::size_t const most = live + live / 5;
+  std::size_t const room = most > reserved ? most - reserved : 0;
+  return max_of(bytes, align_down(min_of(min_of(live / 16, std::size_t{64_MiB}), room), usual_granule));
 }
 
 struct growth_request {
@@ -10451,9 +10624,11 @@ struct growth_request {
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
   std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created
-  bool may_exceed = true;              ///< if remapping does not suffice, create more anyway
-  bool may_remap = true;               ///< false: handles are mapped only at their home addresses
-  bool extend = true;                  ///< whether a free range followed by a hole may be extended
+  std::size_t segment = 0;  ///< bytes of a new segment, if the source has as many; at least those requested
+  bool may_exceed = true;   ///< if remapping does not suffice, create more anyway
+  bool may_remap = true;    ///< false: handles are mapped only at their home addresses
+  bool uses_up_parts = false;  ///< see the function uses_up_parts()
+  bool extend = true;          ///< whether a free range followed by a hole may be extended
 };
 
 /// What a pool and its graph memories hold from the driver, so that the peak of the sum is exact. A growth takes the mutex once for
@@ -10723,51 +10898,120 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   });
 }
 
-/// Assembles a block: the largest wholly free handles that fit, then for the rest the smallest sufficient free end or start of
-/// a handle, or one of each, or the start of a wholly free handle. Prefers few pieces, since each costs 27 us to map, and keeps
-/// handles whole where possible. O(free ranges + handles), plus sorting.
-/// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
-///               taken, since a view maps a handle at most once
-/// @throws std::bad_alloc
-inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request,
-                            std::size_t bytes, view const* after = nullptr) {
+/// Free memory from which a block can be assembled: whole handles, the largest first, and the free ends and starts of others.
+struct free_pieces {
   sequence<piece> whole;
-  piece start_best;
-  piece start_most;
-  piece end_best;
-  piece end_most;
-  sequence<piece> starts;
   sequence<piece> ends;
+  sequence<piece> starts;
+};
+
+/// What the taker may use, without handles that `after` shows: a view maps a handle at most once. O(free ranges + handles), plus
+/// sorting. @throws std::bad_alloc
+inline free_pieces find_pieces(arena const& a, page_map const& map, growth_request const& request,
+                               view const* after) {
+  free_pieces found;
   bool const head_allowed = after == nullptr && request.alignment <= range_grain;
   auto const is_taken = [&](piece const& p) { return after != nullptr && after->shows(p.handle); };
   auto const look = [&](domain_ref d) {
     auto const sort_in = [&](piece const& p, bool at_start, bool at_end) {
       if (is_taken(p)) return;
       if (at_start && at_end) {
-        whole.push_back(p);
+        found.whole.push_back(p);
       } else if (at_end && head_allowed) {
-        ends.push_back(p);
+        found.ends.push_back(p);
       } else if (at_start) {
-        starts.push_back(p);
+        found.starts.push_back(p);
       }
     };
     for_each_piece(a, map, d, zone::large, least_piece, sort_in);
     for_each_piece(a, map, d, zone::small, map.granularity(),
                    [&](piece const& p, bool at_start, bool at_end) {
-                     if (at_start && at_end && !is_taken(p)) whole.push_back(p);
+                     if (at_start && at_end && !is_taken(p)) found.whole.push_back(p);
                    });
   };
   look(request.taker);
   if (request.taker != neutral) look(neutral);
-  sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+  sort(found.whole.begin(), found.whole.size(), [](piece const& x, piece const& y) {
     return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
   });
+  return found;
+}
 
+/// The free end of one handle and the free start of another, at the two ends of a block; either may be missing.
+struct piece_pair {
+  piece end;
+  piece start;
+
+  [[nodiscard]] std::size_t bytes() const noexcept { return end.bytes + start.bytes; }
+};
+
+/// The pair with the most bytes. A handle is mapped once: if the largest end and start are of one handle, the next best piece replaces
+/// it at one of them. O(pieces)
+inline piece_pair largest_pair(free_pieces const& free) noexcept {
+  auto const largest_but_of = [](sequence<piece> const& from, handle_ref h) {
+    piece most;
+    for (piece const& p : from) {
+      if (p.handle != h && p.bytes > most.bytes) most = p;
+    }
+    return most;
+  };
+  piece_pair most{largest_but_of(free.ends, 0), largest_but_of(free.starts, 0)};
+  if (most.end.bytes != 0 && most.end.handle == most.start.handle) {
+    piece const end_next = largest_but_of(free.ends, most.start.handle);
+    piece const start_next = largest_but_of(free.starts, most.end.handle);
+    if (end_next.bytes + most.start.bytes > most.end.bytes + start_next.bytes) {
+      most.end = end_next;
+    } else {
+      most.start = start_next;
+    }
+  }
+  return most;
+}
+
+/// The pair with the fewest bytes of at least `rest`, which the largest one has. Sorts the pieces. O(pieces log pieces)
+inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
+  auto const smaller = [](piece const& x, piece const& y) {
+    return x.bytes != y.bytes ? x.bytes < y.bytes : x.address < y.address;
+  };
+  sort(free.ends.begin(), free.ends.size(), smaller);
+  sort(free.starts.begin(), free.starts.size(), smaller);
+  piece_pair best;
+  auto const consider = [&](piece const& end, piece const& start) {
+    piece_pair const p{end, start};
+    if (p.bytes() >= rest && (best.bytes() == 0 || p.bytes() < best.bytes())) best = p;
+  };
+  for (piece const& start : free.starts) consider(piece{}, start);
+  std::size_t enough = free.starts.size();  // from here on, each start suffices together with the end
+  for (piece const& end : free.ends) {
+    consider(end, piece{});
+    while (enough != 0 && end.bytes + free.starts[enough - 1].bytes >= rest) --enough;
+    // One of the next two is of another handle than the end.
+    for (std::size_t i = enough; i < free.starts.size() && i < enough + 2; ++i) {
+      if (free.starts[i].handle != end.handle) consider(end, free.starts[i]);
+    }
+  }
+  return best;
+}
+
+/// Assembles a block. If it uses up parts, from as few whole handles as the largest free end and start of handles leave necessary, and
+/// the pair of such parts that fits best. Otherwise from the largest wholly free handles that fit, then for the rest the
+/// smallest sufficient free end or start of a handle, or one of each, or the start of a wholly free handle: few pieces, since each costs
+/// 27 us to map. O(free ranges + handles), plus sorting.
+/// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
+///               taken
+/// @throws std::bad_alloc
+inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request,
+                            std::size_t bytes, view const* after = nullptr) {
+  free_pieces free = find_pieces(a, map, request, after);
+  piece_pair const most = largest_pair(free);
+  bool const packs = request.uses_up_parts;
+  std::size_t const in_parts = packs ? most.bytes() : 0;
   choice c;
   std::size_t rest = bytes;
   c.pieces.push_back(piece{});  // reserved for the head
   piece smallest_above;
-  for (piece const& p : whole) {
+  for (piece const& p : free.whole) {
+    if (rest <= in_parts) break;
     if (p.bytes <= rest) {
       c.pieces.push_back(p);
       rest -= p.bytes;
@@ -10778,46 +11022,35 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
   piece head;
   piece tail;
   if (rest != 0) {
-    auto const most_but_of = [](sequence<piece> const& from, handle_ref h) {
-      piece most;
-      for (piece const& p : from) {
-        if (p.handle != h && p.bytes > most.bytes) most = p;
-      }
-      return most;
+    piece end_best;
+    piece start_best;
+    piece end_most;
+    auto const consider = [&](piece const& p, piece& best) {
+      if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
     };
-    auto const consider = [&](sequence<piece> const& from, piece& best, piece& most) {
-      for (piece const& p : from) {
-        if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
-        if (p.bytes > most.bytes) most = p;
-      }
-    };
-    consider(ends, end_best, end_most);
-    consider(starts, start_best, start_most);
-    piece const end_alone = end_most;
-    // A handle is mapped once: if it is free at both ends, the next best piece replaces it at one of them.
-    if (end_most.bytes != 0 && end_most.handle == start_most.handle) {
-      piece const end_next = most_but_of(ends, start_most.handle);
-      piece const start_next = most_but_of(starts, end_most.handle);
-      if (end_next.bytes + start_most.bytes > end_most.bytes + start_next.bytes) {
-        end_most = end_next;
-      } else {
-        start_most = start_next;
-      }
+    for (piece const& p : free.ends) {
+      consider(p, end_best);
+      if (p.bytes > end_most.bytes) end_most = p;
     }
+    for (piece const& p : free.starts) consider(p, start_best);
     bool const by_end = end_best.bytes != 0 && (start_best.bytes == 0 || end_best.bytes <= start_best.bytes);
     piece const& best = by_end ? end_best : start_best;
     // smallest_above did not fit the rest when it was looked at, so it was not taken and is free.
     bool const whole_does = smallest_above.bytes >= rest && smallest_above.bytes != 0;
-    if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= smallest_above.bytes)) {
+    if (rest <= in_parts) {
+      piece_pair const pair = smallest_pair(free, rest);
+      head = pair.end;
+      tail = pair.start;
+    } else if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= smallest_above.bytes)) {
       (by_end ? head : tail) = best;
     } else if (whole_does) {
       tail = smallest_above;
-    } else if (end_most.bytes + start_most.bytes >= rest) {
-      head = end_most;
-      tail = start_most;
+    } else if (most.bytes() >= rest) {
+      head = most.end;
+      tail = most.start;
     } else {
-      head = end_alone;
-      c.lack = rest - end_alone.bytes;
+      // New handles follow the head. The tail may follow them if parts are used up.
+      c.lack = rest - (packs ? most.bytes() : end_most.bytes);
       return c;
     }
     c.left_over = head.bytes + tail.bytes - rest;
@@ -13067,7 +13300,7 @@ class segment_growth {
     // Take the node now: other threads may use up the room while the lock is released.
     range_ref const r = a.ranges.take();
     std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
-    std::size_t bytes = align_up(exact, segment_grain);
+    std::size_t bytes = align_up(max_of(exact, request.segment), segment_grain);
     void* base = nullptr;
     try {
       unlocked const open(hot);
@@ -14445,12 +14678,14 @@ class ladder {
       for (int attempt = 0; attempt < 3; ++attempt) {
         set_budget();
         give_back_spare();
+        share_segment();
         if (grow()) return;
       }
     } catch (out_of_memory const& error) {
       last.set(error.report());
     }
     heap_.left.forget();
+    request_.segment = 0;
     ++heap_.alloc_retries;
     if (take_what_is_waited_for(flush_early) || put_together()) return;
     bool const has_given = heap_.growth.shrink(space(), hot_, 0) != 0;
@@ -14529,6 +14764,16 @@ class ladder {
       if (!heap_.order.is_running(space(), hot_, taker)) (void)heap_.order.settle(space(), hot_, taker);
     }
     (void)heap_.growth.shrink(space(), hot_, heap_.growth.keep_before(space(), request_));
+  }
+
+  /// Before rung 4, over a source that has no pages: lets other blocks share the new segment. Not where another layer could find memory
+  /// for the request alone, and not of host memory, which takes long to pin.
+  void share_segment() {
+    request_.segment = 0;
+    if constexpr (is_bounded_source && !is_host_memory<source_type>) {
+      if (heap_.uses_pages() || request_.where != zone::large) return;
+      request_.segment = segment_for(space(), heap_.counters.reserved, request_.bytes);
+    }
   }
 
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
@@ -14661,6 +14906,7 @@ class ladder {
     request_.least_growth =
         request_.where == zone::large ? min_of(shared_handle(live), request_.largest_handle) : usual_granule;
     request_.may_remap = may_remap(options);
+    request_.uses_up_parts = uses_up_parts(live, left());
     if (!request_.may_remap) {
       if (options.handles == handles_per_block::one) {
         request_.largest_handle = max_request_bytes;
@@ -15622,11 +15868,18 @@ class graph_blocks {
 
 namespace tarn::detail {
 
+/// What to do about a stream that is part of no known capture.
+enum class if_unknown : std::uint8_t {
+  ask,          ///< the driver, if captures without a scope are looked for
+  not_captured  ///< nothing: the driver was asked in this call
+};
+
 /// Scopes and streams are added and removed under the growth lock. A scope holds a reference to its owner's part.
 template <class Part, class Heap, class Front>
 class graph_captures {
  public:
   using capture = captured_stream<Part>;
+  using driver_type = typename Heap::driver_type;
 
   graph_captures(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {
     if (always()) front_.watch_all();
@@ -15636,6 +15889,8 @@ class graph_captures {
 
   /// Whether a call that is not warm must look for a capture.
   [[nodiscard]] bool any() const noexcept { return heap_.captured.any() || always(); }
+  /// Whether a deallocation must look for one.
+  [[nodiscard]] bool watches_frees() const noexcept { return heap_.captured.any() || asks_at_frees(); }
 
   /// The capture of an allocation; `kept_as` is 0 if its stream is not captured.
   /// @throws cuda_error  it is captured, and it is not known by which capture
@@ -15644,11 +15899,13 @@ class graph_captures {
     return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(stream_ref::from(stream.handle(), id));
   }
   /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
-  [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream) noexcept {
-    if (id == neutral_id || !any()) return {};
+  [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream,
+                                        if_unknown then = if_unknown::ask) noexcept {
+    if (id == neutral_id || id == stream_ref::unknown_id || !watches_frees()) return {};
     capture at = known(id);
-    if (at.kept_as != 0 || !may_have_joined() || !denotes(stream, id)) return at;
-    if (life_of(heap_.driver(), stream) != stream_life::alive || !is_captured_unknown(stream)) return at;
+    if (at.kept_as != 0 || then == if_unknown::not_captured) return at;
+    if (!asks_at_frees() && !may_have_joined()) return at;
+    if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
     at.kept_as = capture_stream_id(0);
     at.is_guess = true;
     std::lock_guard const guard(mutex_);
@@ -15656,11 +15913,19 @@ class graph_captures {
     return at;
   }
 
-  /// The capture of a stream that record_stream() names; no owner if it is not captured.
-  [[nodiscard]] capture of_use(stream_ref stream) noexcept {
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !heap_.driver().identify(stream, id).ok()) return {};
-    return of_deallocation(id, stream);
+  /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
+  /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which capture; nothing has changed
+  [[nodiscard]] capture of_use(stream_ref& stream) {
+    stream_ref const named = stream;
+    stream_id id = named.id();
+    if (id == stream_ref::unknown_id) {
+      if (status const s = heap_.driver().identify(named, id); !s.ok())
+        throw cuda_error(s, heap_.driver().device().value);
+      stream = stream_ref::from(named.handle(), id);
+    }
+    capture const at = of_deallocation(id, named);
+    if (at.kept_as != 0 && at.owner == nullptr) refuse_unknown();
+    return at;
   }
 
   /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.
@@ -15722,6 +15987,9 @@ class graph_captures {
   };
 
   [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
+  [[nodiscard]] bool asks_at_frees() const noexcept {
+    return heap_.options.captures != capture_watch::in_scopes;
+  }
 
   /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's part.
   [[nodiscard]] capture known(stream_id id) const noexcept {
@@ -15730,18 +15998,11 @@ class graph_captures {
     std::size_t const place = heap_.captured.find(id);
     return place == captured_streams::most ? capture{} : streams_[place];
   }
-  /// Whether a handle still denotes the stream with this identity. cudaStreamPerThread denotes another stream on each thread.
-  [[nodiscard]] bool denotes(stream_ref stream, stream_id id) const noexcept {
-    stream_id now = id;
-    if (is_default_stream(stream) && id != stream_ref::unknown_id)
-      (void)heap_.driver().identify(stream_ref::from(stream.handle()), now);
-    return now == id;
-  }
-  /// Whether a stream of no known capture is captured. Asked only by threads that have opened a scope, or in
-  /// capture_watch::always. The legacy default stream is never captured itself.
+  /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have opened a scope, or in
+  /// capture_watch::always.
   [[nodiscard]] bool is_captured_unknown(stream_ref stream) const noexcept {
-    bool const is_legacy = reinterpret_cast<std::uintptr_t>(stream.handle()) <= 1;
-    return !is_legacy && may_have_joined() && is_capturing(heap_.driver(), stream);
+    return !is_legacy_stream<driver_type>(stream) && may_have_joined() &&
+           is_capturing(heap_.driver(), stream);
   }
   [[nodiscard]] bool may_have_joined() const noexcept {
     auto const is_watched = front_.is_this_thread_watched();
@@ -16022,6 +16283,8 @@ class graph_memories {
 
   /// Whether a call that is not warm must look for a capture.
   [[nodiscard]] bool is_watching() const noexcept { return captures_.any(); }
+  /// The same for a deallocation.
+  [[nodiscard]] bool watches_frees() const noexcept { return captures_.watches_frees(); }
   /// Returns false if `p` is no live block of a part. Takes no lock.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return blocks_.may_hold(p); }
 
@@ -16033,7 +16296,8 @@ class graph_memories {
     if (part* const owner = captures_.cached(id); owner != nullptr) {
       capture_cache& cache = owner->cache;
       stream_ref const as = stream_ref::from(nullptr, cache.kept_as);
-      void* const p = take(whole, *owner, as, id, bytes, alignment);
+      void* p = owner->memory.take_cached(cache.kept_as, bytes, alignment);
+      if (p == nullptr) p = take(whole, *owner, as, id, bytes, alignment);
       if (cache.is_old()) clear(*owner);
       if (!cache.take(p)) note(p, *owner, as, bytes, alignment, &cache);
       return p;
@@ -16065,7 +16329,9 @@ class graph_memories {
                   std::size_t alignment) noexcept {
     if (part* const owner = captures_.cached(id);
         owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
-      owner->memory.deallocate(stream_ref::from(nullptr, owner->cache.kept_as), p, bytes, alignment);
+      stream_id const kept_as = owner->cache.kept_as;
+      if (!owner->memory.put_cached(kept_as, p, bytes, alignment))
+        owner->memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
       return true;
     }
     auto const of = blocks_.take(p);
@@ -16091,9 +16357,9 @@ class graph_memories {
   }
 
   /// Keeps a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
-  bool keep_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                        std::size_t alignment) noexcept {
-    capture const at = captures_.of_deallocation(id, stream);
+  bool keep_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
+                        if_unknown then = if_unknown::ask) noexcept {
+    capture const at = captures_.of_deallocation(id, stream, then);
     if (at.kept_as == 0) return false;
     kept_type kept{p, bytes, alignment, nullptr, {}};
     keep(kept, true, at.owner);
@@ -16101,9 +16367,10 @@ class graph_memories {
   }
 
   /// Records a use of a part's block, or of any block by a captured stream. Returns false if it is neither.
-  /// @throws std::bad_alloc, cuda_error: nothing has changed
-  bool record_stream(void* p, std::size_t bytes, stream_ref stream) {
-    if (is_watching()) {
+  /// Notes the identity of a bare handle in `stream`. A captured stream of no known capture is refused: the event that an ordinary use
+  /// waits for does not cover the replays. @throws std::bad_alloc, cuda_error: nothing has changed
+  bool record_stream(void* p, std::size_t bytes, stream_ref& stream) {
+    if (watches_frees()) {
       if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
         if (blocks_.note_use(p, *at.owner)) waiting_.count_noted_elsewhere(true);
         if (!may_be_own(p)) return true;
@@ -16140,6 +16407,10 @@ class graph_memories {
       if (p->end.waits_for_capture()) return false;
     }
     return true;
+  }
+  /// Whether the pool has a block that it keeps until it ends. Graphs may use it, and no stream's work covers that.
+  [[nodiscard]] bool keeps_until_end() const noexcept {
+    return keeps_until_end_.load(std::memory_order_relaxed);
   }
   /// The pool ends while work may use what its ended owners had: none of it is given back.
   void keep_mapped() noexcept {
@@ -16242,7 +16513,8 @@ class graph_memories {
     }
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
-  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps. The caller holds the growth lock: none of them is
+  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps; the number is 0 if the pool keeps it until it
+  /// ends. The caller holds the growth lock: none of them is
   /// given back meanwhile.
   template <class F>
   void for_each_kept(F const& f) const {
@@ -16250,6 +16522,7 @@ class graph_memories {
     for (auto const& p : parts_) {
       for (auto const& b : p->kept) f(b.p, b.bytes, p->number);
     }
+    for (auto const& b : kept_until_end_) f(b.p, b.bytes, std::uint64_t{0});
   }
 
   // ---- pins: a part stays, also after its owner has ended. The caller holds the growth lock.
@@ -16327,8 +16600,19 @@ class graph_memories {
     std::lock_guard const guard(mutex_);
     count_kept(b, 1);
     if (by != nullptr) b.users.add(*by);
-    if ((is_of_capture && by == nullptr) || b.users.is_too_many()) return b.users.clear();
+    if ((is_of_capture && by == nullptr) || b.users.is_too_many()) {
+      b.users.clear();
+      return list_until_end(b);
+    }
     pass_on(b);
+  }
+  /// Keeps a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
+  void list_until_end(kept_type const& b) noexcept {
+    keeps_until_end_.store(true, std::memory_order_relaxed);
+    try {
+      kept_until_end_.push_back(b);
+    } catch (...) {  // it is kept all the same
+    }
   }
   /// Lets the next user keep a block. Under the mutex.
   void pass_on(kept_type& b) noexcept {
@@ -16339,6 +16623,7 @@ class graph_memories {
       next.kept_bytes += rounded_bytes(b.bytes, b.alignment);
     } catch (...) {
       b.users.clear();
+      list_until_end(b);
     }
     --next.references;
   }
@@ -16427,6 +16712,8 @@ class graph_memories {
   sequence<owned<part>> parts_;
   std::uint64_t last_number_ = 0;
   std::atomic<std::size_t> over_count_{0};
+  std::atomic<bool> keeps_until_end_{false};
+  sequence<kept_type> kept_until_end_;  ///< under the mutex
 };
 
 }  // namespace tarn::detail
@@ -17513,7 +17800,7 @@ class cache_misses : public pool_parts<Upstream> {
     std::lock_guard const cold(heap_.cold);
     bool const graphs_done = graphs_.finish(whole());
     collect();
-    bool const done = heap_.finish(waiting_.asks_for_device());
+    bool const done = heap_.finish(waiting_.asks_for_device() || graphs_.keeps_until_end());
     return done && graphs_done;
   }
   /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
@@ -17591,8 +17878,22 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.is_lost()) return true;
     if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
     if (!waiting_.may_hold(p)) return false;
-    if (graphs_.is_watching() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
+    if (graphs_.watches_frees() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
     return waiting_.hold_back(id, stream, p, bytes, alignment);
+  }
+
+  /// Whether each deallocation that names a stream asks is_freed_in_capture() first.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool asks_at_frees() const noexcept {
+    return may_be_captured && heap_.options.captures == capture_watch::at_frees;
+  }
+  /// Whether a stream that a block is freed on is captured; at most one driver call.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {
+    return !heap_.is_lost() && detail::is_freed_in_capture(heap_.driver(), stream, id);
+  }
+  /// Keeps a block that is freed on a captured stream. Returns false if the capture has ended since.
+  TARN_NOINLINE bool keep_of_capture(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment) noexcept {
+    return graphs_.keep_if_captured(id, stream, p, bytes, alignment);
   }
 
   [[nodiscard]] Pool& whole() noexcept { return static_cast<Pool&>(*this); }
@@ -17626,7 +17927,7 @@ class cache_misses : public pool_parts<Upstream> {
       batch.wanted = magazine_batch(request.size_class);
       if (is_capture_stream(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
     }
-    if (!take_from_heap(position, request, batch)) {
+    if (!take_from_heap(position, request, batch) && !take_what_captures_cache(position, request, batch)) {
       climb(position, request, batch);
       front_.find_again(position, id, stream);
     }
@@ -17653,6 +17954,19 @@ class cache_misses : public pool_parts<Upstream> {
       return false;
     heap_.count_if_uncached(held, request, position.cache == nullptr);
     return true;
+  }
+
+  /// Returns the large blocks that the thread caches for a captured stream to the heap, where they coalesce, and tries again.
+  bool take_what_captures_cache(typename front_type::cache_position const& position,
+                                block_request const& request, block_batch& batch) {
+    if (!is_capture_stream(request.id) || position.of_stream == nullptr) return false;
+    bool any = false;
+    for (auto block = front_.take_of_capture(position); block.p != nullptr;
+         block = front_.take_of_capture(position)) {
+      heap_.give_back_range(request.id, request.stream, block.p, block.bytes);
+      any = true;
+    }
+    return any && take_from_heap(position, request, batch);
   }
 
   TARN_NOINLINE void climb(typename front_type::cache_position const& position, block_request const& request,
@@ -17745,7 +18059,8 @@ class cache_misses : public pool_parts<Upstream> {
       return;
     misuse_report const last = report_misuse_at_end();
     if (graphs_.is_watching()) [[unlikely]] {
-      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return;
+      if_unknown const then = asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
+      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;
       if (alignment <= default_alignment && !heap_.is_asleep() &&
           front_.put_watched(id, p, lazy_block_size{bytes}))
         return;
@@ -17827,6 +18142,9 @@ class cache_misses : public pool_parts<Upstream> {
   static constexpr bool is_on_device =
       !std::same_as<typename Upstream::driver_type, no_driver> && !has_property<Upstream, host_accessible>;
 
+  /// Host memory without a device has no streams that can be.
+  static constexpr bool may_be_captured = !std::same_as<typename Upstream::driver_type, no_driver>;
+
   using list_of_pools = other_pools<typename Upstream::driver_type>;
   [[nodiscard]] static constexpr typename list_of_pools::goes_to place_in_list(bool is_part) noexcept {
     using goes_to = typename list_of_pools::goes_to;
@@ -17906,8 +18224,8 @@ class graph_owner_of final : public graph_owner {
 namespace tarn {
 
 /// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
-/// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of
-/// its stream is known, makes no driver call.
+/// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of its stream is known, submits nothing
+/// to the driver; a deallocation asks it whether the stream is captured, see capture_watch.
 ///
 /// fork() is safe while any number of threads use the pool. In the child, a pool of host memory continues with a copy of all
 /// blocks; calls that other threads had in progress are never completed. A pool over a driver that does not survive fork(),
@@ -17981,10 +18299,19 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   TARN_ALWAYS_INLINE void deallocate_sized(Size size, stream_ref stream, void* p, std::size_t bytes,
                                            std::size_t alignment) noexcept {
     stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !heap_.driver().identify(stream, id).ok()) [[unlikely]]
-      return misses::deallocate_unknown(stream, p, bytes, alignment);
+    bool may_be_captured = true;
+    if (id == stream_ref::unknown_id) {
+      detail::capture_gate::watch const scopes;
+      if (!heap_.driver().identify(stream, id).ok()) [[unlikely]]
+        return misses::deallocate_unknown(stream, p, bytes, alignment);
+      // While no scope is open, CUDA refuses to identify a captured stream.
+      may_be_captured = scopes.saw_capture() || detail::is_default_stream(stream);
+    }
     if (waiting_.any_noted() && may_be_noted(p) && take_back_noted(id, stream, p, bytes, alignment))
         [[unlikely]]
+      return;
+    if (may_be_captured && misses::asks_at_frees() && misses::is_freed_in_capture(id, stream) &&
+        misses::keep_of_capture(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(id, stream, p, size, bytes, alignment);
   }
@@ -18029,6 +18356,18 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     if (heap_.counters.reserved <= keep_bytes) return given;
     collect();
     return given + heap_.shrink(keep_bytes);
+  }
+
+  /// For the pool of a graph_memory: a block that the calling thread caches for a captured stream; null if there is none.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* take_cached(stream_id id, std::size_t bytes,
+                                                     std::size_t alignment) noexcept {
+    return alignment <= default_alignment ? front_.take(id, detail::lazy_block_size{bytes}) : nullptr;
+  }
+  /// Caches a block in the same way. Returns false if there is no room for it, or if blocks have recorded uses.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool put_cached(stream_id id, void* p, std::size_t bytes,
+                                                   std::size_t alignment) noexcept {
+    if (alignment > default_alignment || waiting_.any_noted()) return false;
+    return front_.put(id, p, detail::lazy_block_size{bytes});
   }
 
   /// Makes an owner for the memory of captured graphs, for graph_memory (raii/graph_memory.hpp).
@@ -18113,9 +18452,15 @@ class pooled_layer : public pool<Upstream> {
 // The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. A thread that has
 // counted alone for a while goes on without a lock, until another thread visits it (owner_lock). Otherwise, a thread counts under a
 // lock. Under contention, the lock's owner counts for the waiting threads (combining_lock); then each thread gets a share of the room
-// below the peaks, in which it counts on its own (tracked_share). A thread whose share is too small takes what the others offer. If
-// there is not enough, all shares are closed. If peaks may be off by a bound, a share has that room whatever the peaks are, and is
-// published when it is used up: another thread's share is never touched.
+// below the peaks, in which it counts on its own (tracked_share). What no share has is in reserves (room_reserve). A thread for whose
+// block its share is too small goes on as follows, until there is enough room:
+//
+//   1. It takes room from the reserves, and exchanges its own room for the other group of blocks.
+//   2. It asks the other threads to give away what they do not need, and waits for a microsecond or two.
+//   3. It takes the common lock, closes all shares and adds what they counted: only then may a peak rise.
+//
+// If peaks may be off by a bound, a share has that room whatever the peaks are, and is published when it is used up: another thread's
+// share is never touched.
 //
 // Over 400 lines: the ways of counting pass the same counters to one another under the same lock, and are read together.
 
@@ -18321,18 +18666,36 @@ class place_holder {
 // published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
 // method", TODS 1986.)
 //
-// Room is lent separately for small and for large blocks. A byte of either is a byte below the peak of its group and below the peak of
-// all blocks, which no other share has.
-//
 // A share belongs to one thread, which enters it through an owner_lock: two plain stores. Threads pass room to one another without
-// entering another's share: each offers what it does not need in atomic counters of its own (`offered_`), from which the others
-// take.
+// entering another's share: each gives what it does not need to a room_reserve, from which the others take. A thread takes room for a
+// few blocks more than it needs, keeps as much when it frees, and gives back what is more than twice that.
+//
+// A thread that counts alone has all room, and may raise the peaks.
 //
 // Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
 // published when the room is used up.
 
 #include <array>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+// ---- tarn/policy/room_reserve.hpp
+// Room below the peaks of `tracked` that no thread has. Threads that count on their own take room from a reserve and give it back.
+//
+// Below the peaks of one number (blocks, rounded or requested bytes) there are three kinds of room: below the peak of small blocks, of
+// large blocks and of all blocks. A small block needs room of the first and of the last kind. Such a pair is one unit of room for
+// small blocks; what remains of a group's room is unpaired. Room for large blocks becomes room for small blocks by exchanging
+// its partner:
+//
+//   before   large + all,  small (unpaired)
+//   after    small + all,  large (unpaired)
+//
+// The sum of each kind does not change, so no peak can be passed.
+
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -18342,6 +18705,208 @@ namespace tarn {
 enum class block_group : std::uint8_t { all, small, large };
 
 namespace detail {
+
+/// Blocks, rounded bytes, requested bytes.
+using tracked_kinds = std::array<std::int64_t, 3>;
+
+/// One amount for each group (small, large) and kind.
+using tracked_room = std::array<tracked_kinds, 2>;
+[[nodiscard]] constexpr std::size_t index_of(block_group group) noexcept {
+  return static_cast<std::size_t>(group) - 1;
+}
+
+/// Room for blocks of each group, and what is left of the room of each group.
+struct room_pairs {
+  tracked_room paired{};
+  tracked_room unpaired{};
+};
+/// What a thread lacks for a block, and what it has for the other group.
+struct room_request {
+  std::size_t group;      ///< index of the block's group
+  tracked_kinds change;   ///< of the block
+  tracked_kinds lacking;  ///< at most `change`; 0 or less: enough
+  tracked_kinds other;    ///< room for the other group, which may be exchanged
+};
+/// What a thread gets. If its own room was exchanged, it also gets the room below the peak of the other group that is left.
+struct room_answer {
+  tracked_kinds taken{};      ///< room for the block's group
+  tracked_kinds exchanged{};  ///< part of it that was the thread's room for the other group
+  tracked_kinds allowance{};  ///< the room that the thread may keep
+};
+
+/// The room that some of the threads share. Each call needs its lock.
+class alignas(2 * cache_line_bytes) room_reserve {
+ public:
+  [[nodiscard]] bool try_lock() noexcept { return lock_.try_lock(); }
+  void lock() noexcept { lock_.lock(); }
+  void unlock() noexcept { lock_.unlock(); }
+
+  // ---- under the lock
+
+  /// Takes what is lacking, as far as possible, and half of what this thread may keep, so that it need not come soon again.
+  [[nodiscard]] room_answer take(room_request const& r) noexcept {
+    room_answer a;
+    a.allowance = allowance(r.group);
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t& room = room_[r.group][k];
+      std::int64_t const taken = min_of(room, max_of(r.lacking[k] + a.allowance[k] / 2, std::int64_t{0}));
+      room -= taken;
+      std::int64_t const lacking = r.lacking[k] - taken;
+      if (lacking > 0) a.exchanged[k] = take_unpaired(r.group, k, min_of(lacking, r.other[k]));
+      a.taken[k] = taken + a.exchanged[k];
+      if (lacking > a.exchanged[k]) a.taken[k] += take_other(r.group, k, lacking - a.exchanged[k]);
+    }
+    if (++takes_ % takes_per_step == 0 && part_ > first_part) --part_;
+    return a;
+  }
+  /// Takes at most `wanted`, by exchange if necessary. Returns what it took.
+  [[nodiscard]] std::int64_t take(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
+    std::int64_t const taken = min_of(room_[group][kind], wanted);
+    room_[group][kind] -= taken;
+    return taken + take_other(group, kind, wanted - taken);
+  }
+  /// The room that a thread may keep beyond what it needs for a block.
+  [[nodiscard]] tracked_kinds allowance(std::size_t group) const noexcept {
+    auto const& room = room_[group];
+    return {room[0] >> part_, room[1] >> part_, room[2] >> part_};
+  }
+  void give(room_pairs const& r) noexcept {
+    for (std::size_t g = 0; g < 2; ++g) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        room_[g][k] += r.paired[g][k];
+        unpaired_[g][k] += r.unpaired[g][k];
+      }
+    }
+  }
+  void set(room_pairs const& r) noexcept {
+    room_ = r.paired;
+    unpaired_ = r.unpaired;
+  }
+  /// Makes threads take less beyond what they lack, until many have taken: one found too little, although the others had enough.
+  void give_less() noexcept { part_ = min_of(part_ + part_step, last_part); }
+
+ private:
+  /// A thread may keep 1 / 2^part of what the reserve has. At first half of it: 16 threads that replace random ones of their 64 blocks of
+  /// up to 256 KiB then visit a reserve at 10 of 100 pairs, and find all reserves empty at 3 of 100,000. With all of it they do so at 8
+  /// of 100 and at 90 of 100,000.
+  static constexpr unsigned first_part = 1;
+  static constexpr unsigned part_step = 2;
+  static constexpr unsigned last_part = 62;
+  static constexpr std::uint32_t takes_per_step = 256;
+
+  std::int64_t take_unpaired(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
+    std::int64_t const amount = min_of(wanted, unpaired_[group][kind]);
+    unpaired_[group][kind] -= amount;
+    return amount;
+  }
+  /// Takes room of this reserve for the other group, by exchange.
+  std::int64_t take_other(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
+    std::int64_t const amount = take_unpaired(group, kind, min_of(wanted, room_[1 - group][kind]));
+    room_[1 - group][kind] -= amount;
+    unpaired_[1 - group][kind] += amount;
+    return amount;
+  }
+
+  spin_lock lock_;
+  unsigned part_ = first_part;
+  std::uint32_t takes_ = 0;
+  tracked_room room_{};
+  tracked_room unpaired_{};  ///< below the peak of a group, without room below the peak of all
+};
+
+/// The reserves of one tracked_numbers: one for every three threads, so that they seldom meet. Each begins at that of its place. (With
+/// one for every two, the threads of the example above visit a reserve at 14 of 100 pairs; with one for every four, at 9.)
+class room_reserves {
+ public:
+  /// Takes room for a block. The request's `lacking` is what is missing afterwards.
+  /// @param on_answer  called as on_answer(answer) for each reserve that room was taken from
+  template <class F>
+  void take(unsigned place, room_request& r, F const& on_answer) noexcept {
+    visit_from(place, [&](room_reserve& reserve) {
+      room_answer const a = reserve.take(r);
+      on_answer(a);
+      bool enough = true;
+      for (std::size_t k = 0; k < 3; ++k) {
+        r.lacking[k] -= a.taken[k];
+        r.other[k] -= a.exchanged[k];
+        enough = enough && r.lacking[k] <= 0;
+      }
+      return enough;
+    });
+  }
+  /// Takes at most `wanted`. Returns what it took.
+  [[nodiscard]] std::int64_t take(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
+    std::int64_t taken = 0;
+    visit_from(0, [&](room_reserve& reserve) {
+      taken += reserve.take(group, kind, wanted - taken);
+      return taken == wanted;
+    });
+    return taken;
+  }
+  /// @param f  called as f(allowance): the room of the group that a thread may keep; returns what to give
+  template <class F>
+  void give(unsigned place, std::size_t group, F const& f) noexcept {
+    visit_from(place, [&](room_reserve& reserve) {
+      reserve.give(f(reserve.allowance(group)));
+      return true;
+    });
+  }
+  /// Distributes room, in equal parts. What was in the reserves is lost. No thread may use them meanwhile.
+  void set(unsigned threads, room_pairs rest) noexcept {
+    used_ = min_of(max_of(threads / threads_per_reserve, 1U), most_reserves);
+    auto const part_of = [](tracked_room& all, std::int64_t parts) {
+      tracked_room part{};
+      for (std::size_t g = 0; g < 2; ++g) {
+        for (std::size_t k = 0; k < 3; ++k) {
+          part[g][k] = (all[g][k] + parts - 1) / parts;
+          all[g][k] -= part[g][k];
+        }
+      }
+      return part;
+    };
+    for (unsigned i = 0; i < used_; ++i)
+      all_[i].set({part_of(rest.paired, used_ - i), part_of(rest.unpaired, used_ - i)});
+  }
+  /// No thread may use the reserves meanwhile.
+  void give_less() noexcept {
+    for (room_reserve& reserve : all_) reserve.give_less();
+  }
+
+ private:
+  /// Calls f(reserve) for each reserve, locked, from that of a place, until it returns true. Those that another thread has locked come
+  /// last.
+  template <class F>
+  void visit_from(unsigned place, F const& f) noexcept {
+    std::uint32_t skipped = 0;
+    for (unsigned i = 0; i < used_; ++i) {
+      room_reserve& reserve = all_[(place + i) % used_];
+      if (!reserve.try_lock()) {
+        skipped |= std::uint32_t{1} << i;
+        continue;
+      }
+      bool const done = f(reserve);
+      reserve.unlock();
+      if (done) return;
+    }
+    for (; skipped != 0; skipped &= skipped - 1) {
+      room_reserve& reserve = all_[(place + static_cast<unsigned>(std::countr_zero(skipped))) % used_];
+      reserve.lock();
+      bool const done = f(reserve);
+      reserve.unlock();
+      if (done) return;
+    }
+  }
+
+  static constexpr unsigned threads_per_reserve = 3;
+  static constexpr unsigned most_reserves = thread_places / threads_per_reserve;
+  unsigned used_ = 1;
+  std::array<room_reserve, most_reserves> all_;
+};
+
+}  // namespace detail
+}  // namespace tarn
+
+namespace tarn::detail {
 
 enum class change_kind : std::uint8_t { allocation, deallocation };
 
@@ -18353,20 +18918,11 @@ struct tracked_update {
   unsigned place = 0;        ///< of the thread; thread_places if it has none
   block_group group = block_group::all;
 
-  /// Blocks, rounded bytes, requested bytes.
-  [[nodiscard]] std::array<std::int64_t, 3> by_kind() const noexcept {
-    return {rounded > 0 ? 1 : -1, rounded, requested};
-  }
+  [[nodiscard]] tracked_kinds by_kind() const noexcept { return {rounded > 0 ? 1 : -1, rounded, requested}; }
 };
 
-/// One amount for each kind (blocks, rounded, requested bytes) and group.
+/// One amount for each kind and group.
 using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
-
-/// One amount for each group (small, large) and kind.
-using tracked_room = std::array<std::array<std::int64_t, 3>, 2>;
-[[nodiscard]] constexpr std::size_t index_of(block_group group) noexcept {
-  return static_cast<std::size_t>(group) - 1;
-}
 
 class alignas(512) tracked_share {  // an element of an array is addressed by a shift
  public:
@@ -18376,51 +18932,94 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept { return lock_.try_enter(); }
   TARN_ALWAYS_INLINE void leave() noexcept { lock_.leave(); }
   /// Whether its thread counts alone, without shares: it may use all numbers inside its lock. Called inside the lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool is_alone() const noexcept {
+  [[nodiscard]] bool is_alone() const noexcept {
     return state_.load(std::memory_order_acquire) == state::alone;
   }
-  /// Counts a call in this share, if it is open and has enough room. Called inside the lock.
+  /// Counts a call in this share, if there is room. Returns false if count() has to try. Called inside the lock.
   template <change_kind Kind>
   [[nodiscard]] TARN_ALWAYS_INLINE bool count_here(std::size_t rounded, std::size_t requested,
                                                    block_group group) noexcept {
-    if (state_.load(std::memory_order_acquire) != state::open) return false;
-    std::int64_t const amounts[3] = {1, static_cast<std::int64_t>(rounded),
-                                     static_cast<std::int64_t>(requested)};
-    auto& room = room_[index_of(group)];
+    part& its = parts_[index_of(group)];
+    auto const r = static_cast<std::int64_t>(rounded);
+    auto const q = static_cast<std::int64_t>(requested);
+    // Written out: compilers keep these arrays in registers only without loops.
     if constexpr (Kind == change_kind::allocation) {
-      std::int64_t const left[3] = {room[0] - amounts[0], room[1] - amounts[1], room[2] - amounts[2]};
-      if ((left[0] | left[1] | left[2]) < 0) [[unlikely]]  // one of them
+      std::int64_t const came0 = its.came[0] + 1;
+      std::int64_t const came1 = its.came[1] + r;
+      std::int64_t const came2 = its.came[2] + q;
+      if (came0 > its.limit[0] || came1 > its.limit[1] || came2 > its.limit[2]) [[unlikely]]
         return false;
-      auto& came = came_[index_of(group)];
-      for (std::size_t k = 0; k < 3; ++k) room[k] = left[k];
-      for (std::size_t k = 0; k < 3; ++k) came[k] += amounts[k];
+      its.came[0] = came0;
+      its.came[1] = came1;
+      its.came[2] = came2;
     } else {
-      for (std::size_t k = 0; k < 3; ++k) room[k] += amounts[k];
+      std::int64_t const limit0 = its.limit[0] + 1;
+      std::int64_t const limit1 = its.limit[1] + r;
+      std::int64_t const limit2 = its.limit[2] + q;
+      if (limit0 - its.came[0] > its.may_leave(0) || limit1 - its.came[1] > its.may_leave(1) ||
+          limit2 - its.came[2] > its.may_leave(2)) [[unlikely]]
+        return false;
+      its.limit[0] = limit0;
+      its.limit[1] = limit1;
+      its.limit[2] = limit2;
     }
-    note_call();
     return true;
   }
-  /// Counts a call in the open share at index `mine`. Returns false if it is not open or there is not enough room; the call must then
-  /// be counted globally. Called inside the lock. @param open  indices of shares to take room from
-  [[nodiscard]] static bool count(tracked_share* all, unsigned mine, std::uint32_t open,
-                                  tracked_update const& u) noexcept {
-    tracked_share& s = all[mine];
-    state const at = s.state_.load(std::memory_order_acquire);
-    if (at != state::open) return at == state::bounded && s.count_bounded(u);
-    if (u.rounded > 0 && !s.has_room(u)) [[unlikely]] {
-      if (!s.find_room(all, mine, open, u)) return false;
+  /// Counts an allocation for which there is room if that for the other group is exchanged. Called inside the lock.
+  [[nodiscard]] bool count_exchanging(tracked_kinds const& change, block_group group) noexcept {
+    std::size_t const g = index_of(group);
+    bool const first = exchange(0, g, change[0]);
+    bool const second = exchange(1, g, change[1]);
+    bool const enough = exchange(2, g, change[2]) && first && second;
+    if (enough) parts_[g].allocate(change);
+    return enough;
+  }
+  /// The two above.
+  [[nodiscard]] bool count_here(tracked_update const& u) noexcept {
+    if (u.rounded > 0) {
+      return count_here<change_kind::allocation>(static_cast<std::size_t>(u.rounded),
+                                                 static_cast<std::size_t>(u.requested), u.group) ||
+             count_exchanging(u.by_kind(), u.group);
     }
-    s.add(u);
-    s.note_call();
+    return count_here<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
+                                                 static_cast<std::size_t>(-u.requested), u.group);
+  }
+  /// Counts a call, and takes room from the reserves, or gives room to them, as necessary. Returns false if the share is not open or
+  /// there is not enough room; the call must then be counted globally. Called inside the lock.
+  [[nodiscard]] bool count(room_reserves& reserves, tracked_update const& u) noexcept {
+    state const at = state_.load(std::memory_order_acquire);
+    if (at == state::bounded) return count_bounded(u);
+    if (at != state::open) return false;
+    part& its = parts_[index_of(u.group)];
+    tracked_kinds const change = u.by_kind();
+    if (u.rounded > 0) {
+      if (!its.has_room(change) && !take_room(reserves, u)) return false;
+      its.allocate(change);
+    } else {
+      its.free(change);
+      give_room(reserves, u);
+    }
     return true;
   }
-  /// As count(), for any thread, as if it were the owner: for tests.
-  [[nodiscard]] bool count(tracked_update const& u) noexcept {
-    if (!try_enter()) return false;
-    bool const done = count(this, 0, 0, u);
-    leave();
-    return done;
+
+  /// Whether there may be room in other shares. Called inside the lock.
+  [[nodiscard]] bool is_open() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::open;
   }
+
+  // ---- any thread
+
+  /// Makes the thread give away what it does not need, when it frees next. May be overlooked, if the thread gives room at the same time:
+  ///
+  ///   owner, inside give_room()   other thread
+  ///   finds the reserve empty
+  ///                               most = -1
+  ///   most = 2 * need
+  void ask() noexcept {
+    for (part& its : parts_) its.set_most(1, -1);
+  }
+  /// Whether a visitor waits.
+  [[nodiscard]] bool is_announced() const noexcept { return lock_.is_announced(); }
 
   // ---- a visitor: announce() for all shares that it will visit, one remote_barrier(), visit(), and at the end end_visit()
 
@@ -18430,163 +19029,201 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   /// In a forked child, before end_visit().
   void forget_owner() noexcept { lock_.forget_owner(); }
 
-  /// Opens a closed share with `room` for what is allocated, and `offered` for any thread; there is no bound for what is freed.
-  void open(tracked_room const& room, tracked_room const& offered) noexcept {
-    given_ = room_ = room;
-    for (std::size_t g = 0; g < 2; ++g) {
-      for (std::size_t k = 0; k < 3; ++k) {
-        step_[g][k] = max_of(room[g][k] / steps_at_first, std::int64_t{1});
-        offered_[g][k].store(offered[g][k], std::memory_order_relaxed);
-      }
-    }
-    state_.store(state::open, std::memory_order_release);
-  }
-  /// Opens a closed share whose counts may differ by `error` from what was published, in each group and in the sum of both.
-  void open_bounded(std::array<std::int64_t, 3> const& error) noexcept {
-    given_ = room_ = {error, error};
+  // ---- the holder of the common lock
+
+  /// Opens a closed share. Its thread has to take room for what it allocates; there is no bound for what it frees. The thread may be
+  /// inside meanwhile, so this changes the state only:
+  ///
+  ///   owner                                   holder of the common lock
+  ///   enters; count_here() finds no room
+  ///                                           fills the reserves
+  ///                                           state = open (release)
+  ///   count() reads the state (acquire), and
+  ///   takes room from the reserves
+  ///
+  /// If the owner reads the state before it changes, it counts this call globally.
+  void open() noexcept { state_.store(state::open, std::memory_order_release); }
+  /// Opens a closed share whose counts may differ by `error` from what was published, in each group and in the sum of both. As open().
+  void open_bounded(tracked_kinds const& error) noexcept {
+    error_ = error;
     state_.store(state::bounded, std::memory_order_release);
   }
-  /// Lets the thread of this share, which is closed, count alone.
+  /// Lets the thread of this share, which is closed, count alone. The owner calls this, or waits.
   void let_alone() noexcept { state_.store(state::alone, std::memory_order_release); }
-  /// Closes a share in which its thread counted alone. During a visit, or called by its thread.
-  void end_alone() noexcept { state_.store(state::closed, std::memory_order_relaxed); }
-  /// Reports the counts of a bounded share as close() does; it stays open with the room that it was given. The owner thread calls
-  /// this, or waits meanwhile.
-  template <class F>
-  void publish(F const& f) noexcept {
-    report(f);
-    room_ = given_;
+  /// Gives a thread that counts alone all room. During a visit, or called by the owner.
+  void set_room(room_pairs const& r) noexcept {
+    for (std::size_t g = 0; g < 2; ++g) {
+      parts_[g].clear();
+      parts_[g].limit = parts_[g].given = r.paired[g];
+      for (std::size_t k = 0; k < 3; ++k) parts_[g].set_most(k, no_limit);
+    }
+    unpaired_ = r.unpaired;
   }
-  /// Closes the share and reports its counts: f(kind, group, change, came) for each. Returns the number of calls. During a visit of
-  /// all shares.
+  /// Reports all counts: f(kind, group, change, came) for each. The thread's next calls are count()'s. During a visit, or called by the
+  /// owner.
+  template <class F>
+  void report(F const& f) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t const small = parts_[0].change(k);
+      std::int64_t const large = parts_[1].change(k);
+      f(k, std::size_t{0}, small + large, parts_[0].came[k] + parts_[1].came[k]);
+      f(k, std::size_t{1}, small, parts_[0].came[k]);
+      f(k, std::size_t{2}, large, parts_[1].came[k]);
+    }
+    for (part& its : parts_) its.clear();
+    unpaired_ = {};
+  }
+  /// Closes the share and reports its counts. Returns the number of calls. During a visit, or called by the owner.
   template <class F>
   std::uint64_t close(F const& f) noexcept {
     state_.store(state::closed, std::memory_order_relaxed);
+    std::int64_t const calls = parts_[0].calls() + parts_[1].calls();
     report(f);
-    for (auto& of_group : offered_) {
-      for (auto& amount : of_group) amount.store(0, std::memory_order_relaxed);
-    }
-    std::uint64_t const calls = calls_;
-    calls_ = 0;
-    return calls;
-  }
-  /// Takes room that the share offers, any thread, while the share cannot be closed: at least `wanted` or half of it, whichever is
-  /// more, as far as there is any. Returns what was taken.
-  [[nodiscard]] std::int64_t take_offered(std::size_t g, std::size_t k, std::int64_t wanted) noexcept {
-    std::atomic<std::int64_t>& amount = offered_[g][k];
-    std::int64_t is = amount.load(std::memory_order_relaxed);
-    while (is > 0) {
-      std::int64_t const taken = min_of(is, max_of(wanted, is / 2));
-      if (amount.compare_exchange_weak(is, is - taken, std::memory_order_relaxed)) return taken;
-    }
-    return 0;
+    return static_cast<std::uint64_t>(calls);
   }
 
  private:
   enum class state : std::uint8_t { closed, open, bounded, alone };
-  /// The room at first, in steps. Takers take two steps more than they need; a share that has more than twice what it keeps offers the
-  /// rest.
-  static constexpr std::int64_t steps_at_first = 2;
-  static constexpr std::int64_t steps_kept = 3;
-  /// How often it looks.
-  static constexpr std::uint64_t calls_per_offer = 8;
+  static constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max() / 2;
+  /// A bounded share keeps 1 / this of what it has not counted for the group whose blocks it does not count now.
+  static constexpr std::int64_t part_of_other = 8;
 
-  [[nodiscard]] TARN_ALWAYS_INLINE bool has_room(tracked_update const& u) const noexcept {
-    auto const change = u.by_kind();
-    auto const& room = room_[index_of(u.group)];
-    return change[0] <= room[0] && change[1] <= room[1] && change[2] <= room[2];
-  }
-  TARN_ALWAYS_INLINE void add(tracked_update const& u) noexcept {
-    auto const change = u.by_kind();
-    std::size_t const g = index_of(u.group);
-    for (std::size_t k = 0; k < 3; ++k) {
-      room_[g][k] -= change[k];
-      if (u.rounded > 0) came_[g][k] += change[k];
-    }
-  }
-  TARN_ALWAYS_INLINE void note_call() noexcept {
-    if ((++calls_ & (calls_per_offer - 1)) == 0) [[unlikely]]
-      offer();
-  }
+  /// What the share has of one group. The room that is left is limit - came. Without room, count_here() always fails.
+  struct alignas(cache_line_bytes) part {
+    tracked_kinds came{};   ///< all increases since the counts were reported
+    tracked_kinds limit{};  ///< of `came`
+    std::array<std::atomic<std::int64_t>, 3> most{-1, -1, -1};  ///< the room that a free may leave
+    tracked_kinds given{};  ///< the room at first, and what was taken since, less what was given away
+    tracked_kinds need{};   ///< of the block for which room was taken last
 
-  /// Takes room for a block from what this share and the others offer. Keeps what it took if that is not enough.
-  TARN_NOINLINE bool find_room(tracked_share* all, unsigned mine, std::uint32_t open,
-                               tracked_update const& u) noexcept {
-    auto const change = u.by_kind();
-    std::size_t const g = index_of(u.group);
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t lacking = change[k] - room_[g][k];
-      if (lacking <= 0) continue;
-      lacking -= take(*this, g, k, lacking);
-      for (unsigned tries = 0; lacking > 0 && tries < 32; ++tries) {
-        if ((open >> donor_ & 1) != 0 && donor_ != mine) lacking -= take(all[donor_], g, k, lacking);
-        if (lacking > 0) donor_ = (donor_ + 1) % 32;
-      }
-      if (lacking > 0) return false;
+    [[nodiscard]] std::int64_t room(std::size_t k) const noexcept { return limit[k] - came[k]; }
+    [[nodiscard]] std::int64_t change(std::size_t k) const noexcept { return given[k] - room(k); }
+    /// Allocations and frees.
+    [[nodiscard]] std::int64_t calls() const noexcept { return came[0] + limit[0] - given[0]; }
+    [[nodiscard]] bool has_room(tracked_kinds const& change) const noexcept {
+      return change[0] <= room(0) && change[1] <= room(1) && change[2] <= room(2);
     }
-    return true;
+    void allocate(tracked_kinds const& change) noexcept {
+      for (std::size_t k = 0; k < 3; ++k) came[k] += change[k];
+    }
+    /// @param change  negative
+    void free(tracked_kinds const& change) noexcept {
+      for (std::size_t k = 0; k < 3; ++k) limit[k] -= change[k];
+    }
+    void add_room(std::size_t k, std::int64_t amount) noexcept {
+      limit[k] += amount;
+      given[k] += amount;
+    }
+    /// Lets the thread keep `allowance`, and what it needed for a block when it took room.
+    void set_most(tracked_kinds const& allowance) noexcept {
+      for (std::size_t k = 0; k < 3; ++k) set_most(k, max_of(allowance[k], 2 * need[k]));
+    }
+    void set_most(std::size_t k, std::int64_t amount) noexcept {
+      most[k].store(amount, std::memory_order_relaxed);
+    }
+    [[nodiscard]] std::int64_t may_leave(std::size_t k) const noexcept {
+      return most[k].load(std::memory_order_relaxed);
+    }
+    /// Lets the change be between -most_change and most_change.
+    void bound(std::size_t k, std::int64_t most_change) noexcept {
+      add_room(k, most_change - given[k]);
+      set_most(k, 2 * most_change);
+    }
+    /// Takes all room away, and forgets what was counted.
+    void clear() noexcept {
+      came = limit = given = need = {};
+      for (std::size_t k = 0; k < 3; ++k) set_most(k, -1);
+    }
+  };
+
+  /// Exchanges half of the room for the other group, or what is lacking if that is more. Returns false if that is not enough.
+  TARN_ALWAYS_INLINE bool exchange(std::size_t k, std::size_t g, std::int64_t change) noexcept {
+    std::int64_t const lacking = change - parts_[g].room(k);
+    if (lacking <= 0) return true;
+    std::int64_t const has = parts_[1 - g].room(k);
+    std::int64_t const amount = min_of(max_of(lacking, has / 2), min_of(has, unpaired_[g][k]));
+    parts_[g].add_room(k, amount);
+    parts_[1 - g].add_room(k, -amount);
+    unpaired_[g][k] -= amount;
+    unpaired_[1 - g][k] += amount;
+    return amount >= lacking;
   }
-  std::int64_t take(tracked_share& from, std::size_t g, std::size_t k, std::int64_t lacking) noexcept {
-    std::int64_t const taken = from.take_offered(g, k, lacking + 2 * step_[g][k]);
-    room_[g][k] += taken;
-    given_[g][k] += taken;
-    return taken;
-  }
-  /// Offers the room that this thread is not likely to need soon.
-  TARN_NOINLINE void offer() noexcept {
-    for (std::size_t g = 0; g < 2; ++g) {
+  /// Takes room for a block from the reserves. Keeps what it took if that is not enough.
+  TARN_NOINLINE bool take_room(room_reserves& reserves, tracked_update const& u) noexcept {
+    std::size_t const g = index_of(u.group);
+    part& its = parts_[g];
+    part& other = parts_[1 - g];
+    room_request r{g, u.by_kind(), {}, {}};
+    for (std::size_t k = 0; k < 3; ++k) {
+      r.lacking[k] = r.change[k] - its.room(k);
+      r.other[k] = other.room(k);
+    }
+    tracked_kinds allowance{};
+    reserves.take(u.place, r, [&](room_answer const& a) noexcept {
       for (std::size_t k = 0; k < 3; ++k) {
-        std::int64_t const kept = steps_kept * step_[g][k];
-        std::int64_t const spare = room_[g][k] - kept;
-        if (spare <= kept) continue;
-        room_[g][k] = kept;
-        given_[g][k] -= spare;
-        offered_[g][k].fetch_add(spare, std::memory_order_relaxed);
+        its.add_room(k, a.taken[k]);
+        other.add_room(k, -a.exchanged[k]);
+        unpaired_[1 - g][k] += a.exchanged[k];
+        allowance[k] = max_of(allowance[k], a.allowance[k]);
       }
-    }
-  }
-
-  /// Counts a call if the counts, of its group and of both, then stay within the bound.
-  TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
-    auto const change = u.by_kind();
-    std::size_t const g = index_of(u.group);
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t const bound = given_[g][k];
-      std::int64_t const now = bound - room_[g][k] + change[k];
-      std::int64_t const both = now + given_[1 - g][k] - room_[1 - g][k];
-      if (now > bound || -now > bound || both > bound || -both > bound) return false;
-    }
-    add(u);
-    ++calls_;
+    });
+    if (!its.has_room(r.change)) return false;
+    its.need = r.change;
+    its.set_most(allowance);
     return true;
   }
-
-  template <class F>
-  void report(F const& f) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t const small = given_[0][k] - room_[0][k];
-      std::int64_t const large = given_[1][k] - room_[1][k];
-      f(k, std::size_t{0}, small + large, came_[0][k] + came_[1][k]);
-      f(k, std::size_t{1}, small, came_[0][k]);
-      f(k, std::size_t{2}, large, came_[1][k]);
-    }
-    came_ = {};
+  /// Gives away what this thread is not likely to need soon, if that is much. @param u  a free
+  TARN_NOINLINE void give_room(room_reserves& reserves, tracked_update const& u) noexcept {
+    std::size_t const g = index_of(u.group);
+    part& its = parts_[g];
+    reserves.give(u.place, g, [&](tracked_kinds const& allowance) noexcept {
+      its.set_most(allowance);
+      room_pairs spare{{}, unpaired_};
+      unpaired_ = {};
+      for (std::size_t k = 0; k < 3; ++k) {
+        spare.paired[g][k] = max_of(its.room(k) - its.may_leave(k) / 2, std::int64_t{0});
+        its.add_room(k, -spare.paired[g][k]);
+      }
+      return spare;
+    });
   }
+
+  /// Counts a call of a bounded share. Gives both groups new bounds, since that of the call's was too narrow, or there was none. The
+  /// bounds of both add up to the error. Returns false if what was counted exceeds it.
+  TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
+    part& its = parts_[index_of(u.group)];
+    part& other = parts_[1 - index_of(u.group)];
+    tracked_kinds const change = u.by_kind();
+    tracked_kinds counted{};
+    tracked_kinds counted_of_other{};
+    tracked_kinds spare{};
+    for (std::size_t k = 0; k < 3; ++k) {
+      counted[k] = size_of(its.change(k) + change[k]);
+      counted_of_other[k] = size_of(other.change(k));
+      spare[k] = error_[k] - counted[k] - counted_of_other[k];
+      if (spare[k] < 0) return false;
+    }
+    for (std::size_t k = 0; k < 3; ++k) {
+      its.bound(k, counted[k] + spare[k] - spare[k] / part_of_other);
+      other.bound(k, counted_of_other[k] + spare[k] / part_of_other);
+    }
+    if (u.rounded > 0) {
+      its.allocate(change);
+    } else {
+      its.free(change);
+    }
+    return true;
+  }
+  [[nodiscard]] static std::int64_t size_of(std::int64_t change) noexcept { return max_of(change, -change); }
 
   owner_lock lock_;
   std::atomic<state> state_{state::closed};
-  unsigned donor_ = 0;       ///< share that had room the last time
-  std::uint64_t calls_ = 0;  ///< counted here since it was opened
-  tracked_room room_{};      ///< by how much each number may still grow here
-  tracked_room
-      given_{};  ///< room_ when its counts were last reported, and what was taken since, less what was offered
-  tracked_room came_{};  ///< all increases since
-  tracked_room step_{};  ///< by how much room is taken and offered
-  alignas(cache_line_bytes) std::array<std::array<std::atomic<std::int64_t>, 3>, 2> offered_{};
+  tracked_kinds error_{};  ///< of a bounded share
+  std::array<part, 2> parts_{};
+  tracked_room unpaired_{};  ///< room below the peak of a group, without room below the peak of all
 };
 
-}  // namespace detail
-}  // namespace tarn
+}  // namespace tarn::detail
 
 namespace tarn {
 
@@ -18650,17 +19287,12 @@ class tracked_numbers {
                                              block_group group) noexcept {
     count<change_kind::deallocation>(rounded, requested, group);
   }
-  /// Counts a change by the thread that it names.
+  /// Counts a change as the thread that it names would: for tests.
   void count(tracked_update const& u) noexcept {
     if (tracked_share* const shares = shares_.load(std::memory_order_acquire);
         shares != nullptr && u.place < share_count && shares[u.place].try_enter()) {
       tracked_share& mine = shares[u.place];
-      bool done = true;
-      if (mine.is_alone()) {
-        add_alone(u);
-      } else {
-        done = tracked_share::count(shares, u.place, open_.load(std::memory_order_relaxed), u);
-      }
+      bool const done = mine.count_here(u) || count_inside(mine, u);
       mine.leave();
       if (done) return;
     }
@@ -18668,6 +19300,13 @@ class tracked_numbers {
   }
   /// Number of threads that count on their own now, with other threads.
   [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
+  /// How often all threads that count on their own were stopped.
+  [[nodiscard]] std::uint64_t stops() noexcept {
+    std::lock_guard const guard(lock_);
+    return stops_;
+  }
+  /// How often a thread asked the others for room.
+  [[nodiscard]] std::uint64_t asks() const noexcept { return asks_.load(std::memory_order_relaxed); }
   /// Returns true if a thread counts alone.
   [[nodiscard]] bool has_alone() noexcept {
     std::lock_guard const guard(lock_);
@@ -18742,6 +19381,7 @@ class tracked_numbers {
     mark.thread = this_thread_number();
     mark.start = whose == peak_of::all_threads ? current(1, 0) : 0;
     mark.current = mark.peak = mark.start;
+    mark.allocations = 0;
     mark.next = marks_;
     marks_ = &mark;
     note_whether_watched();
@@ -18773,6 +19413,9 @@ class tracked_numbers {
   /// A thread counts alone after this many calls without another thread's. Doubled whenever another thread ends that: a visit takes
   /// microseconds.
   static constexpr std::uint32_t first_streak = 16;
+  /// Stopping all threads takes ten microseconds or more. Before that, a thread waits for one or two for room from the others.
+  static constexpr unsigned tries_to_ask = 8;
+  static constexpr unsigned waits_per_try = 4;
   static constexpr std::uint32_t longest_streak = 4096;
 
   /// Holds the lock, and no thread counts on its own.
@@ -18782,10 +19425,12 @@ class tracked_numbers {
       numbers_.lock_.lock();
       numbers_.call_in();
       numbers_.visit_alone();
+      numbers_.settle_alone();
     }
     stopped(stopped const&) = delete;
     stopped& operator=(stopped const&) = delete;
     ~stopped() {
+      numbers_.give_alone();
       numbers_.end_visit_alone();
       numbers_.lock_.unlock();
     }
@@ -18842,29 +19487,49 @@ class tracked_numbers {
     tracked_share& mine = shares[at.index];
     if (!mine.try_enter()) [[unlikely]]
       return count_by_waiting<Kind>(rounded, requested, group);
-    if (mine.is_alone()) [[likely]] {
-      if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) [[likely]] {
-        add<Kind>(rounded, requested, group);
-      } else {
-        add_alone_watched<Kind>(rounded, requested, group);
-      }
-      mine.leave();
-      return;
-    }
     if (mine.template count_here<Kind>(rounded, requested, group)) [[likely]] {
       mine.leave();
       return;
     }
-    count_in_share<Kind>(shares, at.index, rounded, requested, group);
+    count_in_share<Kind>(mine, rounded, requested, group);
   }
   /// Inside the lock of the thread's share, which this leaves.
   template <change_kind Kind>
-  TARN_NOINLINE void count_in_share(tracked_share* shares, unsigned mine, std::size_t rounded,
-                                    std::size_t requested, block_group group) noexcept {
+  TARN_NOINLINE void count_in_share(tracked_share& mine, std::size_t rounded, std::size_t requested,
+                                    block_group group) noexcept {
+    if constexpr (Kind == change_kind::allocation) {
+      tracked_kinds const change{1, static_cast<std::int64_t>(rounded), static_cast<std::int64_t>(requested)};
+      if (mine.count_exchanging(change, group)) {
+        mine.leave();
+        return;
+      }
+    }
     tracked_update const u = update_of<Kind>(rounded, requested, group);
-    bool const done = tracked_share::count(shares, mine, open_.load(std::memory_order_relaxed), u);
-    shares[mine].leave();
+    bool const done = count_inside(mine, u);
+    mine.leave();
     if (!done) count_globally(u);
+  }
+  /// Counts a call inside the lock of a thread's share, which has no room for it. Returns false if it must be counted globally.
+  bool count_inside(tracked_share& mine, tracked_update const& u) noexcept {
+    if (mine.count(reserves_, u)) return true;
+    if (mine.is_alone()) {
+      count_alone(u);
+      return true;
+    }
+    return u.rounded > 0 && mine.is_open() && ask_others(mine, u);
+  }
+  /// Counts an allocation for which the reserves do not have enough room, if the other threads give some soon.
+  bool ask_others(tracked_share& mine, tracked_update const& u) noexcept {
+    asks_.fetch_add(1, std::memory_order_relaxed);
+    for (unsigned tries = 0; tries < tries_to_ask && !mine.is_announced(); ++tries) {
+      if (tries % (tries_to_ask / 2) == 0) {
+        for_each_share(open_.load(std::memory_order_relaxed) & ~(std::uint32_t{1} << u.place),
+                       [](tracked_share& s) { s.ask(); });
+      }
+      for (unsigned waits = 0; waits < waits_per_try; ++waits) spin_wait(0);
+      if (mine.count(reserves_, u)) return true;
+    }
+    return false;
   }
   template <change_kind Kind>
   TARN_NOINLINE void count_by_waiting(std::size_t rounded, std::size_t requested,
@@ -18878,11 +19543,6 @@ class tracked_numbers {
     count_globally(update_of<Kind>(rounded, requested, group));
   }
   template <change_kind Kind>
-  TARN_NOINLINE void add_alone_watched(std::size_t rounded, std::size_t requested,
-                                       block_group group) noexcept {
-    add_alone(update_of<Kind>(rounded, requested, group));
-  }
-  template <change_kind Kind>
   [[nodiscard]] tracked_update update_of(std::size_t rounded, std::size_t requested,
                                          block_group group) const noexcept {
     std::int64_t const sign = Kind == change_kind::allocation ? 1 : -1;
@@ -18894,6 +19554,20 @@ class tracked_numbers {
     return this_thread_place.table == table_ ? this_thread_place.index : thread_places;
   }
 
+  /// Adds what a share counted. It stayed within its room, so no peak changes.
+  [[nodiscard]] auto adding() noexcept {
+    return [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
+      if (came == 0 && change == 0) return;
+      if (g != 0) {
+        of(k, g).current += change;
+        of(k, g).allocated += came;
+      }
+      for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
+        if (k == 0) m->allocations += came;
+        if (k == 1) m->current += change;
+      }
+    };
+  }
   /// Counts a call under the lock.
   void count_globally(tracked_update const& u) noexcept {
     if (!lock_.try_lock()) {
@@ -18913,6 +19587,7 @@ class tracked_numbers {
     if (tracked_share* const shares = make_shares(); shares != nullptr) {
       alone_ = place;
       shares[place].let_alone();
+      give_alone();
     }
   }
   /// Enters the share of the thread that counts alone, unless that is the calling thread. The caller holds the lock.
@@ -18929,10 +19604,26 @@ class tracked_numbers {
   /// The caller holds the lock.
   TARN_NOINLINE void end_alone() noexcept {
     visit_alone();
-    share(alone_).end_alone();
+    (void)share(alone_).close(adding());
     end_visit_alone();
     alone_ = thread_places;
     least_streak_ = min_of(least_streak_ * 2, longest_streak);
+  }
+  /// Adds what the thread that counts alone has counted, and takes its room away. During a visit, or called by that thread.
+  void settle_alone() noexcept {
+    if (alone_ != thread_places) share(alone_).report(adding());
+  }
+  /// Gives the thread that counts alone all room, unless each call has to be watched. As settle_alone().
+  void give_alone() noexcept {
+    if (alone_ == thread_places || (flags_.load(std::memory_order_relaxed) & watched_flag) != 0) return;
+    share(alone_).set_room(pair_room(block_group::large));
+  }
+  /// Counts a call of the thread that counts alone, for which it has no room: there may be a new peak.
+  void count_alone(tracked_update const& u) noexcept {
+    settle_alone();
+    add_watched(u);
+    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0)
+      share(alone_).set_room(pair_room(u.group));
   }
   [[nodiscard]] tracked_share& share(unsigned place) noexcept {
     return shares_.load(std::memory_order_relaxed)[place];
@@ -18954,7 +19645,7 @@ class tracked_numbers {
       streak_ = 0;
     }
     if (alone_ != thread_places) {
-      if (alone_ == u.place) return add_alone(u);
+      if (alone_ == u.place) return count_alone(u);
       end_alone();
     }
     if (flags_.load(std::memory_order_relaxed) != 0) return apply_slow(u);
@@ -18993,8 +19684,8 @@ class tracked_numbers {
         peak_of_all_[K] = now + other.of[K].current;
     }
   }
-  /// Counts a call of the thread that counts alone.
-  void add_alone(tracked_update const& u) noexcept {
+  /// Adds a call while no share is open.
+  void add_watched(tracked_update const& u) noexcept {
     add(u);
     if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
     change_marks(u);
@@ -19007,11 +19698,11 @@ class tracked_numbers {
     if (has_error() && out_ != 0) return publish_with(u, static_cast<std::uint32_t>(flags) & ~out_);
     if (several && out_ != 0) {
       if ((static_cast<std::uint32_t>(flags) & ~out_) != 0) [[unlikely]]
-        open_late(static_cast<std::uint32_t>(flags) & ~out_);
+        open_shares(static_cast<std::uint32_t>(flags) & ~out_);
       if (u.rounded > 0 && !fits(u)) take_room_for(u);
     }
     if (out_ != 0) return add_within_room(u);
-    add_alone(u);
+    add_watched(u);
     if (several) hand_out();
   }
 
@@ -19048,8 +19739,7 @@ class tracked_numbers {
 
   /// By how much the room that the shares leave is too small for a block: above 0, a peak may be passed if all shares are used up.
   [[nodiscard]] std::int64_t lacking(tracked_update const& u, std::size_t k, std::size_t g) noexcept {
-    std::int64_t const lent = g == 0 ? lent_[0][k] + lent_[1][k] : lent_[g - 1][k];
-    std::int64_t const wanted = u.by_kind()[k] + lent;
+    std::int64_t const wanted = u.by_kind()[k] + lent_[k][g];
     std::int64_t most = wanted - room(k, g);
     for (high_water_mark const* m = k == 1 && g == 0 ? marks_ : nullptr; m != nullptr; m = m->next)
       most = max_of(most, m->current + wanted - m->peak);
@@ -19064,19 +19754,6 @@ class tracked_numbers {
     }
     return true;
   }
-  /// Adds what a share counted. It stayed within its room, so no peak changes.
-  [[nodiscard]] auto adding() noexcept {
-    return [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
-      if (g != 0) {
-        of(k, g).current += change;
-        of(k, g).allocated += came;
-      }
-      for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
-        if (k == 0) m->allocations += came;
-        if (k == 1) m->current += change;
-      }
-    };
-  }
   /// Adds a call for which there is room, while shares are open: no peak changes. The numbers must not be compared with the peaks
   /// then: of two shares one may have reported blocks that took the room of blocks whose end the other has not reported.
   void add_within_room(tracked_update const& u) noexcept {
@@ -19086,40 +19763,49 @@ class tracked_numbers {
       for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)})
         f(k, g, change[k], u.rounded > 0 ? change[k] : 0);
     }
+    if (u.rounded > 0 || has_error()) return;
+    // What a thread without a share frees is room for those with one.
+    std::size_t const mine = index_of(u.group);
+    room_pairs freed;
+    for (std::size_t k = 0; k < 3; ++k) {
+      lent_[k][0] -= change[k];
+      lent_[k][mine + 1] -= change[k];
+      freed.paired[mine][k] = -change[k];
+    }
+    reserves_.give(u.place, mine, [&](tracked_kinds const&) { return freed; });
   }
-  /// Takes room for a block from what the shares offer. If that is not enough, there may be a new peak: the shares are closed.
+  /// Takes room for a block from the reserves. If that is not enough, there may be a new peak: the shares are closed.
   TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
     std::size_t const mine = index_of(u.group);
     for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t missing = max_of(lacking(u, k, 0), lacking(u, k, mine + 1));
-      for (std::uint32_t left = out_; left != 0 && missing > 0; left &= left - 1) {
-        tracked_share& its = share(static_cast<unsigned>(std::countr_zero(left)));
-        std::int64_t const taken = its.take_offered(mine, k, missing);
-        missing -= taken;
-        lent_[mine][k] -= taken;
-      }
-      if (missing > 0) return call_in();
+      std::int64_t const missing = max_of(lacking(u, k, 0), lacking(u, k, mine + 1));
+      if (missing <= 0) continue;
+      std::int64_t const taken = reserves_.take(mine, k, missing);
+      lent_[k][0] -= taken;
+      lent_[k][mine + 1] -= taken;
+      if (taken == missing) continue;
+      call_in();
+      if (fits(u)) reserves_.give_less();  // the others had enough
+      return;
     }
   }
   /// Whether peaks may be off.
   [[nodiscard]] bool has_error() const noexcept { return error_[0] != 0; }
   /// Counts a call for which its thread's share has no room, and all that was counted there: peaks may be off.
   TARN_NOINLINE void publish_with(tracked_update const& u, std::uint32_t asked) noexcept {
-    for (std::uint32_t left = asked; left != 0; left &= left - 1)
-      share(static_cast<unsigned>(std::countr_zero(left))).open_bounded(error_);
-    if (asked != 0) {
-      out_ |= asked;
-      open_.store(out_, std::memory_order_release);
-    }
-    if (u.place < share_count && (out_ >> u.place & 1) != 0) share(u.place).publish(adding());
+    if (asked != 0) open_shares(asked);
+    if (u.place < share_count && (out_ >> u.place & 1) != 0) share(u.place).report(adding());
     add_within_room(u);
     note_peaks();
   }
   /// Raises every peak to the current value.
   void note_peaks() noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = max_of(of(k, g).peak, of(k, g).current);
-      peak_of_all_[k] = max_of(peak_of_all_[k], current(k, 0));
+      for (std::size_t g = 1; g < 3; ++g) {
+        group_number& n = of(k, g);
+        if (n.current > n.peak) n.peak = n.current;
+      }
+      if (current(k, 0) > peak_of_all_[k]) peak_of_all_[k] = current(k, 0);
     }
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
       if (m->current > m->peak) m->peak = m->current;
@@ -19128,63 +19814,62 @@ class tracked_numbers {
     note_active(block_group::small);
     note_active(block_group::large);
   }
-  /// Opens shares without room for threads that asked after the others: what such a thread frees is its room.
-  TARN_NOINLINE void open_late(std::uint32_t asked) noexcept {
-    for (std::uint32_t left = asked; left != 0; left &= left - 1)
-      share(static_cast<unsigned>(std::countr_zero(left))).open({}, {});
-    out_ |= asked;
-    open_.store(out_, std::memory_order_release);
+  /// Pairs half of the room below the peak of all for each group, and what one cannot use for the other. An odd unit is for `first`.
+  [[nodiscard]] room_pairs pair_room(block_group first) noexcept {
+    room_pairs r;
+    std::size_t const a = index_of(first);
+    std::size_t const b = 1 - a;
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t all = room(k, 0);
+      for (high_water_mark const* m = k == 1 ? marks_ : nullptr; m != nullptr; m = m->next)
+        all = min_of(all, m->peak - m->current);
+      std::int64_t const of_a = room(k, a + 1);
+      std::int64_t const of_b = room(k, b + 1);
+      r.paired[a][k] = min_of(of_a, all - min_of(of_b, all / 2));
+      r.paired[b][k] = min_of(of_b, all - r.paired[a][k]);
+      r.unpaired[a][k] = of_a - r.paired[a][k];
+      r.unpaired[b][k] = of_b - r.paired[b][k];
+    }
+    return r;
   }
-
-  /// Gives each requesting thread an equal share of the room below every peak, half of it offered to all.
+  /// Opens a share for each requesting thread, and puts the room below every peak into the reserves.
   TARN_NOINLINE void hand_out() noexcept {
     if (pause_ != 0) {
       --pause_;
       return;
     }
     auto const asked = static_cast<std::uint32_t>(flags_.load(std::memory_order_relaxed) & all_threads);
-    int const takers = std::popcount(asked);
-    if (takers < 2) return;
+    if (std::popcount(asked) < 2) return;
     if (make_shares() == nullptr) return;
-    std::int64_t below_marks = room(1, 0);
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
       if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
-      below_marks = min_of(below_marks, m->peak - m->current);
     }
-    for (std::size_t k = 0; k < 3; ++k) {
-      // Half of the room of all for each group, and what one cannot use for the other.
-      std::int64_t const all = k == 1 ? below_marks : room(k, 0);
-      std::int64_t const large = min_of(room(k, 2), all - min_of(room(k, 1), all / 2));
-      lent_[0][k] = min_of(room(k, 1), all - large);
-      lent_[1][k] = large;
+    if (!has_error()) {
+      room_pairs const r = pair_room(block_group::large);
+      for (std::size_t k = 0; k < 3; ++k) {
+        for (std::size_t g = 0; g < 2; ++g) lent_[k][g + 1] = r.paired[g][k] + r.unpaired[g][k];
+        lent_[k][0] = r.paired[0][k] + r.paired[1][k];
+      }
+      reserves_.set(static_cast<unsigned>(std::popcount(asked)), r);
     }
-    std::int64_t takers_left = takers;
-    tracked_room rest = lent_;
-    for (std::uint32_t left = asked; left != 0; left &= left - 1, --takers_left) {
-      tracked_share& its = share(static_cast<unsigned>(std::countr_zero(left)));
+    open_shares(asked);
+  }
+  void open_shares(std::uint32_t asked) noexcept {
+    for_each_share(asked, [this](tracked_share& s) {
       if (has_error()) {
-        its.open_bounded(error_);
-        continue;
+        s.open_bounded(error_);
+      } else {
+        s.open();
       }
-      tracked_room room{};
-      tracked_room offered{};
-      for (std::size_t g = 0; g < 2; ++g) {
-        for (std::size_t k = 0; k < 3; ++k) {
-          std::int64_t const part = (rest[g][k] + takers_left - 1) / takers_left;
-          rest[g][k] -= part;
-          room[g][k] = part / 2;
-          offered[g][k] = part - part / 2;
-        }
-      }
-      its.open(room, offered);
-    }
-    out_ = asked;
-    open_.store(asked, std::memory_order_release);
+    });
+    out_ |= asked;
+    open_.store(out_, std::memory_order_release);
   }
 
   /// Closes all shares. The caller holds the lock.
   TARN_NOINLINE void call_in() noexcept {
     if (out_ == 0) return;
+    ++stops_;
     open_.store(0, std::memory_order_relaxed);
     for_each_share(out_, [](tracked_share& s) { s.announce(); });
     remote_barrier();
@@ -19204,6 +19889,7 @@ class tracked_numbers {
     last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
     pause_ = last_pause_;
     out_ = 0;
+    lent_ = {};
   }
   template <class F>
   void for_each_share(std::uint32_t places, F const& f) noexcept {
@@ -19226,6 +19912,8 @@ class tracked_numbers {
   /// adds.
   std::atomic<std::uint64_t> flags_{0};
   combining_lock<tracked_update> lock_;
+  room_reserves reserves_;
+  std::atomic<std::uint64_t> asks_{0};
   // Under the lock:
   std::array<group_numbers, 2> groups_;        ///< small, large
   std::array<std::int64_t, 3> peak_of_all_{};  ///< of the sums of both
@@ -19238,7 +19926,8 @@ class tracked_numbers {
       error_{};                 ///< by how much a share may differ from what it published; 0: peaks are exact
   tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
   std::uint32_t out_ = 0;       ///< threads whose share is open
-  tracked_room lent_{};         ///< the room of all open shares when their counts were last reported
+  tracked_amounts
+      lent_{};  ///< room of the open shares and of the reserves, when the counts were last reported
   unsigned alone_ =
       thread_places;  ///< place of the thread that counts alone; its share's lock guards all numbers, too
   unsigned last_place_ = thread_places;  ///< of the call that was counted last
@@ -19247,6 +19936,7 @@ class tracked_numbers {
   bool visits_alone_ = false;
   std::uint32_t pause_ = 0;  ///< calls to count before shares are opened again
   std::uint32_t last_pause_ = 0;
+  std::uint64_t stops_ = 0;
   at_fork member_{this,
                   [](void* self) noexcept {
                     auto& n = *static_cast<tracked_numbers*>(self);
@@ -19285,8 +19975,9 @@ struct tracked {
   /// n * max(1, peak_error / 4096) blocks, for the n threads that used the pool concurrently, counted up to 32. It is exact as long
   /// as threads do not meet. Current values, totals, and the peaks of one thread stay exact.
   ///
-  /// For programs with many threads: exact peaks cost them shared cache lines whenever live memory is near its peak. With 1 MiB,
-  /// blocks above 1 MiB are counted under a common lock, and others nearly always without.
+  /// For programs with many threads: near the peaks, threads have to pass room on to one another for exact peaks. Here a thread
+  /// counts without any other until its counts differ from what it published by more than this; blocks above it are counted under a
+  /// common lock. With 4 MiB, 16 threads that replace 64 blocks of up to 256 KiB each hardly ever meet.
   std::size_t peak_error = 0;
 
   template <class Upstream>
@@ -20256,8 +20947,9 @@ class planned_growth {
       if (has_room(free > in_progress ? free - in_progress : 0)) break;
       if (in_progress == 0 || !has_room(free)) return false;
       while (planned.load(std::memory_order_relaxed) == in_progress) {
-        if (tries == most_tries) return false;
-        spin_wait(tries++);
+        if (tries == spins + pauses) return false;
+        spin_wait(tries < spins ? tries : sleeping);
+        ++tries;
       }
     }
     planned.fetch_add(bytes, std::memory_order_relaxed);
@@ -20274,7 +20966,10 @@ class planned_growth {
     return static_cast<std::size_t>(driver.device().value) % places;
   }
 
-  static constexpr unsigned most_tries = 10'000;  ///< 5 to 10 ms, see spin_wait()
+  // See spin_wait(). It sleeps rather than yields: with other threads on every core, a yield takes as long as their time slices.
+  static constexpr unsigned spins = 64;
+  static constexpr unsigned pauses = 100;  ///< of 50 us, and about as much that the system adds: 10 ms
+  static constexpr unsigned sleeping = 10'000;
 
   static_mutex mutex_;
   std::atomic<std::size_t> planned_[places]{};
@@ -22102,7 +22797,8 @@ class graph_memory {
 ///
 /// Bare handles may be used inside the capture: CUDA refuses to identify a captured stream, so the pool remembers it. A stream that
 /// tarn did not make and that joined before it was named must be named in one way only: by its handle, or by an identity that was
-/// queried before the capture.
+/// queried before the capture. From the opening of the scope until the capture has begun, no other thread names the stream: it could not
+/// know whether that is part of the graph, and a bare handle is identified, which invalidates a capture that begins at that moment.
 ///
 /// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
 /// (fenced, poisoned and checked verify and poison nothing then that they would have to wait for on the device.)
