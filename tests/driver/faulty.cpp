@@ -137,7 +137,7 @@ std::vector<status> call_everything(faulty<sim_driver> const& driver) {
 
 }  // namespace
 
-TEST_CASE("faulty without faults behaves like its driver", "[driver][fault]") {
+TEST_CASE("faulty without faults behaves like its driver", "[driver][fault][memory_pools]") {
   test::driver_contract(faulty_bench{});
 }
 

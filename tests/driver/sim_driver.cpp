@@ -29,7 +29,7 @@ struct sim_bench {
 };
 }  // namespace
 
-TEST_CASE("sim_driver keeps the driver contract", "[driver][sim]") {
+TEST_CASE("sim_driver keeps the driver contract", "[driver][sim][memory_pools]") {
   SECTION("on host memory") {
     test::driver_contract(sim_bench{sim_machine{}});
   }
