@@ -114,7 +114,10 @@ class held_blocks {
   /// Frees all blocks, trims, and checks that nothing is kept. For use once nothing fails any more.
   void empty_out(char const* what) {
     give_all();
-    if (trial_.struck() && !trial_.healed()) return;
+    if (trial_.struck() && !trial_.healed()) {  // a free asks whether its stream is captured
+      trial_.heal();
+      if (!trial_.healed()) return;
+    }
     trim();
     if (trial_.struck() && !trial_.healed()) {  // the trim failed
       trial_.heal();
