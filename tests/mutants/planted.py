@@ -2173,8 +2173,8 @@ PLANTED = {
         Mutant(
             "a deallocation does not ask whether its stream is captured",
             "pool/pool.hpp",
-            "    if (may_be_captured && misses::asks_at_frees() && misses::is_freed_in_capture(id, stream) &&",
-            "    if (id == 0 && misses::asks_at_frees() && misses::is_freed_in_capture(id, stream) &&",
+            "    if (asks && misses::is_freed_in_capture(id, stream) &&",
+            "    if (id == 0 && asks && misses::is_freed_in_capture(id, stream) &&",
         ),
         Mutant(
             "record_stream() accepts the stream of a capture without a scope",
@@ -2186,8 +2186,8 @@ PLANTED = {
         Mutant(
             "a bare handle is asked for only while a scope is still open",
             "pool/pool.hpp",
-            "      may_be_captured = scopes.saw_capture() || detail::is_default_stream(stream);",
-            "      may_be_captured = detail::capture_gate::has_captures() || detail::is_default_stream(stream);",
+            "      asks = asks && (scopes.saw_capture() || detail::is_default_stream(stream));",
+            "      asks = asks && (detail::capture_gate::has_captures() || detail::is_default_stream(stream));",
             finder="tests/pool/captures_without_scope.cpp",
         ),
         Mutant(
@@ -2239,9 +2239,9 @@ PLANTED = {
         ),
         Mutant(
             "a bare handle is not asked about while another thread captures in a scope",
-            "pool/cache_misses.hpp",
-            "if (was_identified && !capture_gate::has_captures()) return false;",
-            "if (was_identified) return false;",
+            "pool/pool.hpp",
+            "      asks = asks && (scopes.saw_capture() || detail::is_default_stream(stream));",
+            "      asks = asks && detail::is_default_stream(stream);",
             finder="tests/pool/captures_without_scope.cpp",
         ),
     ],

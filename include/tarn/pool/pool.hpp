@@ -117,18 +117,18 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   TARN_ALWAYS_INLINE void deallocate_sized(Size size, stream_ref stream, void* p, std::size_t bytes,
                                            std::size_t alignment) noexcept {
     stream_id id = stream.id();
-    bool may_be_captured = true;
+    bool asks = misses::asks_at_frees();
     if (id == stream_ref::unknown_id) {
       detail::capture_gate::watch const scopes;
       if (!heap_.driver().identify(stream, id).ok()) [[unlikely]]
         return misses::deallocate_unknown(stream, p, bytes, alignment);
       // While no scope is open, CUDA refuses to identify a captured stream.
-      may_be_captured = scopes.saw_capture() || detail::is_default_stream(stream);
+      asks = asks && (scopes.saw_capture() || detail::is_default_stream(stream));
     }
     if (waiting_.any_noted() && may_be_noted(p) && take_back_noted(id, stream, p, bytes, alignment))
         [[unlikely]]
       return;
-    if (may_be_captured && misses::asks_at_frees() && misses::is_freed_in_capture(id, stream) &&
+    if (asks && misses::is_freed_in_capture(id, stream) &&
         misses::keep_of_capture(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(id, stream, p, size, bytes, alignment);
