@@ -296,11 +296,11 @@ def readme(folder):
     if len(moved) > 1:
         parts.append(markdown(moved))
     capped = [row for row in of_one_run(results.survival(folder)) if row["device"] == "cuda"]
-    if capped:
+    if any(not row["pool"].startswith("tarn") for row in capped):
         parts.append("Out of memory, on the GPU with a ballast beside it:\n\n" + markdown(survivors(capped)))
     if (pathlib.Path(folder) / "overview.png").exists():
         parts.append("![Utilisation against time per event; cost against live blocks; cost against threads](bench/results/overview.png)")
-    parts.append("Measured on " + "; ".join(results.measured_on(used + used_hot + used_moved + capped)) + ".")
+    parts.append("Measured on " + "; ".join(results.measured_on(used + used_hot + used_moved)) + ".")
     before, rest = text.split(BEGIN)
     README.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.split(END)[1])
 
