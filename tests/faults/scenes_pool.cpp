@@ -194,10 +194,10 @@ void destroyed_streams_marking_all(trial& t) {
 }
 
 template <class Driver>
-void recorded_uses_on(trial& t, Driver driver) {
+void recorded_uses_on(trial& t, Driver driver, pooled options) {
   stream const a(t.driver());
   stream const b(t.driver());
-  held_blocks held(t, watched_pool(t, driver));
+  held_blocks held(t, watched_pool(t, driver, options));
   auto const record = [&](void* p, stream_ref s) {
     // A caller whose record_stream() was refused waits for that stream before the free.
     bool const noted = t.attempt("record_stream", [&] {
@@ -240,10 +240,10 @@ void recorded_uses_on(trial& t, Driver driver) {
   if (t.healed()) held.empty_out("after recorded uses");
 }
 void recorded_streams(trial& t) {
-  recorded_uses_on(t, t.driver());
+  recorded_uses_on(t, t.driver(), {.captures = capture_watch::in_scopes});
 }
 void recorded_uses_marking_all(trial& t) {
-  recorded_uses_on(t, t.driver_that_marks_all());
+  recorded_uses_on(t, t.driver_that_marks_all(), {});
 }
 
 void capture(trial& t) {
