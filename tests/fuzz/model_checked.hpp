@@ -8,6 +8,7 @@
 
 #include "fuzz/live_blocks.hpp"
 #include "tarn/driver/sim/sim_machine.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pool_calls.hpp"
 
