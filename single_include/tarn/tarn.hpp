@@ -15890,7 +15890,7 @@ class graph_captures {
   /// Whether a call that is not warm must look for a capture.
   [[nodiscard]] bool any() const noexcept { return heap_.captured.any() || always(); }
   /// Whether a deallocation must look for one.
-  [[nodiscard]] bool watches_frees() const noexcept { return heap_.captured.any() || asks_at_frees(); }
+  [[nodiscard]] bool watches_frees() const noexcept { return heap_.captured.any() || looks_outside_scopes(); }
 
   /// The capture of an allocation; `kept_as` is 0 if its stream is not captured.
   /// @throws cuda_error  it is captured, and it is not known by which capture
@@ -15904,7 +15904,7 @@ class graph_captures {
     if (id == neutral_id || id == stream_ref::unknown_id || !watches_frees()) return {};
     capture at = known(id);
     if (at.kept_as != 0 || then == if_unknown::not_captured) return at;
-    if (!asks_at_frees() && !may_have_joined()) return at;
+    if (!looks_outside_scopes() && !may_have_joined()) return at;
     if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
     at.kept_as = capture_stream_id(0);
     at.is_guess = true;
@@ -15987,7 +15987,7 @@ class graph_captures {
   };
 
   [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
-  [[nodiscard]] bool asks_at_frees() const noexcept {
+  [[nodiscard]] bool looks_outside_scopes() const noexcept {
     return heap_.options.captures != capture_watch::in_scopes;
   }
 
@@ -18723,8 +18723,7 @@ struct room_pairs {
 /// What a thread lacks for a block, and what it has for the other group.
 struct room_request {
   std::size_t group;      ///< index of the block's group
-  tracked_kinds change;   ///< of the block
-  tracked_kinds lacking;  ///< at most `change`; 0 or less: enough
+  tracked_kinds lacking;  ///< 0 or less: enough
   tracked_kinds other;    ///< room for the other group, which may be exchanged
 };
 /// What a thread gets. If its own room was exchanged, it also gets the room below the peak of the other group that is left.
@@ -19153,9 +19152,10 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
     std::size_t const g = index_of(u.group);
     part& its = parts_[g];
     part& other = parts_[1 - g];
-    room_request r{g, u.by_kind(), {}, {}};
+    tracked_kinds const change = u.by_kind();
+    room_request r{g, {}, {}};
     for (std::size_t k = 0; k < 3; ++k) {
-      r.lacking[k] = r.change[k] - its.room(k);
+      r.lacking[k] = change[k] - its.room(k);
       r.other[k] = other.room(k);
     }
     tracked_kinds allowance{};
@@ -19167,8 +19167,8 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
         allowance[k] = max_of(allowance[k], a.allowance[k]);
       }
     });
-    if (!its.has_room(r.change)) return false;
-    its.need = r.change;
+    if (!its.has_room(change)) return false;
+    its.need = change;
     its.set_most(allowance);
     return true;
   }

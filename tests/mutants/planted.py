@@ -2200,7 +2200,7 @@ PLANTED = {
         Mutant(
             "only threads that have opened a scope ask whether a stream is captured",
             "pool/graph/graph_captures.hpp",
-            "    if (!asks_at_frees() && !may_have_joined()) return at;\n",
+            "    if (!looks_outside_scopes() && !may_have_joined()) return at;\n",
             "    if (!may_have_joined()) return at;\n",
         ),
         Mutant(

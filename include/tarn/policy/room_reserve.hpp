@@ -46,8 +46,7 @@ struct room_pairs {
 /// What a thread lacks for a block, and what it has for the other group.
 struct room_request {
   std::size_t group;      ///< index of the block's group
-  tracked_kinds change;   ///< of the block
-  tracked_kinds lacking;  ///< at most `change`; 0 or less: enough
+  tracked_kinds lacking;  ///< 0 or less: enough
   tracked_kinds other;    ///< room for the other group, which may be exchanged
 };
 /// What a thread gets. If its own room was exchanged, it also gets the room below the peak of the other group that is left.

@@ -272,9 +272,10 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
     std::size_t const g = index_of(u.group);
     part& its = parts_[g];
     part& other = parts_[1 - g];
-    room_request r{g, u.by_kind(), {}, {}};
+    tracked_kinds const change = u.by_kind();
+    room_request r{g, {}, {}};
     for (std::size_t k = 0; k < 3; ++k) {
-      r.lacking[k] = r.change[k] - its.room(k);
+      r.lacking[k] = change[k] - its.room(k);
       r.other[k] = other.room(k);
     }
     tracked_kinds allowance{};
@@ -286,8 +287,8 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
         allowance[k] = max_of(allowance[k], a.allowance[k]);
       }
     });
-    if (!its.has_room(r.change)) return false;
-    its.need = r.change;
+    if (!its.has_room(change)) return false;
+    its.need = change;
     its.set_most(allowance);
     return true;
   }

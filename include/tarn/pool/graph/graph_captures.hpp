@@ -45,7 +45,7 @@ class graph_captures {
   /// Whether a call that is not warm must look for a capture.
   [[nodiscard]] bool any() const noexcept { return heap_.captured.any() || always(); }
   /// Whether a deallocation must look for one.
-  [[nodiscard]] bool watches_frees() const noexcept { return heap_.captured.any() || asks_at_frees(); }
+  [[nodiscard]] bool watches_frees() const noexcept { return heap_.captured.any() || looks_outside_scopes(); }
 
   /// The capture of an allocation; `kept_as` is 0 if its stream is not captured.
   /// @throws cuda_error  it is captured, and it is not known by which capture
@@ -59,7 +59,7 @@ class graph_captures {
     if (id == neutral_id || id == stream_ref::unknown_id || !watches_frees()) return {};
     capture at = known(id);
     if (at.kept_as != 0 || then == if_unknown::not_captured) return at;
-    if (!asks_at_frees() && !may_have_joined()) return at;
+    if (!looks_outside_scopes() && !may_have_joined()) return at;
     if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
     at.kept_as = capture_stream_id(0);
     at.is_guess = true;
@@ -142,7 +142,7 @@ class graph_captures {
   };
 
   [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
-  [[nodiscard]] bool asks_at_frees() const noexcept {
+  [[nodiscard]] bool looks_outside_scopes() const noexcept {
     return heap_.options.captures != capture_watch::in_scopes;
   }
 
