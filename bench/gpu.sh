@@ -215,9 +215,9 @@ fetch_sources() {
 }
 
 # share_of NAME SECONDS LEFT: how many of the LEFT seconds the next stage of clients may take, so that the ones after it get theirs.
-declare -A client_seconds=([clients_build]=400 [clients_nanovdb]=150 [clients_cupy]=400 [clients_tcnn]=150 [clients_torch]=800
-  [clients_torch_tests]=200 [clients_rmm]=300)
-[ ! -f "$deps/built/tarn_tcnn.gz" ] || client_seconds[clients_build]=60
+declare -A client_seconds=([clients_build]=400 [clients_nanovdb]=150 [clients_cupy]=400 [clients_tcnn]=150 [clients_torch]=600
+  [clients_torch_tests]=300 [clients_rmm]=300)
+if [ -f "$deps/built/tarn_tcnn.gz" ] || [ ! -d "$deps/tcnn" ]; then client_seconds[clients_build]=60; fi
 share_of() {
   local other sum=0
   for other in "${!client_seconds[@]}"; do
