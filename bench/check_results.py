@@ -33,7 +33,7 @@ def main():
                            "[1]", '{"trace": "b"', json.dumps({"trace": "c", "pool": "rmm_pool", "peak_reserved_of_pass": []})])
     expect("only replays that report their passes are in the table of passes", [row["trace"] for row in rows] == ["a"])
     expect("the table of passes has the first, the last and the most",
-           passes.table(rows).splitlines()[1].split() == ["a", "tarn", "80.0", "100", "110", "120", "105", "1.050", "1.200", "1.500"])
+           passes.table(rows).splitlines()[1].split() == ["a", "tarn", "1", "80.0", "100", "110", "120", "105", "1.050", "1.200", "1.500"])
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         summary.summary(folder)

@@ -21,6 +21,7 @@
 #                            Stages after build need a build that is there
 #
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  replay_dali
+#   workloads_tarn  workloads_torch_expandable  workloads_torch: traces of PyTorch's programs, replayed by two threads
 #   hot_paths_cuda  hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  hot_paths_dali
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
 #   moving  sleep  compact  reservations  convert  graphs  nccl  tests  endings  sanitize  planted  examples  snapshots  mpi  summary
@@ -522,7 +523,7 @@ find_traces() {
 
 # one_by_one FILE PROGRAM COMMAND...: each allocator in a process of its own, so that none sees what another left behind
 # and the death of one leaves the figures of the others. COMMANDs are arguments, split at blanks; @ALL and @SMALL are the
-# traces, @PATTERNS the generated ones.
+# traces, @WORKLOADS those of PyTorch's programs, @PATTERNS the generated ones.
 one_by_one() {
   local file=$results/$1.new program all small trace command arguments failed=0
   program=$(built "$2") || { say "$2 was not built"; return 77; }
@@ -534,6 +535,7 @@ one_by_one() {
     case ${arguments[-1]} in
       @ALL) arguments=("${arguments[@]:0:${#arguments[@]}-1}" "${all[@]}") ;;
       @SMALL) arguments=("${arguments[@]:0:${#arguments[@]}-1}" "${small[@]}") ;;
+      @WORKLOADS) arguments=("${arguments[@]:0:${#arguments[@]}-1}" "$root"/examples/pytorch/traces/*.trace.gz) ;;
       @PATTERNS) arguments=("${arguments[@]:0:${#arguments[@]}-1}" --pattern all) ;;
       *) arguments+=(--json "$file") ;;
     esac
@@ -584,6 +586,20 @@ run_replay_rmm() {
     "--device cuda --json --passes 6 --pool cccl @ALL"
 }
 run_replay_dali() { one_by_one replay_dali.jsonl tarn_replay_dali "--device cuda --json --passes 6 --pool dali @ALL"; }
+
+# Recorded from programs of PyTorch, whose backward pass has a thread of its own.
+run_workloads_tarn() {
+  one_by_one workloads_tarn.jsonl tarn_replay "--device sim --json --passes 6 --threads 2 --pool tarn @WORKLOADS" \
+    "--device cuda --json --passes 6 --threads 2 --pool tarn @WORKLOADS" \
+    "--device cuda --json --passes 6 --threads 2 --pool tarn_tracked @WORKLOADS"
+}
+run_workloads_torch() {
+  one_by_one workloads_torch.jsonl tarn_replay_torch "--device cuda --json --passes 6 --threads 2 --pool torch @WORKLOADS"
+}
+run_workloads_torch_expandable() {
+  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True one_by_one workloads_torch_expandable.jsonl tarn_replay_torch \
+    "--device cuda --json --passes 6 --threads 2 --pool torch_expandable @WORKLOADS"
+}
 
 # Patterns that are hard on pools, on the same pools but those that call the driver for each block.
 run_patterns_tarn() {
@@ -935,6 +951,9 @@ stage replay_tarn 120 run_replay_tarn
 stage replay_torch_expandable 40 run_replay_torch_expandable
 stage replay_torch 40 run_replay_torch
 stage replay_cuda 100 run_replay_cuda
+stage workloads_tarn 40 run_workloads_tarn
+stage workloads_torch_expandable 20 run_workloads_torch_expandable
+stage workloads_torch 20 run_workloads_torch
 stage hot_paths_cuda 240 run_hot_paths_cuda
 stage hot_paths_torch 55 run_hot_paths_torch
 stage hot_paths_torch_expandable 55 run_hot_paths_torch_expandable

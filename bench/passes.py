@@ -28,10 +28,10 @@ def rows_of(lines):
 def table(rows):
     most = max(len(row["peak_reserved_of_pass"]) for row in rows)
     shown = sorted({n for n in SHOWN if n < most} | {most})
-    lines = [["trace", "pool", "peak live, MiB", *(f"pass {n}" for n in shown), "last / first", "most / first", "most / live"]]
+    lines = [["trace", "pool", "threads", "peak live, MiB", *(f"pass {n}" for n in shown), "last / first", "most / first", "most / live"]]
     for row in rows:
         held = row["peak_reserved_of_pass"]
-        lines.append([row["trace"], row["pool"], f"{row['peak_live'] / 2**20:,.1f}",
+        lines.append([row["trace"], row["pool"], str(row.get("threads", 1)), f"{row['peak_live'] / 2**20:,.1f}",
                       *(f"{held[n - 1] / 2**20:,.0f}" if n <= len(held) else "-" for n in shown),
                       f"{held[-1] / held[0]:.3f}", f"{max(held) / held[0]:.3f}", f"{max(held) / row['peak_live']:.3f}"])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]

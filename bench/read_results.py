@@ -80,6 +80,11 @@ def replay(results=RESULTS):
     return read(results, "replay", ("trace", "pool", "device"))
 
 
+def workloads(results=RESULTS):
+    """Replays of traces of PyTorch's programs, by two threads."""
+    return read(results, "workloads", ("trace", "pool", "device"))
+
+
 def patterns(results=RESULTS):
     """Replays of generated traces."""
     return read(results, "patterns", ("trace", "pool", "device"))

@@ -140,10 +140,14 @@ def work_order(row):
 def summary(folder):
     parts = []
     replay, hot = order(results.replay(folder)), results.hot_paths(folder)
-    parts.append("measured on\n" + "\n".join("  " + line for line in results.measured_on(replay + hot + results.convert(folder))) + "\n")
+    parts.append("measured on\n" + "\n".join("  " + line for line in results.measured_on(replay + hot + results.workloads(folder) + results.convert(folder))) + "\n")
     if replay:
         parts.append("Replay: utilisation, cold/warm ns per event [driver calls cold/warm]\n" +
                      table(grid(replay, name_of, lambda row: row["trace"], replay_cell, "pool")) + "\n")
+    workloads = order(results.workloads(folder))
+    if workloads:
+        parts.append("Traces of PyTorch's programs, replayed by two threads in turn: the same figures\n" +
+                     table(grid(workloads, name_of, lambda row: row["trace"].removeprefix("torch_"), replay_cell, "pool")) + "\n")
     agreement = model_and_gpu(replay)
     if len(agreement) > 1:
         parts.append("Driver time of the first pass, ns per event: the simulated device's model beside the GPU\n"

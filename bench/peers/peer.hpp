@@ -30,6 +30,7 @@ enum class place_of_memory : std::uint8_t { host, simulated, cuda };
 struct setup {
   std::uint64_t capacity = 0;  ///< bytes of the device; 0: the real device, or the host without a limit
   std::size_t streams = 1;     ///< stream indices are below this
+  unsigned threads = 1;        ///< that call the pool, in turn
 };
 
 /// What a pool reports about itself; unknown values are empty.

@@ -53,6 +53,13 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
                      "whether reserved memory creeps")
           ->check(CLI::Validator(is_a_count, "COUNT") & CLI::Range(1U, 1000U))
           ->default_str("3");
+  auto* const threads =
+      app.add_option(
+             "--threads", a.threads,
+             "threads that play the parts of each pass in turn, as the forward and the backward pass of a "
+             "training in PyTorch")
+          ->check(CLI::Validator(is_a_count, "COUNT") & CLI::Range(1U, 64U))
+          ->default_str("1");
   auto* const cap = app.add_option("--cap", a.caps,
                                    "replay once on a device of this multiple of the trace's peak live bytes, "
                                    "and report which pools survive; "
@@ -61,12 +68,14 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
                         ->allow_extra_args(false)
                         ->check(CLI::Validator(is_a_factor, "FACTOR") & CLI::Range(0.01, 1000.0))
                         ->excludes(capacity)
-                        ->excludes(passes);
+                        ->excludes(passes)
+                        ->excludes(threads);
   auto* const waste =
       app.add_flag("--waste", a.waste,
                    "print where the bytes between peak live and peak reserved are, at both peaks; tarn's "
                    "pools only")
-          ->excludes(cap);
+          ->excludes(cap)
+          ->excludes(threads);
   auto* const json = app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
   app.add_option("--report", a.report,
                  "replay one trace once on one pool, and write this HTML page: memory over time, the "
@@ -76,6 +85,7 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
       ->excludes(cap)
       ->excludes(json)
       ->excludes(passes)
+      ->excludes(threads)
       ->excludes(waste);
   auto* const pattern =
       app.add_option(

@@ -17,7 +17,8 @@ struct arguments {
   std::string device = "auto";  ///< auto, cuda or sim
   std::uint64_t capacity = 0;   ///< of the simulated device, bytes, up to 2^60; 0: its default
   std::vector<std::string> pools{"tarn"};
-  unsigned passes = 3;  ///< 1 to 1000
+  unsigned passes = 3;   ///< 1 to 1000
+  unsigned threads = 1;  ///< 1 to 64
   bool json = false;
   std::vector<double> caps;  ///< memory of the device, as multiples of the peak of live bytes; empty: no cap
   bool waste = false;        ///< describe the memory at the peaks instead of measuring times

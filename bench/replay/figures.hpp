@@ -27,6 +27,7 @@ struct figures {
   double driver_ns_warm = 0;        ///< modelled driver time of the second pass
   std::uint64_t out_of_memory = 0;  ///< refused requests, all passes together
   unsigned passes = 0;
+  unsigned threads = 1;
 
   /// Returns peak live requested bytes / peak reserved bytes; empty if requests were refused.
   [[nodiscard]] std::optional<double> utilisation() const noexcept {

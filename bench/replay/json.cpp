@@ -74,6 +74,7 @@ void write_json(std::ostream& out, figures const& row, context const& where) {
   line["warm_best_ns_per_event"] = or_null(to_tenth(row.warm_best_ns_per_event));
   line["out_of_memory"] = row.out_of_memory;
   line["passes"] = row.passes;
+  line["threads"] = row.threads;
   line["driver_ns_cold"] = to_tenth(row.driver_ns_cold);
   line["driver_ns_warm"] = to_tenth(row.driver_ns_warm);
   write_line(out, std::move(line), where);

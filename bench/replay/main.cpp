@@ -153,6 +153,7 @@ void replay(arguments const& a) {
   for (std::string const& file : a.files) traces.push_back(read_trace(file));
   setup made_for;
   made_for.capacity = a.capacity;
+  made_for.threads = a.threads;
   if (!a.json) std::cout << "device " << device.why << "\n\n";
   if (!a.report.empty()) {
     write_report(a, traces.front(), pools.front(), made_for);

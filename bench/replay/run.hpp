@@ -14,6 +14,7 @@
 #include "replay/figures.hpp"
 #include "replay/progress.hpp"
 #include "replay/trace.hpp"
+#include "replay/turns.hpp"
 
 namespace tarn::bench {
 
@@ -21,6 +22,9 @@ namespace detail {
 
 /// Events between two readings of the clock: frequent enough for the progress line, rare enough not to affect the times.
 inline constexpr std::size_t chunk_events = 8192;
+
+/// Parts of a pass that several threads play in turn, about as many as the forward and backward passes of a recorded training.
+inline constexpr std::size_t turns_per_pass = 48;
 
 /// Events between two samples of a pool whose peak must be queried, besides one at each new peak of live bytes.
 inline constexpr std::size_t sample_events = 64;
@@ -75,7 +79,8 @@ void play_sampled(P& pool, std::span<event const> events, std::vector<void*>& bl
 
 }  // namespace detail
 
-/// Replays `t` `passes` times on one new pool. A refused request is counted, and the replay continues without it.
+/// Replays `t` `passes` times on one new pool; with several threads, each pass in parts that they play in turn. A refused request is
+/// counted, and the replay continues without it.
 template <peer P>
 [[nodiscard]] figures run(trace const& t, setup made_for, unsigned passes, progress& line) {
   using clock = std::chrono::steady_clock;
@@ -87,11 +92,17 @@ template <peer P>
   row.events = t.events.size();
   row.peak_live = t.peak_live;
   row.passes = passes;
+  row.threads = made_for.threads;
 
   std::vector<event> const left_over = detail::missing_frees(t);
   std::vector<void*> blocks(t.slots, nullptr);
   P pool(made_for);
+  turns threads(made_for.threads);  // end before the pool
   std::span<event const> const all(t.events);
+  std::size_t const part =
+      made_for.threads == 1
+          ? detail::chunk_events
+          : std::clamp<std::size_t>(all.size() / detail::turns_per_pass, 1, detail::chunk_events);
   double const per_event = 1.0 / static_cast<double>(std::max<std::size_t>(1, all.size()));
   std::vector<double> warm;
   usage before = pool.used();
@@ -102,11 +113,13 @@ template <peer P>
       if (pass != 0) pool.reset_peak();
     }
     std::chrono::nanoseconds spent{0};
-    for (std::size_t at = 0; at < all.size(); at += detail::chunk_events) {
-      auto const chunk = all.subspan(at, std::min(detail::chunk_events, all.size() - at));
-      auto const start = clock::now();
-      detail::play(pool, chunk, blocks, row.out_of_memory);
-      spent += clock::now() - start;
+    for (std::size_t at = 0; at < all.size(); at += part) {
+      auto const chunk = all.subspan(at, std::min(part, all.size() - at));
+      threads.next([&] {
+        auto const start = clock::now();
+        detail::play(pool, chunk, blocks, row.out_of_memory);
+        spent += clock::now() - start;
+      });
       line.show(at, all.size());
     }
     usage const after = pool.used();  // before freeing the remaining blocks, which the program never did

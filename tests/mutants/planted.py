@@ -2488,6 +2488,13 @@ PLANTED = {
             finder="tests/pool/without_pages.cpp",
         ),
         Mutant(
+            "what several threads cache is taken back only if it is much",
+            "pool/ladder.hpp",
+            "idle_part = 1024;",
+            "idle_part = 32;",
+            finder="tests/pool/thread_cache.cpp",
+        ),
+        Mutant(
             "plain blocks take the headroom",
             "policy/headroom.hpp",
             "    return beside_headroom({stream_ref{}, bytes, default_alignment},\n                           [&] { return this->upstream().allocate_plain(bytes); });",

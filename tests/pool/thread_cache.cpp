@@ -255,6 +255,32 @@ TEST_CASE("thread_cache of a live thread is reclaimed when another thread runs o
   CHECK(served);
 }
 
+TEST_CASE("a block that another thread caches is taken back before memory grows, even if it is a small part",
+          "[pool][threads]") {
+  constexpr std::size_t bytes = 24_MiB;
+  constexpr std::size_t count = 44;
+  sim_machine machine(plain(4_GiB));
+  auto memory = sim_pages{machine.driver()} | pooled{};
+  test_stream<sim_driver> const stream(machine.driver());
+  std::vector<void*> blocks;
+  for (std::size_t i = 0; i < count; ++i) blocks.push_back(memory.allocate(stream, bytes));
+  std::atomic<bool> has_freed{false};
+  std::atomic<bool> may_end{false};
+  std::thread other([&] {
+    memory.deallocate(stream, memory.allocate(stream, bytes), bytes);
+    has_freed = true;
+    while (!may_end) std::this_thread::yield();
+  });
+  while (!has_freed) std::this_thread::yield();
+  std::size_t const reserved = memory->state().reserved;
+  CHECK(reserved == (count + 1) * bytes);
+  blocks.push_back(memory.allocate(stream, bytes));
+  CHECK(memory->state().reserved == reserved);
+  may_end = true;
+  other.join();
+  for (void* const p : blocks) memory.deallocate(stream, p, bytes);
+}
+
 TEST_CASE("thread_cache allows a thread to outlive the pools it used", "[pool][threads]") {
   sim_machine const machine;
   std::mutex mutex;

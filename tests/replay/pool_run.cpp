@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <new>
+#include <set>
+#include <stdexcept>
+#include <thread>
 
 #include "catch.hpp"
 #include "peers/simulated_device.hpp"
@@ -74,12 +77,24 @@ struct creeping_pool : watched_pool {
   std::size_t more_ = 0;
 };
 
+/// Notes the threads that call it. Throws for 17 bytes.
+struct noting_pool : watched_pool {
+  using watched_pool::watched_pool;
+  inline static std::set<std::thread::id> callers;
+  void* allocate(std::size_t stream, std::size_t bytes) {
+    callers.insert(std::this_thread::get_id());
+    if (bytes == 17) throw std::logic_error("17");
+    return watched_pool::allocate(stream, bytes);
+  }
+};
+
 template <class Pool = watched_pool>
-figures run_watched(trace const& t, unsigned passes, std::uint64_t capacity = 1000) {
+figures run_watched(trace const& t, unsigned passes, std::uint64_t capacity = 1000, unsigned threads = 1) {
   watched_pool::made = watched_pool::destroyed_with_blocks = watched_pool::wrong = 0;
   progress silent(progress::output::silent);
   setup s;
   s.capacity = capacity;
+  s.threads = threads;
   figures const row = run<Pool>(t, s, passes, silent);
   CHECK(watched_pool::made == 1);
   CHECK(watched_pool::wrong == 0);
@@ -143,6 +158,24 @@ TEST_CASE("run counts a refused request, skips its free, and reports no utilisat
   figures const row = run_watched(parse({"a 1 100 0", "a 2 60 0", "f 2", "f 1", "a 3 13 0", "f 3"}), 2, 120);
   CHECK(row.out_of_memory == 4);  // 60 bytes by null, 13 by bad_alloc, twice each
   CHECK_FALSE(row.utilisation().has_value());
+}
+
+TEST_CASE("run by several threads is the same run, by each of them in turn", "[replay]") {
+  trace const t = parse({"a 1 100 5", "a 2 60 0", "f 1", "a 3 30 5"});
+  noting_pool::callers.clear();
+  figures const row = run_watched<noting_pool>(t, 3, 1000, 3);
+  CHECK(noting_pool::callers.size() == 3);
+  CHECK(noting_pool::callers.count(std::this_thread::get_id()) == 0);
+  CHECK(row.threads == 3);
+  CHECK(row.peak_reserved == 320U);
+  CHECK(row.driver_calls == 4U);
+  noting_pool::callers.clear();
+  CHECK(run_watched<noting_pool>(t, 3).threads == 1);
+  CHECK(noting_pool::callers == std::set{std::this_thread::get_id()});
+}
+
+TEST_CASE("run by several threads throws what a pool throws", "[replay]") {
+  CHECK_THROWS_AS(run_watched<noting_pool>(parse({"a 1 17 0"}), 1, 1000, 2), std::logic_error);
 }
 
 TEST_CASE("run accepts an empty trace", "[replay]") {

@@ -170,6 +170,11 @@ expect 2 "--report with --waste, which it would ignore" --device sim --waste --r
 says err '[-][-]waste'
 expect 2 "--report with --passes, which it would ignore" --device sim --passes 2 --report none.html "$demucs"
 says err '[-][-]passes'
+expect 2 "--cap with --threads, which it would ignore" --device sim --cap 1.1 --threads 2 "$demucs"
+says err '[-][-]threads'
+expect 2 "no threads" --threads 0 "$demucs"
+expect 0 "two threads hold what one thread holds, or more" --device sim --json --passes 2 --threads 2 "$demucs"
+says out '"threads":2'
 expect 0 "a capacity of one byte refuses every request" --device sim --capacity 1 --passes 1 "$demucs"
 
 if [ -w /dev/full ]; then

@@ -9,6 +9,9 @@
 //   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
 //   4 new handles beyond that, for the missing bytes
 //
+// A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as long (H100: 25 to 35 us for
+// each handle of 2 to 64 MiB, 1 to 64 handles).
+//
 // A free range in front of a hole is extended rather than a new range begun, if the request says so.
 // The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
 
