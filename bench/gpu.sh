@@ -825,7 +825,7 @@ run_clients_torch_tests() {
   [ -f "$tests/test/test_cuda.py" ] || { say "PyTorch's tests are not in .gpu-deps"; return 77; }
   export MAX_JOBS=$jobs TARN_TORCH_LIBRARY=$build/tarn_torch/tarn_torch.so PYTHONDONTWRITEBYTECODE=1
   PYTHONPATH=$tests/python python3 "$root/examples/pytorch/run_torch_tests.py" "$tests/test/test_cuda.py" \
-    --json "$results/clients_torch_tests.jsonl.new" --seconds $((stage_seconds - 5))
+    --json "$results/clients_torch_tests.jsonl.new" --first "$results/clients_torch_tests.jsonl" --seconds $((stage_seconds - 5))
 }
 # RMM's own suites of resources, compiled here: 20 s of compiling each.
 run_clients_rmm() {

@@ -184,10 +184,11 @@ class allocator final : public native::CUDAAllocator {
   }
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex) override { return {}; }
   void emptyCache(MempoolId_t id) override {
-    history::cause const why(history_);
+    context_ptr const context = history_.is_enabled() ? history_.gather(RecordContext::ALL) : nullptr;
     for (DeviceIndex d = 0; d < device_count_.load(); ++d) {
       device_memory* const its = made_[d].load(std::memory_order_acquire);
       if (its == nullptr) continue;
+      history::cause const why(history_, d, context);
       // The cache of a pool in use belongs to its graphs; that of a released one goes back as soon as it has no live block.
       with_torch_errors([&] {
         its->memory.trim(id == MempoolId_t{0, 0} ? 0 : no_limit);
@@ -273,7 +274,9 @@ class allocator final : public native::CUDAAllocator {
   bool isHistoryEnabled() override { return history_.is_enabled(); }
   void recordHistory(bool enabled, native::CreateContextFn recorder, std::size_t most, RecordContext when,
                      bool clear, std::vector<std::string> const& skipped) override {
+    bool const goes_on = history_.is_enabled() && enabled && !clear;
     history_.start(enabled, recorder, most, when, clear, skipped);
+    if (goes_on) return;
     for (DeviceIndex d = 0; d < device_count_.load(); ++d) {
       if (device_memory* const its = made_[d].load(std::memory_order_acquire); its != nullptr)
         tarn::remember_growth(its->memory, enabled ? growth_notes : 0);
@@ -584,18 +587,22 @@ void* allocator::take_for(device_memory& its, std::size_t bytes, cudaStream_t ha
                         : its.memory.allocate(stream, bytes, tarn::default_alignment);
   };
   void* p = nullptr;
-  try {
-    p = attempt();
-  } catch (tarn::out_of_memory const& first) {
-    bool freed = false;
-    for (std::string const& key : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
-      freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(key)->Execute();
+  {
+    std::optional<history::cause> growth;
+    if (watched) growth.emplace(history_, its.index, b.context);
     try {
-      if (!freed) first.throw_with(first.report());
       p = attempt();
-    } catch (tarn::out_of_memory const& second) {
-      p = r == nullptr ? take_on_oom(its, b) : nullptr;
-      if (p == nullptr) refuse(its, bytes, stream, second);
+    } catch (tarn::out_of_memory const& first) {
+      bool freed = false;
+      for (std::string const& key : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
+        freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(key)->Execute();
+      try {
+        if (!freed) first.throw_with(first.report());
+        p = attempt();
+      } catch (tarn::out_of_memory const& second) {
+        p = r == nullptr ? take_on_oom(its, b) : nullptr;
+        if (p == nullptr) refuse(its, bytes, stream, second);
+      }
     }
   }
   if (watched) [[unlikely]] {
@@ -966,11 +973,12 @@ native::SnapshotInfo allocator::snapshot(MempoolId_t id, bool include_traces) {
           for (tarn::snapshot_event const& e : s.events) {
             bool const takes = e.kind == tarn::snapshot_event_kind::reserve;
             if (!takes && e.kind != tarn::snapshot_event_kind::release) continue;
+            if (e.time_ns == 0) continue;  // held before the recording began
             growth.emplace_back(takes ? TraceEntry::SEGMENT_MAP : TraceEntry::SEGMENT_UNMAP, d, e.address,
                                 e.bytes, nullptr, MempoolId_t{0, 0}, 0);
-            growth.back().time_.t_ = static_cast<c10::time_t>((s.started_ns + e.time_ns) / 1000);
+            growth.back().time_.t_ = static_cast<c10::time_t>(s.steady_ns + e.time_ns);
           }
-          history_.add_growth(events, std::move(growth));
+          history_.add_growth(d, events, std::move(growth));
         }
       }
       if (history_.is_enabled() && include_traces)

@@ -12,12 +12,14 @@
 #include <tarn/diagnostics.hpp>
 #include <tarn/tarn.hpp>
 
+#include "growth_noted.hpp"
 #include "peer_access.hpp"
 
 namespace tarn_torch {
 
 /// device_pool, with other devices' access and a limit of the reserved bytes below it.
-using memory_type = tarn::stack<tarn::cuda_pages, peer_access, tarn::limited, tarn::pooled, tarn::tracked>;
+using memory_type =
+    tarn::stack<tarn::cuda_pages, peer_access, growth_noted, tarn::limited, tarn::pooled, tarn::tracked>;
 
 inline constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max() / 2;
 
@@ -28,8 +30,12 @@ inline tarn::pooled& pool_options() noexcept {
 }
 
 [[nodiscard]] inline memory_type make_memory(int device) {
-  return memory_type{tarn::cuda_pages{tarn::device_id{device}}, peer_access{}, tarn::limited{no_limit},
-                     pool_options(), tarn::tracked{}};
+  return memory_type{tarn::cuda_pages{tarn::device_id{device}},
+                     peer_access{},
+                     growth_noted{},
+                     tarn::limited{no_limit},
+                     pool_options(),
+                     tarn::tracked{}};
 }
 
 /// Bounds the reserved bytes. What is reserved already stays.

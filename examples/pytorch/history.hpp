@@ -6,17 +6,20 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
+#include <tarn/core/clock.hpp>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
+
+#include "growth_noted.hpp"
 
 namespace tarn_torch {
 
@@ -30,10 +33,20 @@ inline std::vector<std::string>& compile_contexts() {
   return all;
 }
 
-/// Microseconds since 1970.
+/// The clock of all events, the pool's own among them.
+[[nodiscard]] inline std::uint64_t steady_ns() noexcept {
+  return tarn::detail::steady_now_ns();
+}
+/// Microseconds since 1970 at a time of that clock. The wall clock is read once: a step of it would change the order of events.
+[[nodiscard]] inline c10::time_t since_1970_us(std::uint64_t steady) {
+  static std::int64_t const offset_ns = [] {
+    auto const from = static_cast<std::int64_t>(steady_ns());
+    return static_cast<std::int64_t>(tarn::detail::now_since_1970_ns()) - from;
+  }();
+  return (static_cast<std::int64_t>(steady) + offset_ns) / 1000;
+}
 [[nodiscard]] inline c10::time_t now_us() {
-  using namespace std::chrono;
-  return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
+  return since_1970_us(steady_ns());
 }
 
 /// Thread-safe. While nothing is recorded and no tracker is attached, an event costs one relaxed read.
@@ -111,22 +124,25 @@ class history {
     return {its.all.begin(), its.all.end()};
   }
 
-  /// Adds what the pool took from the device and gave back, by time. The stack is that of an emptyCache() at that time; the user's
-  /// text is that of the event beside it.
-  void add_growth(std::vector<TraceEntry>& events, std::vector<TraceEntry> growth) {
+  /// Adds what the pool of a device took from it and gave back. Their times are those of the steady clock, oldest first. The stack
+  /// is that of the call that did it; the user's text is that of the event beside it. Keeps the latest events, as many as start()
+  /// allows.
+  void add_growth(c10::DeviceIndex device, std::vector<TraceEntry>& events, std::vector<TraceEntry> growth) {
     std::lock_guard const guard(mutex_);
+    std::sort(causes_.begin(), causes_.end(),
+              [](caused const& a, caused const& b) { return a.from < b.from; });
     std::erase_if(growth, [&](TraceEntry const& e) { return skipped_.count(e.action_) != 0; });
     for (TraceEntry& e : growth) {
       bool const takes = e.action_ == TraceEntry::SEGMENT_MAP;
+      auto const steady = static_cast<std::uint64_t>(e.time_.t_);
+      e.context_ = context_of(device, steady);
+      e.time_.t_ = since_1970_us(steady);
       auto const by_time = [](TraceEntry const& a, TraceEntry const& b) { return a.time_.t_ < b.time_.t_; };
       auto const next = std::lower_bound(events.begin(), events.end(), e, by_time);
       e.compile_context_ = "N/A";
       if (!events.empty()) {
         bool const is_after = next == events.end() || (!takes && next != events.begin());
         e.user_metadata_ = (is_after ? next - 1 : next)->user_metadata_;
-      }
-      for (caused const& c : causes_) {
-        if (!takes && c.from <= e.time_.t_ && e.time_.t_ <= c.until) e.context_ = c.context;
       }
     }
     std::vector<TraceEntry> all;
@@ -135,36 +151,29 @@ class history {
                std::make_move_iterator(events.begin()), std::make_move_iterator(events.end()),
                std::back_inserter(all),
                [](TraceEntry const& a, TraceEntry const& b) { return a.time_.t_ < b.time_.t_; });
+    if (all.size() > most_) all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(most_));
     events = std::move(all);
   }
 
-  /// Around a call that gives memory back to the device.
+  /// Around a call that may take memory from a device or give it back. If it did, such events of that time have its context.
   class cause {
    public:
-    explicit cause(history& of) : of_(of) {
-      if (of.is_enabled()) its_.context = of.gather(RecordContext::ALL);
-      if (its_.context != nullptr) its_.from = now_us();
+    cause(history& of, c10::DeviceIndex device, context_ptr context) noexcept
+        : of_(of), device_(device), context_(std::move(context)) {
+      growth_begin() = 0;
     }
     cause(cause const&) = delete;
     cause& operator=(cause const&) = delete;
     ~cause() {
-      if (its_.context == nullptr) return;
-      its_.until = now_us();
-      std::lock_guard const guard(of_.mutex_);
-      of_.causes_.push_back(std::move(its_));
-      if (of_.causes_.size() > most_causes) of_.causes_.pop_front();
+      std::uint64_t const began = growth_begin();
+      if (began == 0 || context_ == nullptr) return;
+      of_.note_cause({device_, began, steady_ns(), std::move(context_)});
     }
 
    private:
-    friend class history;
-    struct caused {
-      c10::time_t from = 0;
-      c10::time_t until = 0;
-      context_ptr context;
-    };
-    static constexpr std::size_t most_causes = 1000;
     history& of_;
-    caused its_;
+    c10::DeviceIndex const device_;
+    context_ptr context_;
   };
 
   void annotate(c10::DeviceIndex device, std::vector<std::pair<std::string, std::string>> const& values) {
@@ -192,7 +201,15 @@ class history {
 
  private:
   using trackers = std::vector<native::AllocatorTraceTracker>;
-  using caused = cause::caused;
+  /// A call that changed what a device's pool holds, and when.
+  struct caused {
+    c10::DeviceIndex device = 0;
+    std::uint64_t from = 0;  ///< of the steady clock, in nanoseconds
+    std::uint64_t until = 0;
+    context_ptr context;
+  };
+  static constexpr std::size_t most_causes = 65'536;  // as many as the pool records changes
+
   struct events {
     std::deque<TraceEntry> all;
     std::unordered_map<std::size_t, TraceEntry> last_free;  ///< requested, and not completed yet
@@ -211,6 +228,28 @@ class history {
     done.time_.t_ = now_us();
     if (skipped_.count(TraceEntry::FREE_COMPLETED) == 0) its.all.push_back(std::move(done));
     if (its.all.size() > most_) its.all.pop_front();
+  }
+  /// The context of the call that changed what a device's pool holds at that time; null if it is not known. causes_ are sorted. Of
+  /// several calls it is the one that began last: the pool changes under a lock, and a call begins when it has that.
+  [[nodiscard]] context_ptr context_of(c10::DeviceIndex device, std::uint64_t time) const {
+    auto const after = std::upper_bound(causes_.begin(), causes_.end(), time,
+                                        [](std::uint64_t t, caused const& c) { return t < c.from; });
+    constexpr std::ptrdiff_t most_at_once = 64;
+    auto const first = after - std::min(after - causes_.begin(), most_at_once);
+    for (auto it = after; it != first;) {
+      --it;
+      if (it->device == device && time <= it->until) return it->context;
+    }
+    return nullptr;
+  }
+  void note_cause(caused&& one) noexcept {
+    if (when_.load(std::memory_order_relaxed) < RecordContext::ALLOC) return;
+    std::lock_guard const guard(mutex_);
+    try {
+      causes_.push_back(std::move(one));
+    } catch (std::bad_alloc const&) {  // these events have no stack
+    }
+    if (causes_.size() > most_causes) causes_.pop_front();
   }
   void note_whether_wanted() { wanted_.store(enabled_.load() || !trackers_->empty()); }
 

@@ -2,14 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs PyTorch's own tests of its CUDA allocator on tarn, unchanged, and compares their failures with the list in README.md.
 
-    python3 run_torch_tests.py test_cuda.py [--json FILE] [--seconds 200] [--test-seconds 60] [CLASS or CLASS.TEST ...]
+    python3 run_torch_tests.py test_cuda.py [--json FILE] [--first FILE] [--seconds 200] [--test-seconds 20] [CLASS or CLASS.TEST ...]
 
 test_cuda.py is that of the PyTorch that is installed (its commit is torch.version.git_version). The tests run in one process, after
-tarn_torch.install(); a process that dies or hangs is replaced, and the test that it was at has failed. A test that fails on tarn runs
-once more under PyTorch's own allocator. Without names, the classes of ALLOCATOR run, and those tests of SOME whose names match.
+tarn_torch.install(); each begins without what the ones before it left: garbage, cuBLAS's workspaces, cached memory. A process that dies
+or hangs is replaced, and the test that it was at has failed; one that compiles may take four times --test-seconds. Skipped are tests
+that want to download something, and those that run in processes of their own, which would not use tarn. Failures that README.md does
+not list run once more under PyTorch's own allocator.
 
-FILE gets one JSON line for each class: how many tests passed and were skipped, and of each that failed on
-tarn what it raised, whether it also fails under PyTorch's allocator, and why README.md lists it.
+Without names, the classes of CLASSES run, of those in SOME the tests whose names match. --first names the FILE of an earlier run: tests
+that it had no time for come first, then failures that README.md does not list; those that also failed under PyTorch's allocator are
+last.
+
+FILE gets one JSON line for each class: how many tests passed and were skipped, and of each that failed on tarn what it raised, whether
+it also fails under PyTorch's allocator, and why README.md lists it.
 
 The exit status is 1 after a failure that README.md does not list and that does not occur under PyTorch's allocator, or if no test ran.
 Needs expecttest and psutil, as the tests do.
@@ -17,7 +23,9 @@ Needs expecttest and psutil, as the tests do.
 
 import argparse
 import datetime
+import gc
 import importlib.util
+import inspect
 import json
 import os
 import pathlib
@@ -28,15 +36,19 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
-ALLOCATOR = ("TestCudaMallocAsync", "TestBlockStateAbsorption", "TestMemPool", "TestCudaAllocator")
+CLASSES = ("TestCuda", "TestMemPool", "TestBlockStateAbsorption", "TestCudaAllocator", "TestCudaMallocAsync")
 SOME = {
     "TestCuda": re.compile(
         r"alloc|memory|mempool|cache|caching|snapshot|oom|record_stream|graph|reserved|stats|garbage|expandable|fraction"
     ),
 }
 LIST = "## PyTorch's own tests of its allocator"
+COMPILES = re.compile(r"load_inline|get_dummy_allocator|torch\.compile\(")
+STARTS_PROCESSES = re.compile(r"subprocess\.(run|check_output|check_call|Popen)\(")
+LOADING_SECONDS = 120  # importing torch takes many seconds on a machine that has just started
 
 
 def listed_failures(readme):
@@ -65,11 +77,15 @@ class Reporter(unittest.TestResult):
     def __init__(self, report):
         super().__init__()
         self.report = report
+        self.began = 0.0
 
-    def write(self, test, outcome, text=""):
+    def write(self, test, outcome, text="", **more):
         name = f"{type(test).__name__}.{getattr(test, '_testMethodName', 'set up')}"
-        self.report.write(json.dumps({"test": name, "outcome": outcome, "text": text[:300]}) + "\n")
+        self.report.write(json.dumps({"test": name, "outcome": outcome, "text": text[:300], **more}) + "\n")
         self.report.flush()
+
+    def end(self, test, outcome, text=""):
+        self.write(test, outcome, text, seconds=round(time.monotonic() - self.began, 2))
 
     @staticmethod
     def last_line(error):
@@ -77,28 +93,58 @@ class Reporter(unittest.TestResult):
 
     def startTest(self, test):
         super().startTest(test)
-        self.write(test, "begun")
+        clean_up()
+        self.write(test, "begun", compiles=bool(COMPILES.search(source_of(test))))
+        self.began = time.monotonic()
 
     def addSuccess(self, test):
-        self.write(test, "passed")
+        self.end(test, "passed")
 
     def addError(self, test, error):
-        self.write(test, "failed", self.last_line(error))
+        self.end(test, "failed", self.last_line(error))
 
     addFailure = addError
 
     def addSubTest(self, test, subtest, error):
         if error is not None:
-            self.write(test, "failed", self.last_line(error))
+            self.end(test, "failed", self.last_line(error))
 
     def addSkip(self, test, reason):
-        self.write(test, "skipped", reason)
+        self.end(test, "skipped", reason)
 
     def addExpectedFailure(self, test, error):
-        self.write(test, "passed")
+        self.end(test, "passed")
 
     def addUnexpectedSuccess(self, test):
-        self.write(test, "failed", "passed although PyTorch expects it to fail")
+        self.end(test, "failed", "passed although PyTorch expects it to fail")
+
+
+def source_of(test):
+    """The text of a test; empty if it is not known."""
+    try:
+        return inspect.getsource(inspect.unwrap(getattr(test, test._testMethodName)))
+    except (AttributeError, OSError, TypeError):
+        return ""
+
+
+def clean_up():
+    """Frees what earlier tests left: a failed one keeps its tensors in cycles until they are collected. Ends a process that cannot."""
+    import torch
+
+    gc.collect()
+    if not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        print(f"CUDA does not work any more: {error}", flush=True)
+        os._exit(3)
+
+
+def refuse_download(*arguments, **options):
+    raise unittest.SkipTest("needs a network")
 
 
 def load_module(path):
@@ -111,25 +157,41 @@ def load_module(path):
     return module
 
 
+def names_of(module):
+    loader = unittest.TestLoader()
+    classes = {name: getattr(module, name) for name in dir(module) if name.startswith("Test")}
+    return [f"{name}.{test}" for name, of_class in classes.items()
+            if isinstance(of_class, type) and issubclass(of_class, unittest.TestCase)
+            for test in loader.getTestCaseNames(of_class)]  # fmt: skip
+
+
 def child(path, allocator, todo, report):
-    """Lists all tests of the file ("list") or runs the tests named in the file `todo`."""
+    """Reports all tests of the file, waits for the file `todo`, and runs the tests that it names."""
     sys.path.insert(0, str(HERE))
     if allocator == "tarn":
         import tarn_torch
 
         tarn_torch.install()
     module = load_module(path)
-    loader = unittest.TestLoader()
+    import torch
+
+    urllib.request.urlopen = refuse_download
     with open(report, "a") as out:
-        if allocator == "list":
-            for name in dir(module):
-                of_class = getattr(module, name)
-                if isinstance(of_class, type) and issubclass(of_class, unittest.TestCase) and name.startswith("Test"):
-                    for test in loader.getTestCaseNames(of_class):
-                        out.write(json.dumps({"test": f"{name}.{test}"}) + "\n")
-            return
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+        out.write(json.dumps({"tests": names_of(module), "gpu": gpu, "torch": torch.__version__}) + "\n")
+        out.flush()
+        parent = os.getppid()
+        while not os.path.exists(todo):
+            if os.getppid() != parent:
+                return
+            time.sleep(0.05)
         for name in pathlib.Path(todo).read_text().split():
-            loader.loadTestsFromName(name, module).run(Reporter(out))
+            reporter = Reporter(out)
+            for test in unittest.TestLoader().loadTestsFromName(name, module):
+                if STARTS_PROCESSES.search(source_of(test)):
+                    reporter.write(test, "skipped", "starts processes of its own")
+                else:
+                    test.run(reporter)
 
 
 # ---- the process that starts them
@@ -145,64 +207,125 @@ def start_child(path, allocator, todo, report):
 
 
 def read_report(report):
+    """What a process has reported: the row that it writes once it is loaded, or None, and the rows of its tests."""
     if not report.exists():
-        return []
-    return [json.loads(line) for line in report.read_text().splitlines() if line.endswith("}")]
+        return None, []
+    rows = [json.loads(line) for line in report.read_text().splitlines() if line.endswith("}")]
+    return (rows[0], rows[1:]) if rows else (None, [])
 
 
 def outcomes_of(rows):
     """The last outcome of each test, failures before all others: a test may fail in several parts."""
     found = {}
     for row in rows:
-        if row["outcome"] == "begun" or found.get(row["test"], {}).get("outcome") not in (None, "failed"):
-            found.setdefault(row["test"], row)
-        if row["outcome"] != "begun" and found[row["test"]]["outcome"] != "failed":
+        known = found.get(row["test"])
+        if known is None or (row["outcome"] != "begun" and known["outcome"] != "failed"):
             found[row["test"]] = row
     return found
 
 
-def run_tests(path, allocator, names, folder, until, test_seconds):
-    """Runs the tests; returns the outcome of each that was begun. A process that dies or hangs is replaced."""
-    results, left = {}, list(names)
-    while left and time.monotonic() < until:
-        report, todo = folder / f"{allocator}-{len(results)}-{time.monotonic_ns()}.jsonl", folder / "todo"
-        todo.write_text("\n".join(left))
-        process = start_child(path, allocator, todo, report)
-        size, changed, stopped = -1, time.monotonic(), ""
-        while process.poll() is None:
-            select.select([], [], [], 0.2)
+class Process:
+    """A process that runs tests. `stopped` says why it was ended, if it was."""
+
+    def __init__(self, path, allocator, folder):
+        self.report = folder / f"{allocator}-{time.monotonic_ns()}.jsonl"
+        self.todo = self.report.with_suffix(".todo")
+        self.stopped = ""
+        self.process = start_child(path, allocator, self.todo, self.report)
+
+    def stop(self, why):
+        self.stopped = why
+        self.process.kill()
+        self.process.wait()
+
+    def loaded(self, until):
+        """Waits until the tests can run; returns the row that lists them, or None."""
+        until = min(until, time.monotonic() + LOADING_SECONDS)
+        while self.process.poll() is None:
+            row, _ = read_report(self.report)
+            if row is not None:
+                return row
+            if time.monotonic() > until:
+                self.stop("loading took too long")
+            select.select([], [], [], 0.1)
+        return None
+
+    def run(self, names, until, test_seconds):
+        """Runs the tests; returns the outcome of each that was begun."""
+        part = self.todo.with_suffix(".part")
+        part.write_text("\n".join(names))
+        part.replace(self.todo)
+        size, changed, limit = -1, time.monotonic(), test_seconds
+        while self.process.poll() is None:
+            select.select([], [], [], 0.1)
             now = time.monotonic()
-            if report.exists() and report.stat().st_size != size:
-                size, changed = report.stat().st_size, now
-            # Importing torch takes many seconds on a machine that has just started.
-            if now > until or now - changed > (test_seconds if size > 0 else max(120, test_seconds)):
-                stopped = "the time was over" if now > until else f"took more than {test_seconds:.0f} s"
-                process.kill()
-                process.wait()
-        new = outcomes_of(read_report(report))
-        for name, row in list(new.items()):
+            if self.report.stat().st_size != size:
+                size, changed = self.report.stat().st_size, now
+                _, rows = read_report(self.report)
+                limit = test_seconds * (4 if rows and rows[-1].get("compiles") else 1)
+            if now > until:
+                self.stop("the time was over")
+            elif now - changed > limit:
+                self.stop(f"took more than {limit:.0f} s")
+        found = outcomes_of(read_report(self.report)[1])
+        for name, row in list(found.items()):
             if row["outcome"] != "begun":
                 continue
-            if stopped == "the time was over":
-                del new[name]  # not its fault
+            if self.stopped == "the time was over":
+                del found[name]  # not its fault
             else:
-                new[name] = {**row, "outcome": "failed", "text": stopped or f"the process ended with {process.returncode}"}
-        if not new:
-            if not stopped:
-                sys.stderr.write(pathlib.Path(f"{report}.log").read_text(errors="replace")[-3000:])
+                why = self.stopped or f"the process ended with {self.process.returncode}"
+                found[name] = {**row, "outcome": "failed", "text": why, "seconds": time.monotonic() - changed}
+        return found
+
+    def log(self):
+        return pathlib.Path(f"{self.report}.log").read_text(errors="replace")[-3000:]
+
+
+def run_tests(path, allocator, choose, folder, until, test_seconds):
+    """Runs the tests that choose(all tests of the file) returns. Returns them, the outcome of each that was begun, and the machine. A
+    process that dies or hangs is replaced."""
+    tests, results, machine = None, {}, {}
+    while tests is None or (any(name not in results for name in tests) and time.monotonic() < until):
+        process = Process(path, allocator, folder)
+        machine = process.loaded(until)
+        if machine is None:
+            sys.stderr.write(process.log())
             break
+        if tests is None:
+            tests = choose(machine["tests"])
+        new = process.run([name for name in tests if name not in results], until, test_seconds)
         results.update(new)
-        left = [name for name in left if name not in results]
-    return results
+        if not new:
+            if not process.stopped:
+                sys.stderr.write(process.log())
+            break
+    return tests or [], results, machine or {}
 
 
 def chosen(every, wanted):
     """The tests to run, in order: the ones that are named, or those of the allocator."""
     if wanted:
         return [test for test in every if test in wanted or test.split(".")[0] in wanted]
-    tests = [test for name in ALLOCATOR for test in every if test.startswith(name + ".")]
-    return tests + [test for name, some in SOME.items() for test in every
-                    if test.startswith(name + ".") and some.search(test.split(".")[1])]  # fmt: skip
+    return [test for name in CLASSES for test in every
+            if test.startswith(name + ".") and (name not in SOME or SOME[name].search(test.split(".")[1]))]  # fmt: skip
+
+
+def by_need(tests, earlier):
+    """The tests in the order in which an earlier run's rows need them: see --first."""
+    rank = {}
+    for row in earlier:
+        rank.update({name: 0 for name in row.get("not_run", ())})
+        for one in row.get("failed", ()):
+            if one["listed"] is None:
+                rank[one["test"]] = 3 if one["on_pytorchs_allocator"] == "failed" else 1
+    return sorted(tests, key=lambda test: rank.get(test, 2))
+
+
+def slowest(results, count=5):
+    """The tests that took longest, with their seconds."""
+    took = sorted(((row.get("seconds", 0), name) for name, row in results.items()), reverse=True)
+    return [(name, seconds) for seconds, name in took[:count]]
 
 
 def rows_of(tests, on_tarn, native, listed, context):
@@ -231,6 +354,14 @@ def rows_of(tests, on_tarn, native, listed, context):
     return rows
 
 
+def read_rows(path):
+    """The rows of an earlier run; none if there is no such file."""
+    if not path or not os.path.exists(path):
+        return []
+    with open(path) as lines:
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
 def write(path, rows):
     if not path:
         return
@@ -244,39 +375,36 @@ def main():
     parser.add_argument("tests", type=lambda text: pathlib.Path(text).resolve())
     parser.add_argument("only", nargs="*")
     parser.add_argument("--json")
+    parser.add_argument("--first")
     parser.add_argument("--seconds", type=float, default=200)
-    parser.add_argument("--test-seconds", type=float, default=60)
+    parser.add_argument("--test-seconds", type=float, default=20)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.child:
         return child(options.tests, *options.child)
-    import torch
-
     until = time.monotonic() + options.seconds
     listed = listed_failures((HERE / "README.md").read_text())
-    context = {
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "torch": torch.__version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "commit": os.environ.get("TARN_COMMIT", "unknown"),
-    }
+    earlier = read_rows(options.first)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        report = folder / "list.jsonl"
-        start_child(options.tests, "list", "none", report).wait(timeout=120)
-        every = [row["test"] for row in read_report(report)]
-        if not every:
-            sys.stderr.write(pathlib.Path(f"{report}.log").read_text(errors="replace")[-3000:])
-            print("no test was found", file=sys.stderr)
-            return 1
-        tests = chosen(every, options.only)
-        # A fifth of the time is for the failures under PyTorch's own allocator.
-        on_tarn = run_tests(options.tests, "tarn", tests, folder, until - options.seconds / 5, options.test_seconds)
-        failed = [test for test in tests if on_tarn.get(test, {}).get("outcome") == "failed"]
-        write(options.json, rows_of(tests, on_tarn, {}, listed, context))  # kept if the rest is cut off
-        native = run_tests(options.tests, "native", failed, folder, until, options.test_seconds)
-        rows = rows_of(tests, on_tarn, native, listed, context)
-        write(options.json, rows)
+        # A sixth of the time is for the failures under PyTorch's own allocator.
+        tests, on_tarn, machine = run_tests(
+            options.tests, "tarn", lambda every: by_need(chosen(every, options.only), earlier), folder,
+            until - options.seconds / 6, options.test_seconds,
+        )  # fmt: skip
+        context = {
+            "gpu": machine.get("gpu", "none"),
+            "torch": machine.get("torch", "unknown"),
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+            "commit": os.environ.get("TARN_COMMIT", "unknown"),
+        }
+        rows = rows_of(tests, on_tarn, {}, listed, context)
+        write(options.json, rows)  # kept if the rest is cut off
+        failed = [test for test in tests if on_tarn.get(test, {}).get("outcome") == "failed" and test not in listed]
+        if failed:
+            _, native, _ = run_tests(options.tests, "native", lambda every: failed, folder, until, options.test_seconds)
+            rows = rows_of(tests, on_tarn, native, listed, context)
+            write(options.json, rows)
     unlisted = []
     for row in rows:
         print(f"{row['class']}: {row['passed']} passed, {len(row['failed'])} failed, {row['skipped']} skipped, "
@@ -285,9 +413,12 @@ def main():
             why = one["listed"] or {"failed": "also under PyTorch's allocator"}.get(one["on_pytorchs_allocator"], "NOT LISTED")
             if why == "NOT LISTED":
                 unlisted.append(one["test"])
-            print(f"  {one['test']}: {why}: {one['error']} (PyTorch's allocator: {one['on_pytorchs_allocator']})")
+            native_too = "" if one["listed"] else f" (PyTorch's allocator: {one['on_pytorchs_allocator']})"
+            print(f"  {one['test']}: {why}: {one['error']}{native_too}")
         for test in row["listed_but_passed"]:
             print(f"  {test}: listed, but it passed")
+    if on_tarn:
+        print("slowest: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in slowest(on_tarn)))
     if unlisted:
         print(f"FAILED: {len(unlisted)} failures that README.md does not list: {', '.join(unlisted)}")
     if not on_tarn:

@@ -308,6 +308,123 @@ def history():
     return result
 
 
+def names_in(event):
+    return {frame["name"] for frame in event.get("frames", ())}
+
+
+def recorded():
+    """The events of the device, with one name for what PyTorch's allocator and its expandable segments call differently."""
+    import torch
+
+    same = {"segment_map": "segment_alloc", "segment_unmap": "segment_free"}
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    return [{**e, "action": same.get(e["action"], e["action"])} for e in events if e["action"] != "snapshot"]
+
+
+@feature
+def growth_history():
+    """What is taken from the device and given back: its place among the other events, and its stack."""
+    import torch
+
+    def record(enabled="all", **options):
+        torch.cuda.memory._record_memory_history(enabled, **{"context": "all", "stacks": "python", **options})
+
+    def grows():
+        return block(256)
+
+    def gives_back():
+        torch.cuda.empty_cache()
+
+    torch._C._cuda_clearCublasWorkspaces()
+    fresh()
+    record()
+    x = grows()
+    events = recorded()
+    result = {
+        "begins": [events[0]["action"], "grows" in names_in(events[0])],
+        "ends": [events[-1]["action"], events[-1]["size"], events[-1]["addr"] == x.data_ptr()],
+    }
+    record()  # once more, which keeps the events
+    result["kept"] = [e["action"] for e in recorded()] == [e["action"] for e in events]
+    del x
+    gives_back()
+    events = recorded()
+    result["given_back"] = [events[-1]["action"], "gives_back" in names_in(events[-1])]
+    result["named"] = [sum(e["size"] for e in events if e["action"] == action and name in names_in(e)) >= 256 * MIB
+                       for action, name in (("segment_alloc", "grows"), ("segment_free", "gives_back"))]  # fmt: skip
+
+    # What was held before is no event.
+    record(None)
+    held = grows()
+    freed = grows()
+    del freed
+    record()
+    x = grows()
+    result["of_cached"] = [e["action"] for e in recorded()]
+    del held, x
+    record(None)
+    fresh()
+
+    # No stack where none was asked for; as many events as were asked for.
+    result["without"] = []
+    for context in ("state", None):
+        record(context=context)
+        x = grows()
+        del x
+        gives_back()
+        result["without"].append(any(names_in(e) for e in recorded()))
+        record(None)
+    record(max_entries=3)
+    blocks = [grows() for _ in range(4)]
+    result["most"] = [len(recorded()), recorded()[-1]["action"]]
+    del blocks
+    record(None)
+    fresh()
+    record(enabled="state")
+    x = grows()
+    del x
+    gives_back()
+    result["last"] = [e["action"] for e in recorded()]
+    record(None)
+    return result
+
+
+@feature
+def growth_of_threads():
+    """Each growth has the stack of the thread that caused it, whose block lies in the new memory."""
+    import torch
+
+    fresh()
+    torch.cuda.memory._record_memory_history("all", stacks="python")
+    kept = {}
+
+    def work(name):
+        torch.cuda.set_device(0)
+        text = f"def {name}(blocks):\n    for _ in range(40):\n        blocks.append(block(21))\n"
+        scope = {"block": block}
+        exec(compile(text, name, "exec"), scope)
+        kept[name] = []
+        scope[name](kept[name])
+
+    threads = [threading.Thread(target=work, args=(f"grows_{i}",)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    unnamed = wrong = 0
+    growth = [e for e in recorded() if e["action"] == "segment_alloc"]
+    for e in growth:
+        names = names_in(e) & set(kept)
+        unnamed += len(names) != 1
+        for name in names:
+            starts = [x.data_ptr() for x in kept[name]]
+            wrong += not any(p < e["addr"] + e["size"] and e["addr"] < p + 21 * MIB for p in starts)
+    torch.cuda.memory._record_memory_history(None)
+    kept.clear()
+    fresh()
+    return {"unnamed": unnamed, "wrong": wrong, "grew": len(growth) >= 4}
+
+
 def network():
     import torch
 
@@ -1049,6 +1166,87 @@ class Comparison(unittest.TestCase):
         self.assertIn("work b: ValueError: dies", done.stderr)
 
 
+# In place of PyTorch and of tarn's library, for the program that runs PyTorch's tests.
+FAKE_TORCH = """
+__version__ = "0"
+class version: cuda = "0"
+class cuda:
+    is_available = is_initialized = staticmethod(lambda: False)
+"""
+FAKE_LIBRARY = """
+extern "C" int tarn_torch_install(char*, unsigned long) { return 0; }
+extern "C" int tarn_torch_set_pool(int, long, long) { return 0; }
+extern "C" int tarn_torch_pool_counters(int, void*) { return 0; }
+"""
+FAKE_TESTS = """
+import os, subprocess, sys, time, unittest, urllib.request, weakref
+class Garbage:
+    left = None
+    def __init__(self): self.itself, Garbage.left = self, weakref.ref(self)
+class TestCuda(unittest.TestCase):
+    def test_memory_dies(self): os._exit(5)
+    def test_memory_downloads(self): urllib.request.urlretrieve("http://localhost:1/file")
+    def test_memory_fails(self): self.assertEqual(1, 2)
+    def test_memory_fails_on_tarn(self): self.assertNotIn("tarn_torch", sys.modules)
+    def test_memory_hangs(self): time.sleep(60)
+    def test_memory_starts_a_process(self): subprocess.run(["false"], check=True)
+    def test_other(self): self.fail("not of the allocator")
+class TestMemPool(unittest.TestCase):
+    def test_leaves_garbage(self): Garbage()
+    def test_mempool_no_split(self): raise NotImplementedError("no_split")
+    def test_sees_no_garbage(self): self.assertIsNone(Garbage.left and Garbage.left())
+"""
+
+
+class TorchTests(unittest.TestCase):
+    """run_torch_tests.py; needs neither PyTorch nor a GPU."""
+
+    def test_failures_are_compared_with_the_list_and_with_pytorchs_allocator(self):
+        with tempfile.TemporaryDirectory() as folder:
+            at = pathlib.Path(folder)
+            (at / "torch.py").write_text(FAKE_TORCH)
+            (at / "test_cuda.py").write_text(FAKE_TESTS)
+            subprocess.run(
+                ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(at / "fake.so")],
+                input=FAKE_LIBRARY, text=True, check=True,
+            )  # fmt: skip
+            done = python(
+                str(HERE / "run_torch_tests.py"), str(at / "test_cuda.py"), "--json", str(at / "out.jsonl"),
+                "--test-seconds", "2", "--seconds", "120",
+                PYTHONPATH=folder, TARN_TORCH_LIBRARY=str(at / "fake.so"), PYTHONDONTWRITEBYTECODE="1",
+            )  # fmt: skip
+            rows = {row["class"]: row for row in map(json.loads, (at / "out.jsonl").read_text().splitlines())}
+        self.assertEqual(done.returncode, 1, done.stderr)
+        of_cuda, of_pool = rows["TestCuda"], rows["TestMemPool"]
+        self.assertEqual(list(rows), ["TestCuda", "TestMemPool"])
+        self.assertEqual([of_cuda["passed"], of_cuda["skipped"], of_cuda["not_run"]], [0, 2, []], of_cuda)
+        failed = {one["test"].split(".")[1]: [one["error"], one["on_pytorchs_allocator"]] for one in of_cuda["failed"]}
+        self.assertEqual(failed.pop("test_memory_dies"), ["the process ended with 5", "failed"])
+        self.assertEqual(failed.pop("test_memory_hangs"), ["took more than 2 s", "failed"])
+        self.assertEqual(failed.pop("test_memory_fails"), ["AssertionError: 1 != 2", "failed"])
+        self.assertEqual(failed.pop("test_memory_fails_on_tarn")[1], "passed")
+        self.assertEqual(failed, {})
+        self.assertEqual([of_pool["passed"], of_pool["skipped"]], [2, 0], of_pool)
+        self.assertEqual([(one["test"], one["on_pytorchs_allocator"]) for one in of_pool["failed"]],
+                         [("TestMemPool.test_mempool_no_split", "not run")])  # fmt: skip
+        self.assertIn("FAILED: 1 failures that README.md does not list: TestCuda.test_memory_fails_on_tarn\n", done.stdout)
+        self.assertRegex(done.stdout, r"slowest: TestCuda.test_memory_hangs [23]\.\d s, TestCuda\.")
+
+    def test_what_an_earlier_run_had_no_time_for_comes_first(self):
+        from run_torch_tests import by_need
+
+        def failure(name, listed, native):
+            return {"test": name, "listed": listed, "on_pytorchs_allocator": native}
+
+        earlier = [
+            {"not_run": ["C.e"], "failed": [failure("C.a", None, "failed"), failure("C.d", None, "passed")]},
+            {"not_run": [], "failed": [failure("C.b", "a reason", "not run")]},
+        ]
+        tests = ["C.a", "C.b", "C.c", "C.d", "C.e"]
+        self.assertEqual(by_need(tests, earlier), ["C.e", "C.d", "C.b", "C.c", "C.a"])
+        self.assertEqual(by_need(tests, []), tests)
+
+
 @unittest.skipUnless(has_gpu(), "needs a GPU")
 class OneDevice(unittest.TestCase):
     @classmethod
@@ -1134,6 +1332,21 @@ class OneDevice(unittest.TestCase):
         self.assertEqual(tarn["of_block"][-3:], ["alloc", "free_requested", "free_completed"])
         self.assertEqual(tarn["plots"], [True] * 4)
         self.assertEqual(tarn["segment_keys"], native["segment_keys"])
+
+    def test_growth_in_the_history(self):
+        native, tarn = self.assert_same("growth_history")
+        self.assertEqual(tarn["begins"], ["segment_alloc", True])
+        self.assertEqual(tarn["ends"], ["alloc", 256 * MIB, True])
+        self.assertEqual(tarn["given_back"], ["segment_free", True])
+        self.assertEqual(tarn["named"], [True, True])
+        self.assertEqual(tarn["of_cached"], ["alloc"])
+        self.assertEqual(tarn["without"], [False, False])
+        self.assertEqual(tarn["most"], [3, "alloc"])
+        self.assertEqual(tarn["last"], ["segment_free"])
+
+    def test_growth_has_the_stack_of_its_thread(self):
+        self.assert_same("growth_of_threads")
+        self.assertEqual(self.of("tarn", "growth_of_threads"), {"unnamed": 0, "wrong": 0, "grew": True})
 
     def test_graphs(self):
         native, tarn = self.assert_same("graphs")

@@ -1507,6 +1507,20 @@ PLANTED = {
             finder="tests/report/take_snapshot.cpp",
         ),
         Mutant(
+            "the wall clock of a snapshot is read after its history was merged",
+            "report/take_snapshot.hpp",
+            "  s.started_ns = record.started_ns;\n",
+            "  s.started_ns = has_record ? record.started_ns : detail::now_since_1970_ns() - record.now_ns;\n",
+            finder="tests/report/take_snapshot.cpp",
+        ),
+        Mutant(
+            "the first change of what a pool holds has the time of what it held before",
+            "report/take_snapshot.hpp",
+            "contents.notes.front().time) + 1;",
+            "contents.notes.front().time);",
+            finder="tests/report/take_snapshot.cpp",
+        ),
+        Mutant(
             "the limit of the oldest budget_scope applies",
             "policy/byte_budget.hpp",
             "smallest = min_of(smallest, b->bytes);",

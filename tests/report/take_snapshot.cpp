@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contents of a snapshot: blocks tile segments, segments sum to the reserved bytes, names come from the watched layer.
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -321,6 +322,42 @@ TEST_CASE("take_snapshot of a pool without watched reports blocks without names"
   CHECK(s.started_ns > 1'600'000'000'000'000'000);
   pool.deallocate({}, p, 700);
   pool.deallocate({}, q, 7_MiB);
+}
+
+TEST_CASE(
+    "take_snapshot of a pool without watched dates its growth by both clocks, after what was held before",
+    "[report][snapshot]") {
+  // The wall clock was read after the history was merged, so events appeared later than the calls that caused them.
+  sim_machine const machine = address_only_machine();
+  auto pool = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
+  void* const held = pool.allocate({}, 4'000_MiB);  // 2000 handles, so that merging takes time
+  remember_growth(pool);
+  CHECK(take_snapshot(pool).events.front().time_ns == 0);
+  std::uint64_t const steady_before = detail::steady_now_ns();
+  std::uint64_t const before = detail::now_since_1970_ns();
+  void* const p = pool.allocate({}, 64_MiB);
+  std::uint64_t const after = detail::now_since_1970_ns();
+  std::uint64_t const steady_after = detail::steady_now_ns();
+  snapshot const s = take_snapshot(pool);
+  check_whole(s);
+  check_history(s);
+  std::size_t grown = 0;
+  for (snapshot_event const& e : s.events) {
+    if (e.time_ns == 0) continue;
+    grown += e.bytes;
+    CHECK(s.steady_ns + e.time_ns > steady_before);
+    CHECK(s.steady_ns + e.time_ns <= steady_after);
+    CHECK(s.started_ns + e.time_ns > before - 50'000);
+  }
+  CHECK(grown >= 64_MiB);
+  std::uint64_t latest = ~std::uint64_t{0};
+  for (int i = 0; i < 10; ++i) {  // the thread may be suspended between two clocks, but not each time
+    snapshot const again = take_snapshot(pool);
+    latest = std::min(latest, again.started_ns + again.events.back().time_ns);
+  }
+  CHECK(latest < after + 50'000);
+  pool.deallocate({}, p, 64_MiB);
+  pool.deallocate({}, held, 4'000_MiB);
 }
 
 TEST_CASE("take_snapshot works if the driver does not report the identity of its default stream",

@@ -78,6 +78,7 @@ struct snapshot {
   int device = 0;
   std::uint64_t started_ns = 0;  ///< since 1970
   std::uint64_t now_ns = 0;      ///< since started_ns
+  std::uint64_t steady_ns = 0;   ///< the steady clock at started_ns; 0 with a user's clock
   stream_id null_stream = 0;     ///< identity of the default stream, 0 if the driver does not report it
   pool_state pool;
   std::vector<snapshot_segment> segments;             ///< by address
