@@ -2238,6 +2238,7 @@ struct snapshot {
   int device = 0;
   std::uint64_t started_ns = 0;  ///< since 1970
   std::uint64_t now_ns = 0;      ///< since started_ns
+  std::uint64_t steady_ns = 0;   ///< the steady clock at started_ns; 0 with a user's clock
   stream_id null_stream = 0;     ///< identity of the default stream, 0 if the driver does not report it
   pool_state pool;
   std::vector<snapshot_segment> segments;             ///< by address
@@ -3751,7 +3752,7 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 
 /// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes and history of the
 /// nearest watched layer. Either suffices. Without a `with_history` layer, blocks are live with 0 requested, and the only history is
-/// that of remember_growth(); without a pool, each live block is a segment.
+/// that of remember_growth(), with what was held before it at time 0; without a pool, each live block is a segment.
 ///
 /// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested bytes are those of
 /// the layer's record. If other threads continue meanwhile, the record and the pool are read again up to three times; after
@@ -3785,6 +3786,16 @@ template <class Resource>
     if constexpr (has_pool) {
       s.pool = nearest(memory, detail::ask_pool_state);
       detail::pool_contents const contents = nearest(memory, detail::ask_contents);
+      if constexpr (!has_record) {
+        // Both clocks at once: what runs between two readings would shift all events against the wall clock. The first change is at
+        // time 1, after what was held before it.
+        std::uint64_t const steady = detail::steady_now_ns();
+        std::uint64_t const since_1970 = detail::now_since_1970_ns();
+        if (!contents.notes.empty())
+          record.now_ns = steady - detail::min_of(steady, contents.notes.front().time) + 1;
+        record.steady_ns = steady - record.now_ns;
+        record.started_ns = since_1970 - record.now_ns;
+      }
       // The time of the records' clock when the record was copied; later changes are reported as of this time.
       std::uint64_t const now =
           record.steady_ns != 0 ? record.steady_ns + record.now_ns : detail::steady_now_ns();
@@ -3792,8 +3803,6 @@ template <class Resource>
       for (auto const& stretch : contents.stretches) s.segments.push_back(detail::segment_of(stretch));
       s.pool.reserved = contents.reserved;
       s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
-      if (!has_record && !contents.notes.empty())
-        record.now_ns = now - std::min(now, contents.notes.front().time);
       bool const agreed = detail::merge_history(s.segments, record.live);
       if (!agreed && attempts_left != 1) continue;
       s.events = detail::one_history(record.events, detail::growth_events(contents, now, record.now_ns));
@@ -3802,8 +3811,8 @@ template <class Resource>
     }
     break;
   }
-  if (!has_record) record.started_ns = detail::now_since_1970_ns() - record.now_ns;
   s.started_ns = record.started_ns;
+  s.steady_ns = record.steady_ns;
   s.now_ns = record.now_ns;
   s.forgotten_events = record.forgotten_events;
   detail::name_awaiting(s.segments, record.events);
