@@ -116,8 +116,7 @@ prepare() {
       include tools/util/include
     fetch_sources tcnn/dependencies/fmt https://github.com/fmtlib/fmt fa2eb2d2e3ec5c21629f8ccd88ae05ec40b963fa include
   fi
-  fetch_sources amrex https://github.com/AMReX-Codes/amrex 69f1ac884c6aba4d9881260819ade3bb25ed8aad CMakeLists.txt CHANGES Src \
-    Tools/CMake Tools/C_scripts
+  fetch_sources amrex https://github.com/AMReX-Codes/amrex 69f1ac884c6aba4d9881260819ade3bb25ed8aad CMakeLists.txt CHANGES Src Tools
   # RMM's own suites need GoogleTest.
   if dpkg -L libgtest-dev libgmock-dev >/dev/null 2>&1; then
     fetch_sources rmm_tests https://github.com/rapidsai/rmm 5d50a37b9612e29d53f8202fba792b1a36f88a79 cpp/tests
