@@ -25,7 +25,7 @@ struct work {
   int levels = 2;
   int grid = 64;  ///< cells of the largest box, in each direction; half as many for the smallest
   int components = 6;
-  int steps = 32;
+  int steps = 24;
   int regrid = 2;
   bool watch = false;  ///< samples the device's memory, in place of times
 };
