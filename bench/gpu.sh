@@ -5,7 +5,7 @@
 #
 #   bench/gpu.sh prepare     on a Debian or Ubuntu machine: gathers into .gpu-deps/ what a GPU machine lacks
 #                            (Catch2, CLI11, nlohmann-json, zlib, mimalloc; Open MPI if it is installed; RMM and DALI's core
-#                            if pip has them; the sources of NanoVDB and tiny-cuda-nn, and the tests of RMM and of PyTorch's
+#                            if pip has them; the sources of NanoVDB, tiny-cuda-nn and AMReX, and the tests of RMM and of PyTorch's
 #                            allocator, if git can fetch them)
 #   bench/gpu.sh prepare clients    gathers only what the stage clients needs
 #   bench/gpu.sh prepare mpi        on Debian: builds Debian's Open MPI with CUDA support, which its packages lack, and takes a UCX with CUDA
@@ -26,12 +26,12 @@
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
 #   moving  sleep  compact  reservations  convert  graphs  nccl  tests  endings  sanitize  planted  examples  snapshots  mpi  summary
 #   survival_tarn  survival_cuda  survival_torch_expandable  survival_torch  survival_rmm  torch_devices: only where they are named
-#   clients_build  clients_nanovdb  clients_cupy  clients_tcnn  clients_rmm  clients_torch_tests  clients_torch: other people's programs on
+#   clients_build  clients_nanovdb  clients_cupy  clients_tcnn  clients_amrex  clients_rmm  clients_torch_tests  clients_torch: other people's programs on
 #   tarn, only where they are named. clients means all of them, and needs no other stage: clients_build configures and builds what
 #   they need. Their logs, shortened, are bench/results/clients_*.log
 #
 # Environment: TARN_COMMIT    commit that the results are of, where there is no .git
-#              MIRRORS        folder of bare repositories that prepare takes the sources from, instead of GitHub
+#              MIRRORS        folder of bare repositories, also of forks, that prepare takes the sources from, instead of GitHub
 #              TRACES         folder of more traces to replay; prepare takes a copy of them along
 #              TORCH_TESTS    PyTorch's test/test_cuda.py, for clients_torch_tests; prepare takes it instead of fetching it
 #              TORCH_COMPARE  arguments for compare_workloads.py in clients_torch, as --allocators native+expandable+tarn+tarn:slack_per_mille=4
@@ -117,6 +117,7 @@ prepare() {
       include tools/util/include
     fetch_sources tcnn/dependencies/fmt https://github.com/fmtlib/fmt fa2eb2d2e3ec5c21629f8ccd88ae05ec40b963fa include
   fi
+  fetch_sources amrex https://github.com/AMReX-Codes/amrex 69f1ac884c6aba4d9881260819ade3bb25ed8aad CMakeLists.txt CHANGES Src Tools
   # RMM's own suites need GoogleTest.
   if dpkg -L libgtest-dev libgmock-dev >/dev/null 2>&1; then
     fetch_sources rmm_tests https://github.com/rapidsai/rmm 5d50a37b9612e29d53f8202fba792b1a36f88a79 cpp/tests
@@ -186,12 +187,15 @@ prepare_mpi() {
 }
 
 # fetch_sources FOLDER URL COMMIT PATH...: these folders of a program's sources, into .gpu-deps/FOLDER. MIRRORS may name a folder of
-# bare repositories, OWNER+NAME/repo, to take them from instead.
+# bare repositories, OWNER+NAME/repo, to take them from instead: of this owner, or of another who has the commit.
 fetch_sources() {
   local folder=$deps/$1 url=$2 commit=$3 name=${2#https://github.com/} repository path
   shift 3
-  repository=${MIRRORS:-}/${name/\//+}/repo
-  if [ ! -d "$repository" ]; then
+  for repository in "${MIRRORS:-}/${name/\//+}/repo" "${MIRRORS:-}"/*"+${name#*/}/repo"; do
+    git -C "$repository" cat-file -e "$commit" 2>/dev/null && break
+    repository=
+  done
+  if [ -z "$repository" ]; then
     repository=$deps/.repository
     rm -rf "$repository"
     git init -q --bare "$repository"
@@ -216,9 +220,11 @@ fetch_sources() {
 }
 
 # share_of NAME SECONDS LEFT: how many of the LEFT seconds the next stage of clients may take, so that the ones after it get theirs.
-declare -A client_seconds=([clients_build]=400 [clients_nanovdb]=150 [clients_cupy]=400 [clients_tcnn]=150 [clients_torch]=600
+declare -A client_seconds=([clients_build]=400 [clients_nanovdb]=150 [clients_cupy]=400 [clients_tcnn]=150 [clients_amrex]=100 [clients_torch]=600
   [clients_torch_tests]=300 [clients_rmm]=300)
-if [ -f "$deps/built/tarn_tcnn.gz" ] || [ ! -d "$deps/tcnn" ]; then client_seconds[clients_build]=60; fi
+if { [ -f "$deps/built/tarn_tcnn.gz" ] || [ ! -d "$deps/tcnn" ]; } && { [ -f "$deps/built/tarn_amrex.gz" ] || [ ! -d "$deps/amrex" ]; }; then
+  client_seconds[clients_build]=60
+fi
 share_of() {
   local other sum=0
   for other in "${!client_seconds[@]}"; do
@@ -288,13 +294,15 @@ find_python_packages() {
   [ -f "$deps/nanovdb/nanovdb/nanovdb/NanoVDB.h" ] && nanovdb_dir=$deps/nanovdb/nanovdb
   tcnn_dir=
   [ -d "$deps/tcnn/dependencies/cutlass/include" ] || [ -f "$deps/built/tarn_tcnn.gz" ] && tcnn_dir=$deps/tcnn
+  amrex_dir=
+  [ -f "$deps/amrex/CMakeLists.txt" ] && amrex_dir=$deps/amrex
   mpi_dir=
   if [ -x "$deps/usr/bin/mpirun.openmpi" ]; then
     mpi_dir=$deps/usr
     # Its libraries find the rest of it by these.
     export OPAL_PREFIX=$mpi_dir PMIX_INSTALL_PREFIX=$mpi_dir/lib/x86_64-linux-gnu/pmix2 PMIX_MCA_pcompress_base_silence_warning=1
   fi
-  export torch_dir rmm_dir dali_dir nccl_dir nanovdb_dir tcnn_dir mpi_dir
+  export torch_dir rmm_dir dali_dir nccl_dir nanovdb_dir tcnn_dir amrex_dir mpi_dir
 }
 
 # Of the header that is compiled with.
@@ -334,7 +342,7 @@ run_configure() {
     -DTARN_BUILD_TESTS="${TARN_BUILD_REST:-ON}" -DTARN_BUILD_EXAMPLES=ON -DTARN_BUILD_BENCH="${TARN_BUILD_REST:-ON}" \
     -DTARN_WARNINGS_AS_ERRORS=OFF \
     -DTARN_BENCH_RMM_DIR="$rmm_dir" -DTARN_BENCH_TORCH_DIR="$torch_dir" \
-    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_sources" "${mpi[@]}" "${nccl[@]}"
+    -DTARN_BENCH_DALI_DIR="$dali_dir" -DTARN_NANOVDB_DIR="$nanovdb_dir" -DTARN_TCNN_DIR="$tcnn_sources" -DTARN_AMREX_DIR="$amrex_dir" "${mpi[@]}" "${nccl[@]}"
 }
 
 # Only what runs here, each program once, and all that compiles even if one does not. The CUDA programs' compile times
@@ -736,11 +744,11 @@ run_survival_rmm() {
 
 # Other people's programs on tarn. Each takes stage_seconds at most.
 #
-# What they need, and nothing else: configured without tests and benches where there is no build yet. tiny-cuda-nn takes minutes to
-# compile; what prebuild made is taken as it is.
+# What they need, and nothing else: configured without tests and benches where there is no build yet. tiny-cuda-nn and AMReX take minutes
+# to compile; what prebuild made is taken as it is.
 run_clients_build() {
   local program file targets=() keep_going=-k
-  for file in bench/tarn_nanovdb bench/tarn_tcnn examples/libtarn_c.so tarn_torch/tarn_torch.so; do
+  for file in bench/tarn_nanovdb bench/tarn_tcnn bench/tarn_amrex examples/libtarn_c.so tarn_torch/tarn_torch.so; do
     program=$deps/built/$(basename "$file").gz
     [ -f "$program" ] || continue
     say "prebuilt: $(basename "$file")"
@@ -750,6 +758,7 @@ run_clients_build() {
   [ -f "$deps/built/libtarn_c.so.gz" ] || targets+=(example_tarn_c_cuda)
   if [ -n "$nanovdb_dir" ] && [ ! -f "$deps/built/tarn_nanovdb.gz" ]; then targets+=(tarn_nanovdb); fi
   if [ -n "$tcnn_dir" ] && [ ! -f "$deps/built/tarn_tcnn.gz" ]; then targets+=(tarn_tcnn); fi
+  if [ -n "$amrex_dir" ] && [ ! -f "$deps/built/tarn_amrex.gz" ]; then targets+=(tarn_amrex); fi
   [ ${#targets[@]} -ne 0 ] || return 0
   if [ ! -f "$build/CMakeCache.txt" ]; then
     TARN_BUILD_REST=OFF run_configure || return
@@ -771,6 +780,7 @@ run_clients_tcnn() {
   [ -n "$tcnn_dir" ] || { say "tiny-cuda-nn is not in .gpu-deps"; return 77; }
   client tarn_tcnn clients_tcnn.jsonl "$tcnn_dir/data/images/albert.jpg" --repeats $((stage_seconds < 90 ? 2 : 3))
 }
+run_clients_amrex() { client tarn_amrex clients_amrex.jsonl --repeats $((stage_seconds < 90 ? 2 : 3)); }
 # CuPy and Numba: their tests, and the comparison with CuPy's allocators.
 run_clients_cupy() {
   local folder=$root/examples/python failed=0
@@ -850,10 +860,10 @@ pack_programs() {
   tar -C "$build" -czf "$deps/built/programs.tar.gz" "${programs[@]}" && say "$commit" >"$deps/built/COMMIT"
 }
 pack_program() { strip -o "$1.stripped" "$1" && gzip -9 -c "$1.stripped" >"$deps/built/$(basename "$1").gz" && rm "$1.stripped"; }
-# move_sources FROM TO: what of NanoVDB's and tiny-cuda-nn's sources is only compiled, unless it is there already.
+# move_sources FROM TO: what of the sources of NanoVDB, tiny-cuda-nn and AMReX is only compiled, unless it is there already.
 move_sources() {
   local path
-  for path in nanovdb/nanovdb tcnn/include tcnn/src tcnn/dependencies; do
+  for path in nanovdb/nanovdb tcnn/include tcnn/src tcnn/dependencies amrex; do
     if [ ! -d "$1/$path" ] || [ -d "$2/$path" ]; then continue; fi
     mkdir -p "$(dirname "$2/$path")"
     mv "$1/$path" "$2/$path"
@@ -873,7 +883,8 @@ prebuild() {
     run_build || failed=1
     pack_programs || failed=1
   fi
-  for program in bench/tarn_nanovdb:tarn_nanovdb:$nanovdb_dir bench/tarn_tcnn:tarn_tcnn:$tcnn_dir examples/libtarn_c.so:example_tarn_c_cuda:yes; do
+  for program in bench/tarn_nanovdb:tarn_nanovdb:$nanovdb_dir bench/tarn_tcnn:tarn_tcnn:$tcnn_dir bench/tarn_amrex:tarn_amrex:$amrex_dir \
+      examples/libtarn_c.so:example_tarn_c_cuda:yes; do
     IFS=: read -r file target sources <<<"$program"
     [ -n "$sources" ] || { say "skipped $target: its sources are not in .gpu-deps"; continue; }
     if cmake --build "$build" -j "$jobs" --target "$target"; then pack_program "$build/$file"; else failed=1; fi
@@ -989,7 +1000,7 @@ if [ ${#wanted[@]} -ne 0 ]; then  # beyond the ten minutes of all the others
   stage survival_cuda 150 run_survival_cuda
   stage survival_rmm 90 run_survival_rmm
   stage torch_devices 180 run_torch_devices
-  for name in build nanovdb cupy tcnn rmm torch_tests torch; do  # the last one uses all the time that is left
+  for name in build nanovdb cupy tcnn amrex rmm torch_tests torch; do  # the last one uses all the time that is left
     stage "clients_$name" "${client_seconds[clients_$name]}" "run_clients_$name"
   done
 fi
