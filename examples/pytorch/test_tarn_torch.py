@@ -1192,8 +1192,10 @@ class TestCuda(unittest.TestCase):
     def test_memory_starts_a_process(self): subprocess.run(["false"], check=True)
     def test_other(self): self.fail("not of the allocator")
 class TestMemPool(unittest.TestCase):
+    def test_leaves_a_count(self): Garbage.count = 1
     def test_leaves_garbage(self): Garbage()
     def test_mempool_no_split(self): raise NotImplementedError("no_split")
+    def test_sees_no_count(self): self.assertFalse(hasattr(Garbage, "count"))
     def test_sees_no_garbage(self): self.assertIsNone(Garbage.left and Garbage.left())
 """
 
@@ -1220,15 +1222,19 @@ class TorchTests(unittest.TestCase):
         of_cuda, of_pool = rows["TestCuda"], rows["TestMemPool"]
         self.assertEqual(list(rows), ["TestCuda", "TestMemPool"])
         self.assertEqual([of_cuda["passed"], of_cuda["skipped"], of_cuda["not_run"]], [0, 2, []], of_cuda)
-        failed = {one["test"].split(".")[1]: [one["error"], one["on_pytorchs_allocator"]] for one in of_cuda["failed"]}
-        self.assertEqual(failed.pop("test_memory_dies"), ["the process ended with 5", "failed"])
-        self.assertEqual(failed.pop("test_memory_hangs"), ["took more than 2 s", "failed"])
-        self.assertEqual(failed.pop("test_memory_fails"), ["AssertionError: 1 != 2", "failed"])
-        self.assertEqual(failed.pop("test_memory_fails_on_tarn")[1], "passed")
+        failed = {
+            one["test"].split(".")[1]: [one["error"], one["on_pytorchs_allocator"], one["alone_on_tarn"]]
+            for one in of_cuda["failed"]
+        }
+        self.assertEqual(failed.pop("test_memory_dies"), ["the process ended with 5", "failed", "not run"])
+        self.assertEqual(failed.pop("test_memory_hangs"), ["took more than 2 s", "failed", "not run"])
+        self.assertEqual(failed.pop("test_memory_fails"), ["AssertionError: 1 != 2", "failed", "not run"])
+        self.assertEqual(failed.pop("test_memory_fails_on_tarn")[1:], ["passed", "failed"])
         self.assertEqual(failed, {})
-        self.assertEqual([of_pool["passed"], of_pool["skipped"]], [2, 0], of_pool)
-        self.assertEqual([(one["test"], one["on_pytorchs_allocator"]) for one in of_pool["failed"]],
-                         [("TestMemPool.test_mempool_no_split", "not run")])  # fmt: skip
+        self.assertEqual([of_pool["passed"], of_pool["skipped"]], [3, 0], of_pool)
+        self.assertEqual([(one["test"], one["on_pytorchs_allocator"], one["alone_on_tarn"]) for one in of_pool["failed"]],
+                         [("TestMemPool.test_mempool_no_split", "not run", "not run"),
+                          ("TestMemPool.test_sees_no_count", "passed", "passed")])  # fmt: skip
         self.assertIn("FAILED: 1 failures that README.md does not list: TestCuda.test_memory_fails_on_tarn\n", done.stdout)
         self.assertRegex(done.stdout, r"slowest: TestCuda.test_memory_hangs [23]\.\d s, TestCuda\.")
 
