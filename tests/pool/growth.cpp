@@ -74,6 +74,26 @@ TEST_CASE("pooled serves one large block from a freed checkerboard of whole hand
   for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
 }
 
+TEST_CASE("blocks of a large pool share handles of 8 MiB unless they fill whole granules", "[pool][ladder][page_growth]") {
+  one_stream s;
+  auto memory = sim_pages{s.driver} | pooled{};
+  auto const creates_for = [&](std::size_t count, std::size_t bytes) {
+    std::vector<void*> blocks;
+    std::uint64_t const before = memory->state().creates;
+    for (std::size_t i = 0; i < count; ++i) blocks.push_back(memory.allocate(s.a, bytes));
+    std::uint64_t const made = memory->state().creates - before;
+    for (void* const p : blocks) memory.deallocate(s.a, p, bytes);
+    memory.trim(memory->state().live);
+    return made;
+  };
+  std::size_t const odd = 2_MiB + 512;
+  CHECK(creates_for(64, odd) >= 60);
+  void* const rest = memory.allocate(s.a, 3_GiB);
+  CHECK(creates_for(64, odd) <= 20);
+  CHECK(creates_for(64, 2_MiB) == 64);
+  memory.deallocate(s.a, rest, 3_GiB);
+}
+
 TEST_CASE("pooled refuses a request larger than the device before it creates any pages",
           "[pool][page_growth][!mayfail]") {
   sim_options options{.backing = sim_backing::address_only};

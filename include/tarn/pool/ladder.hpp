@@ -329,8 +329,9 @@ class ladder {
     } else {
       request_.largest_handle = min_of(handle_limit(live), handle_limit_near_full(left()));
     }
-    request_.least_growth =
-        request_.where == zone::large ? min_of(shared_handle(live), request_.largest_handle) : usual_granule;
+    request_.least_growth = request_.where == zone::large
+                                ? min_of(shared_handle(live, request_.bytes), request_.largest_handle)
+                                : usual_granule;
     request_.may_remap = may_remap(options);
     request_.uses_up_parts = uses_up_parts(live, left());
     if (!request_.may_remap) {
