@@ -74,6 +74,15 @@ def main():
                                        "of_reference": share, **CONTEXT}) + "\n")
         lines, used = summary.readme_moving(results.moving(folder))
         expect("the README compares tarn's default with the best of its peer", len(lines) == 2 and lines[1][1:] == ["0.900", "0.850"])
+        turn = {"trace": "a", "pool": "tarn_tracked", "device": "cuda", "threads": 1, "reference": "torch_expandable", "peak_live": 2**30,
+                "peak_reserved": 2**30 * 1.25, "cold": 0.625, "cold_quartiles": [0.5, 0.75], "warm": 0.25, "warm_quartiles": [0.25, 0.375],
+                **CONTEXT}
+        (folder / "in_turn.jsonl").write_text(json.dumps(turn) + "\n" + json.dumps({**turn, "threads": 2}) + '\n{"trace": "a"')
+        lines, used = summary.readme_replay(results.replay(folder), results.in_turn(folder))
+        expect("times of replays in turn come before others in the README", lines[1][-3:] == ["0.62", "0.25", "-"] and len(used) == 4)
+        summary.summary(folder)
+        expect("the summary has replays in turn, with quartiles",
+               "a            2  tarn_tracked        0.800  0.62 (0.50 to 0.75)  0.25 (0.25 to 0.38)" in (folder / "summary.txt").read_text())
         lines, used = summary.readme_replay(results.replay(folder))
         expect("a conversion is listed with its copy", "convert/a/b  3,000  4,000   0.75" in text and "peer_copy" not in text)
         later = replayed("tarn_tracked", "b", commit="def", date="2026-01-03T03:04Z")

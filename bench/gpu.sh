@@ -21,6 +21,7 @@
 #                            Stages after build need a build that is there
 #
 #   configure  build  replay_tarn  replay_torch_expandable  replay_torch  replay_cuda  replay_rmm  replay_dali
+#   in_turn: device_pool and PyTorch's expandable segments, pass by pass in turn
 #   workloads_tarn  workloads_torch_expandable  workloads_torch: traces of PyTorch's programs, replayed by two threads
 #   hot_paths_cuda  hot_paths_host  hot_paths_torch  hot_paths_torch_expandable  hot_paths_rmm  hot_paths_dali
 #   patterns_tarn  patterns_torch_expandable  patterns_torch  patterns_cuda  patterns_rmm  patterns_dali
@@ -595,6 +596,24 @@ run_replay_rmm() {
 }
 run_replay_dali() { one_by_one replay_dali.jsonl tarn_replay_dali "--device cuda --json --passes 6 --pool dali @ALL"; }
 
+# What is measured at the same moments can be compared although the machine is shared. Two processes, each with a pool of its own.
+run_in_turn() {
+  local file=$results/in_turn.jsonl.new tarn torch all small trace failed=0
+  tarn=$(built tarn_replay) && torch=$(built tarn_replay_torch) || { say "tarn_replay_torch was not built"; return 77; }
+  find_traces
+  torch="env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True $torch --device cuda --pool torch_expandable"
+  tarn="$tarn --device cuda --pool"
+  rm -f "$file"
+  in_turn() {
+    python3 "$root/bench/replay/in_turn.py" "$file" --seconds $((stage_seconds - SECONDS - 5)) --run "$torch" --run "$tarn $1" "${@:2}" ||
+      failed=1
+  }
+  in_turn tarn_tracked "${all[@]}"
+  in_turn tarn_tracked --threads 2 "$root"/examples/pytorch/traces/*.trace.gz
+  in_turn tarn_identified --repeats 2 "${all[@]}"
+  return $failed
+}
+
 # Recorded from programs of PyTorch, whose backward pass has a thread of its own.
 run_workloads_tarn() {
   one_by_one workloads_tarn.jsonl tarn_replay "--device sim --json --passes 6 --threads 2 --pool tarn @WORKLOADS" \
@@ -961,6 +980,7 @@ stage build 200 run_build
 stage replay_tarn 120 run_replay_tarn
 stage replay_torch_expandable 40 run_replay_torch_expandable
 stage replay_torch 40 run_replay_torch
+stage in_turn 90 run_in_turn
 stage replay_cuda 100 run_replay_cuda
 stage workloads_tarn 40 run_workloads_tarn
 stage workloads_torch_expandable 20 run_workloads_torch_expandable

@@ -85,6 +85,11 @@ def workloads(results=RESULTS):
     return read(results, "workloads", ("trace", "pool", "device"))
 
 
+def in_turn(results=RESULTS):
+    """Replays in turn with another pool: times divided by those of its passes."""
+    return read(results, "in_turn", ("trace", "pool", "device", "threads", "reference", "cold", "warm"))
+
+
 def patterns(results=RESULTS):
     """Replays of generated traces."""
     return read(results, "patterns", ("trace", "pool", "device"))

@@ -63,6 +63,18 @@ def replay_cell(row):
     return f"{held} {number(row.get('cold_ns_per_event'))}/{number(row.get('warm_ns_per_event'))} [{calls}]"
 
 
+def in_turn_table(rows):
+    """Times divided by those of the other pool's passes in the same turn."""
+    def times(row, kind):
+        return f"{row[kind]:.2f} ({row[kind + '_quartiles'][0]:.2f} to {row[kind + '_quartiles'][1]:.2f})"
+
+    lines = [["trace", "threads", "pool", "utilisation", "first pass", "later passes"]]
+    for row in rows:
+        held = "out of memory" if row.get("out_of_memory") else ratio(row["peak_live"], row["peak_reserved"], 3)
+        lines.append([row["trace"], str(row["threads"]), row["pool"], held, times(row, "cold"), times(row, "warm")])
+    return lines
+
+
 # Their times are of less than a pool's work: one ignores the order of streams, the other does not search for free memory.
 TIMES_NOT_COMPARED = ("thrust_mr", "stack_arena")
 
@@ -140,7 +152,7 @@ def work_order(row):
 def summary(folder):
     parts = []
     replay, hot = order(results.replay(folder)), results.hot_paths(folder)
-    parts.append("measured on\n" + "\n".join("  " + line for line in results.measured_on(replay + hot + results.workloads(folder) + results.convert(folder))) + "\n")
+    parts.append("measured on\n" + "\n".join("  " + line for line in results.measured_on(replay + hot + results.workloads(folder) + results.in_turn(folder) + results.convert(folder))) + "\n")
     if replay:
         parts.append("Replay: utilisation, cold/warm ns per event [driver calls cold/warm]\n" +
                      table(grid(replay, name_of, lambda row: row["trace"], replay_cell, "pool")) + "\n")
@@ -148,6 +160,11 @@ def summary(folder):
     if workloads:
         parts.append("Traces of PyTorch's programs, replayed by two threads in turn: the same figures\n" +
                      table(grid(workloads, name_of, lambda row: row["trace"].removeprefix("torch_"), replay_cell, "pool")) + "\n")
+    turns = results.in_turn(folder)
+    for reference in distinct(row["reference"] for row in turns):
+        rows = [row for row in turns if row["reference"] == reference]
+        parts.append(f"Replayed in turn with {reference}: time of a pass / that of its pass in the same turn, median (quartiles)\n" +
+                     table(in_turn_table(rows)) + "\n")
     agreement = model_and_gpu(replay)
     if len(agreement) > 1:
         parts.append("Driver time of the first pass, ns per event: the simulated device's model beside the GPU\n"
@@ -201,8 +218,16 @@ def ratio(mine, other, digits=2):
     return "-" if not mine or not other else f"{mine / other:.{digits}f}"
 
 
-def readme_replay(rows):
-    """tarn beside PyTorch's expandable segments, a row per trace."""
+def readme_replay(rows, turns=()):
+    """tarn beside PyTorch's expandable segments, a row per trace. Times are of `turns`, replays in turn, where there are some."""
+    in_turn = {(row["pool"], row["trace"]): row for row in turns if row["reference"] == "torch_expandable" and row["threads"] == 1}
+
+    def time(pool, trace, kind):
+        if (pool, trace) in in_turn:
+            used.append(in_turn[pool, trace])
+            return number(in_turn[pool, trace][kind], 2)
+        return ratio(at.get((pool, trace), {}).get(kind + "_ns_per_event"), at["torch_expandable", trace][kind + "_ns_per_event"])
+
     at = {(row["pool"], row["trace"]): row for row in rows if row["device"] == "cuda"}
     lines = [["trace", "peak live", "tarn holds", "PyTorch holds", "time cold", "time warm", "streams known"]]
     used = []
@@ -214,9 +239,7 @@ def readme_replay(rows):
         lines.append([trace.replace("_", " "), number(mine["peak_live"] / 2**30, 1) + " GiB",
                       *(number(row["peak_reserved"] / 2**30, 2) + f" GiB ({number(row['utilisation'], 3)})"
                         if row.get("utilisation") else "out of memory" for row in (mine, other)),
-                      ratio(mine["cold_ns_per_event"], other["cold_ns_per_event"]),
-                      ratio(mine["warm_ns_per_event"], other["warm_ns_per_event"]),
-                      ratio(at.get(("tarn_identified", trace), {}).get("warm_ns_per_event"), other["warm_ns_per_event"])])
+                      time("tarn_tracked", trace, "cold"), time("tarn_tracked", trace, "warm"), time("tarn_identified", trace, "warm")])
     return lines, used
 
 
@@ -289,7 +312,7 @@ def readme(folder):
     def of_one_run(rows):
         return results.of_newest_run(rows, newest)
 
-    replay, used = readme_replay(of_one_run(results.replay(folder)))
+    replay, used = readme_replay(of_one_run(results.replay(folder)), of_one_run(results.in_turn(folder)))
     hot, used_hot = readme_hot(of_one_run(results.hot_paths(folder)))
     parts = []
     if len(replay) > 1:

@@ -76,6 +76,13 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
                    "pools only")
           ->excludes(cap)
           ->excludes(threads);
+  auto* const in_turn =
+      app.add_flag(
+             "--in-turn", a.in_turn,
+             "before each pass, print the line \"ready\" and wait for a line of standard input: several "
+             "programs can then replay in turn (bench/replay/in_turn.py)")
+          ->excludes(cap)
+          ->excludes(waste);
   auto* const json = app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
   app.add_option("--report", a.report,
                  "replay one trace once on one pool, and write this HTML page: memory over time, the "
@@ -83,6 +90,7 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
       ->check(CLI::Validator(
           [](std::string& name) { return std::string(name.empty() ? "names no file" : ""); }, "FILE"))
       ->excludes(cap)
+      ->excludes(in_turn)
       ->excludes(json)
       ->excludes(passes)
       ->excludes(threads)

@@ -22,6 +22,7 @@ struct arguments {
   bool json = false;
   std::vector<double> caps;  ///< memory of the device, as multiples of the peak of live bytes; empty: no cap
   bool waste = false;        ///< describe the memory at the peaks instead of measuring times
+  bool in_turn = false;      ///< wait for a line of standard input before each pass
   std::string report;        ///< file to write a report page to; empty: times are measured
   std::vector<std::string> files;
   std::vector<std::string> patterns;  ///< names of generated traces, played before the files

@@ -20,6 +20,7 @@ struct figures {
   std::vector<std::uint64_t> peak_reserved_of_pass;  ///< empty if the pool cannot reset its peak
   std::optional<std::uint64_t> driver_calls;         ///< of the first pass
   std::optional<std::uint64_t> driver_calls_warm;    ///< of the second pass
+  std::vector<double> ns_per_event_of_pass;          ///< host time
   double cold_ns_per_event = 0;                      ///< host time of the first pass
   std::optional<double> warm_ns_per_event;           ///< host time of the later passes, median
   std::optional<double> warm_best_ns_per_event;      ///< of the fastest one

@@ -72,6 +72,7 @@ void write_json(std::ostream& out, figures const& row, context const& where) {
   line["cold_ns_per_event"] = to_tenth(row.cold_ns_per_event);
   line["warm_ns_per_event"] = or_null(to_tenth(row.warm_ns_per_event));
   line["warm_best_ns_per_event"] = or_null(to_tenth(row.warm_best_ns_per_event));
+  for (double const ns : row.ns_per_event_of_pass) line["ns_per_event_of_pass"].push_back(to_tenth(ns));
   line["out_of_memory"] = row.out_of_memory;
   line["passes"] = row.passes;
   line["threads"] = row.threads;

@@ -150,6 +150,8 @@ void replay(arguments const& a) {
     throw usage_error("--report takes one trace and one pool");
   }
   if (a.waste) require_waste(pools);
+  if (a.in_turn && std::find(a.files.begin(), a.files.end(), "-") != a.files.end())
+    throw usage_error("--in-turn reads standard input, and so does the file -");
   for (std::string const& file : a.files) traces.push_back(read_trace(file));
   setup made_for;
   made_for.capacity = a.capacity;
@@ -172,7 +174,7 @@ void replay(arguments const& a) {
     }
     std::vector<figures> rows;
     for (pool_entry const& p : pools) {
-      rows.push_back(p.run(t, made_for, a.passes, line));
+      rows.push_back(p.run(t, made_for, a.passes, line, pass_gate(a.in_turn)));
       if (a.json) {
         write_json(std::cout, rows.back(), where);
         std::cout.flush();

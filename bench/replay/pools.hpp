@@ -18,7 +18,7 @@ struct pool_entry {
   std::string_view name;
   std::string_view about;
   place_of_memory where;
-  figures (*run)(trace const&, setup, unsigned passes, progress&);
+  figures (*run)(trace const&, setup, unsigned passes, progress&, pass_gate const&);
   survival (*survive)(trace const&, double factor, progress&);
   snapshot (*report)(trace const&, setup, progress&);  ///< null: this pool cannot be inspected
   waste (*find_waste)(trace const&, setup, unsigned passes, progress&);  ///< null: likewise

@@ -12,6 +12,7 @@
 
 #include "peers/peer.hpp"
 #include "replay/figures.hpp"
+#include "replay/pass_gate.hpp"
 #include "replay/progress.hpp"
 #include "replay/trace.hpp"
 #include "replay/turns.hpp"
@@ -82,7 +83,8 @@ void play_sampled(P& pool, std::span<event const> events, std::vector<void*>& bl
 /// Replays `t` `passes` times on one new pool; with several threads, each pass in parts that they play in turn. A refused request is
 /// counted, and the replay continues without it.
 template <peer P>
-[[nodiscard]] figures run(trace const& t, setup made_for, unsigned passes, progress& line) {
+[[nodiscard]] figures run(trace const& t, setup made_for, unsigned passes, progress& line,
+                          pass_gate const& gate = {}) {
   using clock = std::chrono::steady_clock;
   made_for.streams = std::max<std::size_t>(1, t.stream_numbers.size());
   figures row;
@@ -112,6 +114,7 @@ template <peer P>
     if constexpr (resets_peak<P>) {
       if (pass != 0) pool.reset_peak();
     }
+    gate.pass();
     std::chrono::nanoseconds spent{0};
     for (std::size_t at = 0; at < all.size(); at += part) {
       auto const chunk = all.subspan(at, std::min(part, all.size() - at));
@@ -125,6 +128,7 @@ template <peer P>
     usage const after = pool.used();  // before freeing the remaining blocks, which the program never did
     if (resets_peak<P> && after.peak_reserved) row.peak_reserved_of_pass.push_back(*after.peak_reserved);
     double const ns = static_cast<double>(spent.count()) * per_event;
+    row.ns_per_event_of_pass.push_back(ns);
     if (pass == 0) {
       row.cold_ns_per_event = ns;
     } else {

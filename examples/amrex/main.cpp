@@ -120,11 +120,13 @@ int main(int argc, char** argv) {
   app.add_option("--steps", what.steps, "steps");
   app.add_option("--regrid", what.regrid, "steps from one regridding to the next");
   app.add_option("--limit", limit, "seconds after which a process is killed");
+  app.add_option("--trace", what.trace, "runs once on tarn, and writes a trace for tarn_replay to this file");
   app.add_flag("--watch", what.watch)->group("");
   app.add_option("--worker", worker)->group("");
   CLI11_PARSE(app, argc, argv);
   try {
     if (worker >= 0) return work_here(kinds.at(static_cast<std::size_t>(worker)), what);
+    if (!what.trace.empty()) return work_here(memory::tarn, what);
     tarn::bench::found_cuda const device = tarn::bench::find_cuda();
     if (!device.found && !runs_on_cpu()) {
       std::cout << "skipped, nothing was measured: " << device.text << '\n';

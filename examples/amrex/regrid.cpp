@@ -303,16 +303,12 @@ double ms_since(clock::time_point start) {
 }
 
 #ifdef AMREX_USE_GPU
-using pool_type = tarn::device_pool;
-pool_type new_pool() {
-  return {};
-}
+using pages = tarn::cuda_pages;
 #else
-using pool_type = tarn::pool_over<tarn::sim_pages>;
-pool_type new_pool() {
-  return tarn::sim_pages{} | tarn::pooled{} | tarn::tracked{};
-}
+using pages = tarn::sim_pages;
 #endif
+using pool_type = tarn::pool_over<pages>;  // with a GPU: tarn::device_pool
+using traced_type = tarn::stack<pages, tarn::pooled, tarn::tracked, tarn::traced>;
 
 /// AMReX's own settings of its arenas.
 void set_parameters(memory from) {
@@ -327,8 +323,10 @@ void set_parameters(memory from) {
 /// The arena that takes the place of AMReX's own, where one does.
 class chosen_arena {
  public:
-  explicit chosen_arena(memory from) {
-    if (from == memory::tarn) on_tarn_.emplace(new_pool());
+  chosen_arena(memory from, std::string const& trace) {
+    if (from == memory::tarn && trace.empty()) on_tarn_.emplace(pages{} | tarn::pooled{} | tarn::tracked{});
+    if (from == memory::tarn && !trace.empty())
+      traced_.emplace(pages{} | tarn::pooled{} | tarn::tracked{} | tarn::traced{trace.c_str()});
     if (from == memory::cuda_malloc) on_driver_.emplace(driver_call::malloc);
     if (from == memory::cuda_async) on_driver_.emplace(driver_call::malloc_async);
 #ifndef AMREX_USE_GPU
@@ -337,6 +335,7 @@ class chosen_arena {
     if (from == memory::carena_tight) own_.emplace(0, amrex::ArenaInfo{}.SetReleaseThreshold(0));
 #endif
     replace_arenas(on_tarn_     ? static_cast<amrex::Arena*>(&*on_tarn_)
+                   : traced_    ? static_cast<amrex::Arena*>(&*traced_)
                    : on_driver_ ? static_cast<amrex::Arena*>(&*on_driver_)
                    : own_       ? static_cast<amrex::Arena*>(&*own_)
                                 : nullptr);
@@ -364,6 +363,7 @@ class chosen_arena {
 
  private:
   std::optional<arena<pool_type>> on_tarn_;
+  std::optional<arena<traced_type>> traced_;
   std::optional<driver_arena> on_driver_;
   std::optional<amrex::CArena> own_;
 };
@@ -420,7 +420,7 @@ figures measure(memory from, work const& what) {
   (void)cudaFree(nullptr);  // makes the context
   std::size_t const before = tarn_clients::free_on_device();
 #endif
-  chosen_arena arenas(from);
+  chosen_arena arenas(from, what.trace);
   int count = 1;
   char name[] = "tarn_amrex";
   char* arguments[] = {name, nullptr};

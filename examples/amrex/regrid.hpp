@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace tarn_amrex {
@@ -28,6 +29,7 @@ struct work {
   int steps = 24;
   int regrid = 2;
   bool watch = false;  ///< samples the device's memory, in place of times
+  std::string trace;   ///< tarn: file that gets a trace of the arena's calls; empty: none
 };
 
 struct figures {

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Replays traces on several pools in turn, pass by pass, so that what changes on the machine changes for all, and compares their times.
+
+    python3 in_turn.py RESULTS.jsonl --run 'env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True tarn_replay_torch --pool
+        torch_expandable' --run 'tarn_replay --pool tarn_tracked' TRACE...
+
+Each --run is a program with one pool, which this program completes by --in-turn, --json, --passes, --threads and the traces. All of them
+exist at the same time. In each turn each plays one pass, beginning with another one each time. A trace is replayed --repeats times, each
+time on a new pool, whose first pass is cold.
+
+RESULTS.jsonl gets a line for each trace and run. `cold` and `warm` are times divided by those of the first --run in the same turn: the
+median, and the quartiles; `cold_ns` and `warm_ns` are medians of the times themselves, in nanoseconds per event. A trace that --seconds
+leave no time for gets none. The exit status is 1 if a program failed.
+"""
+
+import argparse
+import json
+import os
+import select
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+
+
+class Run:
+    """A program that replays, and waits before each pass."""
+
+    def __init__(self, command, traces, options):
+        self.command = command
+        files = [file for file in traces for _ in range(options.repeats)]
+        self.process = subprocess.Popen(
+            [*shlex.split(command), "--in-turn", "--json", "--passes", str(options.passes), "--threads", str(options.threads), *files],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.rows = []
+        self.text = b""
+
+    def wait(self, until):
+        """Reads until the program is ready for its next pass; false if it has ended, or is not ready in time."""
+        while True:
+            line, end, rest = self.text.partition(b"\n")
+            if end:
+                self.text = rest
+                if line == b"ready":
+                    return True
+                self.rows.append(json.loads(line))
+                continue
+            readable, _, _ = select.select([self.process.stdout], [], [], max(0, until - time.monotonic()))
+            more = self.process.stdout.read() if readable else None
+            if not more:
+                return False
+            self.text += more
+
+    def play(self, until):
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        return self.wait(until)
+
+    def end(self):
+        """The exit status of a program that has ended by itself; the others are killed, and have none."""
+        try:
+            return self.process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return None
+
+
+def quartiles(values):
+    if len(values) < 2:
+        return [values[0], values[0]]
+    of_four = statistics.quantiles(values, n=4, method="inclusive")
+    return [of_four[0], of_four[2]]
+
+
+def rounded(value):
+    return [rounded(one) for one in value] if isinstance(value, list) else round(value, 4)
+
+
+def compared(rows, reference):
+    """The line of one run on one trace. `rows` and `reference` are those of its repeats, in the same turns."""
+    cold, warm = [], []
+    for row, other in zip(rows, reference):
+        ratios = [a / b for a, b in zip(row["ns_per_event_of_pass"], other["ns_per_event_of_pass"])]
+        cold.append(ratios[0])
+        warm += ratios[1:]
+    line = {key: rows[0][key] for key in ("trace", "pool", "device", "events", "threads", "passes", "peak_live")}
+    line["repeats"] = len(rows)
+    line["reference"] = reference[0]["pool"]
+    line["peak_reserved"] = max(row["peak_reserved"] for row in rows)
+    line["out_of_memory"] = sum(row["out_of_memory"] for row in rows)
+    line["cold"], line["cold_quartiles"] = statistics.median(cold), quartiles(cold)
+    line["cold_ns"] = statistics.median(row["ns_per_event_of_pass"][0] for row in rows)
+    if warm:
+        line["warm"], line["warm_quartiles"] = statistics.median(warm), quartiles(warm)
+        line["warm_ns"] = statistics.median(ns for row in rows for ns in row["ns_per_event_of_pass"][1:])
+    for key in ("cold", "cold_quartiles", "warm", "warm_quartiles", "cold_ns", "warm_ns"):
+        if key in line:
+            line[key] = rounded(line[key])
+    return {**line, **{key: rows[0][key] for key in ("gpu", "driver", "cpu", "date", "commit") if key in rows[0]}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results")
+    parser.add_argument("traces", nargs="+")
+    parser.add_argument("--run", action="append", required=True, metavar="COMMAND")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e6, help="after which no pass begins")
+    options = parser.parse_intermixed_args()
+    until = time.monotonic() + options.seconds
+    runs = [Run(command, options.traces, options) for command in options.run]
+    playing = all([run.wait(until) for run in runs])
+    turn = 0
+    while playing:
+        first = turn % len(runs)
+        playing = all([run.play(until) for run in runs[first:] + runs[:first]])
+        turn += 1
+    failed = [run.command for run in runs if run.end() not in (0, None)]
+    done = min(len(run.rows) for run in runs) // options.repeats
+    with open(options.results, "a") as out:
+        for number in range(done):
+            part = slice(number * options.repeats, (number + 1) * options.repeats)
+            for run in runs:
+                out.write(json.dumps(compared(run.rows[part], runs[0].rows[part])) + "\n")
+    print(f"{done} of {len(options.traces)} traces")
+    for command in failed:
+        print("FAILED: " + command)
+    return 1 if failed or done == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
