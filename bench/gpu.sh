@@ -799,7 +799,7 @@ run_clients_tcnn() {
   [ -n "$tcnn_dir" ] || { say "tiny-cuda-nn is not in .gpu-deps"; return 77; }
   client tarn_tcnn clients_tcnn.jsonl "$tcnn_dir/data/images/albert.jpg" --repeats $((stage_seconds < 90 ? 2 : 3))
 }
-run_clients_amrex() { client tarn_amrex clients_amrex.jsonl --repeats $((stage_seconds < 90 ? 2 : 3)); }
+run_clients_amrex() { client tarn_amrex clients_amrex.jsonl --repeats $((stage_seconds < 90 ? 3 : 5)); }
 # CuPy and Numba: their tests, and the comparison with CuPy's allocators.
 run_clients_cupy() {
   local folder=$root/examples/python failed=0
