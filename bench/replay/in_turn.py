@@ -6,12 +6,13 @@
         torch_expandable' --run 'tarn_replay --pool tarn_tracked' TRACE...
 
 Each --run is a program with one pool, which this program completes by --in-turn, --json, --passes, --threads and the traces. All of them
-exist at the same time. In each turn each plays one pass, beginning with another one each time. A trace is replayed --repeats times, each
-time on a new pool, whose first pass is cold.
+exist at the same time. In each turn each plays one pass, beginning with another one each time. A first pass is cold: each trace has a new
+pool. All of this is repeated --repeats times, with new processes: on a shared machine one process may be slower than another all its
+life. The first trace is played once more before all others, and does not count then.
 
 RESULTS.jsonl gets a line for each trace and run. `cold` and `warm` are times divided by those of the first --run in the same turn: the
-median, and the quartiles; `cold_ns` and `warm_ns` are medians of the times themselves, in nanoseconds per event. A trace that --seconds
-leave no time for gets none. The exit status is 1 if a program failed.
+median, and the quartiles; `cold_ns` and `warm_ns` are medians of the times themselves, in nanoseconds per event. Repeats that --seconds
+leave no time for are missing. The exit status is 1 if a program failed.
 """
 
 import argparse
@@ -30,9 +31,8 @@ class Run:
 
     def __init__(self, command, traces, options):
         self.command = command
-        files = [file for file in traces for _ in range(options.repeats)]
         self.process = subprocess.Popen(
-            [*shlex.split(command), "--in-turn", "--json", "--passes", str(options.passes), "--threads", str(options.threads), *files],
+            [*shlex.split(command), "--in-turn", "--json", "--passes", str(options.passes), "--threads", str(options.threads), traces[0], *traces],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         os.set_blocking(self.process.stdout.fileno(), False)
@@ -104,32 +104,42 @@ def compared(rows, reference):
     return {**line, **{key: rows[0][key] for key in ("gpu", "driver", "cpu", "date", "commit") if key in rows[0]}}
 
 
+def play_once(options, first, until):
+    """The rows of one repeat: for each trace that all programs have finished, those of the programs. And the commands that failed."""
+    runs = [Run(command, options.traces, options) for command in options.run]
+    playing = all([run.wait(until) for run in runs])
+    while playing:
+        at = first % len(runs)
+        playing = all([run.play(until) for run in runs[at:] + runs[:at]])
+        first += 1
+    failed = [run.command for run in runs if run.end() not in (0, None)]
+    return list(zip(*(run.rows for run in runs)))[1:], failed
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results")
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--run", action="append", required=True, metavar="COMMAND")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e6, help="after which no pass begins")
     options = parser.parse_intermixed_args()
     until = time.monotonic() + options.seconds
-    runs = [Run(command, options.traces, options) for command in options.run]
-    playing = all([run.wait(until) for run in runs])
-    turn = 0
-    while playing:
-        first = turn % len(runs)
-        playing = all([run.play(until) for run in runs[first:] + runs[:first]])
-        turn += 1
-    failed = [run.command for run in runs if run.end() not in (0, None)]
-    done = min(len(run.rows) for run in runs) // options.repeats
+    repeats, failed = [], []
+    for number in range(options.repeats):
+        if time.monotonic() < until and not failed:
+            rows, failed = play_once(options, number, until)
+            repeats.append(rows)
+    done = 0
     with open(options.results, "a") as out:
-        for number in range(done):
-            part = slice(number * options.repeats, (number + 1) * options.repeats)
-            for run in runs:
-                out.write(json.dumps(compared(run.rows[part], runs[0].rows[part])) + "\n")
-    print(f"{done} of {len(options.traces)} traces")
+        for number in range(len(options.traces)):
+            of_trace = [rows[number] for rows in repeats if number < len(rows)]
+            done += bool(of_trace)
+            for of_run in zip(*of_trace):
+                out.write(json.dumps(compared(of_run, [rows[0] for rows in of_trace])) + "\n")
+    print(f"{done} of {len(options.traces)} traces, {len(repeats)} of {options.repeats} repeats")
     for command in failed:
         print("FAILED: " + command)
     return 1 if failed or done == 0 else 0

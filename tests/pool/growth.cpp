@@ -74,7 +74,8 @@ TEST_CASE("pooled serves one large block from a freed checkerboard of whole hand
   for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(s.a, blocks[i], 2_MiB);
 }
 
-TEST_CASE("blocks of a large pool share handles of 8 MiB unless they fill whole granules", "[pool][ladder][page_growth]") {
+TEST_CASE("blocks of a large pool share handles of 8 MiB unless they fill whole granules",
+          "[pool][ladder][page_growth]") {
   one_stream s;
   auto memory = sim_pages{s.driver} | pooled{};
   auto const creates_for = [&](std::size_t count, std::size_t bytes) {

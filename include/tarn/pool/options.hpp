@@ -66,7 +66,7 @@ struct pooled {
   /// With `one`, each block lies within one handle: free neighbours in two handles are not joined, free handles are not remapped, and
   /// `largest_handle` has no effect. Does nothing where the pool has plain blocks.
   ///
-  /// The pool then wastes more: utilisation of nine recorded traces 0.70 to 0.89 instead of 0.92 to 0.99, and 0.80 to 0.89 instead of
+  /// The pool then wastes more: utilisation of ten recorded traces 0.73 to 0.89 instead of 0.94 to 0.99, and 0.80 to 0.89 instead of
   /// 0.95 to 0.99 without the one of cupy (bench/results/frontier.txt).
   /// So allocate what is sent from a second pool with this option, and the rest from one without it.
   handles_per_block handles = handles_per_block::any;
