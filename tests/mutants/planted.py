@@ -2059,6 +2059,20 @@ PLANTED = {
             finder="tests/pool/growth.cpp",
         ),
         Mutant(
+            "each block of a large pool gets a handle of its own",
+            "pool/growth/growth.hpp",
+            "return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;",
+            "return (void(peak), void(bytes), usual_granule);",
+            finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
+            "blocks of whole granules share handles",
+            "pool/growth/growth.hpp",
+            "return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;",
+            "return (void(bytes), peak >= 2048_MiB) ? std::size_t{8_MiB} : usual_granule;",
+            finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
             "a small pool leaves the free parts of handles beside whole ones",
             "pool/growth/growth.hpp",
             "return peak < 768_MiB || left < peak / 48;",
