@@ -56,8 +56,11 @@ class Run:
             self.text += more
 
     def play(self, until):
-        self.process.stdin.write(b"\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:  # it has ended, or was killed
+            return False
         return self.wait(until)
 
     def end(self):
@@ -91,7 +94,7 @@ def compared(rows, reference):
     line = {key: rows[0][key] for key in ("trace", "pool", "device", "events", "threads", "passes", "peak_live")}
     line["repeats"] = len(rows)
     line["reference"] = reference[0]["pool"]
-    line["peak_reserved"] = max(row["peak_reserved"] for row in rows)
+    line["peak_reserved"] = max(row["peak_reserved"] or 0 for row in rows)  # some pools do not know it
     line["out_of_memory"] = sum(row["out_of_memory"] for row in rows)
     line["cold"], line["cold_quartiles"] = statistics.median(cold), quartiles(cold)
     line["cold_ns"] = statistics.median(row["ns_per_event_of_pass"][0] for row in rows)

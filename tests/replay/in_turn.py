@@ -71,6 +71,15 @@ class InTurn(unittest.TestCase):
         self.assertEqual((done.returncode, rows), (1, []))
         self.assertIn(f"FAILED: {POOL} unknown", done.stdout)
 
+    def test_a_program_that_is_killed_while_it_waits_is_reported(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder) / "program.py"
+            program.write_text("import os, time\nprint('ready', flush=True)\nos.kill(os.getpid(), 9)\n")
+            command = f"{sys.executable} {program}"
+            done, rows = compare(f"--run={POOL} tarn", f"--run={command}", TRACE)
+        self.assertEqual((done.returncode, rows), (1, []))
+        self.assertIn(f"FAILED: {command}", done.stdout, done.stderr)
+
     def test_a_trace_without_time_has_no_line(self):
         done, rows = compare(f"--run={POOL} tarn", f"--run={POOL} tarn", "--seconds", 0, TRACE)
         self.assertEqual((done.returncode, rows), (1, []))
