@@ -359,6 +359,23 @@ TEST_CASE("compact leaves the handles of a pin as they are", "[raii][page_pin][c
   (void)released;
 }
 
+TEST_CASE("compact gives back no part of a pinned handle", "[raii][page_pin][compact][pages]") {
+  sim_machine const machine(sim_options{.backing = sim_backing::address_only});
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  void* const first = memory.allocate({}, 20_MiB);
+  memory.deallocate({}, first, 20_MiB);
+  void* const p = memory.allocate({}, 5_MiB);
+  {
+    page_pin const pin(memory, p, 5_MiB);
+    auto const before = pin.segments();
+    REQUIRE(before.front().handle_bytes == 20_MiB);
+    CHECK(compact(memory).released == 0);
+    CHECK(pin.segments() == before);
+  }
+  CHECK(compact(memory).released == 14_MiB);
+  memory.deallocate({}, p, 5_MiB);
+}
+
 TEST_CASE("a pool sleeps but for its pins, whose contents stay on the device",
           "[raii][page_pin][sleep][pages]") {
   for (contents const where : {contents::in_pinned_memory, contents::in_host_memory, contents::discarded}) {

@@ -974,6 +974,47 @@ TEST_CASE("a forked child that ends exports and imports makes no driver call, un
   }
 }
 
+namespace {
+/// A layer that reports each handle as 2 MiB larger than it is: then the parts of a block do not lie side by side.
+template <class Upstream>
+class larger_handles_layer : public resource_adaptor<larger_handles_layer<Upstream>, Upstream> {
+ public:
+  template <class Options>
+  larger_handles_layer(Upstream upstream, Options const&)
+      : resource_adaptor<larger_handles_layer, Upstream>(std::move(upstream)) {}
+  template <class F>
+  void each_segment(void const* p, std::size_t bytes, F const& f) {
+    for (memory_segment s : segments_of(this->upstream(), p, bytes)) {
+      s.handle_bytes += 2_MiB;
+      f(s);
+    }
+  }
+};
+struct larger_handles {
+  template <class Upstream>
+  using layer = larger_handles_layer<Upstream>;
+};
+}  // namespace
+
+TEST_CASE("a block whose parts do not lie side by side in their handles is not exported",
+          "[raii][sharing][pages]") {
+  sim_machine const machine(sharing_machine());
+  auto memory = sim_pages{machine.driver(0), allocation_handle_type::posix_file_descriptor} |
+                pooled{.largest_handle = 2_MiB} | larger_handles{};
+  void* const one = memory.allocate({}, 2_MiB);
+  void* const several = memory.allocate({}, 8_MiB);
+  CHECK_NOTHROW(export_block(memory, one, 2_MiB));
+  try {
+    (void)export_block(memory, several, 8_MiB);
+    FAIL("exported");
+  } catch (cuda_error const& error) {
+    CHECK(error.kind() == failure::unsupported);
+    CHECK(std::string(error.what()).find("side by side") != std::string::npos);
+  }
+  memory.deallocate({}, several, 8_MiB);
+  memory.deallocate({}, one, 2_MiB);
+}
+
 TEST_CASE("a dma_buf spans a whole block or is refused", "[raii][sharing][pages]") {
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
