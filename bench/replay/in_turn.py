@@ -73,37 +73,28 @@ class Run:
             return None
 
 
-def quartiles(values):
-    if len(values) < 2:
-        return [values[0], values[0]]
-    of_four = statistics.quantiles(values, n=4, method="inclusive")
-    return [of_four[0], of_four[2]]
-
-
-def rounded(value):
-    return [rounded(one) for one in value] if isinstance(value, list) else round(value, 4)
+def times(kind, ratios, ns):
+    """What a line says of the passes of one kind, cold or warm."""
+    low, middle, high = statistics.quantiles(ratios if len(ratios) > 1 else ratios * 2, n=4, method="inclusive")
+    return {
+        kind: round(middle, 4),
+        f"{kind}_quartiles": [round(low, 4), round(high, 4)],
+        f"{kind}_ns": round(statistics.median(ns), 4),
+    }
 
 
 def compared(rows, reference):
     """The line of one run on one trace. `rows` and `reference` are those of its repeats, in the same turns."""
-    cold, warm = [], []
-    for row, other in zip(rows, reference):
-        ratios = [a / b for a, b in zip(row["ns_per_event_of_pass"], other["ns_per_event_of_pass"])]
-        cold.append(ratios[0])
-        warm += ratios[1:]
+    ns = [row["ns_per_event_of_pass"] for row in rows]
+    ratios = [[a / b for a, b in zip(of_run, other["ns_per_event_of_pass"])] for of_run, other in zip(ns, reference)]
     line = {key: rows[0][key] for key in ("trace", "pool", "device", "events", "threads", "passes", "peak_live")}
     line["repeats"] = len(rows)
     line["reference"] = reference[0]["pool"]
     line["peak_reserved"] = max(row["peak_reserved"] or 0 for row in rows)  # some pools do not know it
     line["out_of_memory"] = sum(row["out_of_memory"] for row in rows)
-    line["cold"], line["cold_quartiles"] = statistics.median(cold), quartiles(cold)
-    line["cold_ns"] = statistics.median(row["ns_per_event_of_pass"][0] for row in rows)
-    if warm:
-        line["warm"], line["warm_quartiles"] = statistics.median(warm), quartiles(warm)
-        line["warm_ns"] = statistics.median(ns for row in rows for ns in row["ns_per_event_of_pass"][1:])
-    for key in ("cold", "cold_quartiles", "warm", "warm_quartiles", "cold_ns", "warm_ns"):
-        if key in line:
-            line[key] = rounded(line[key])
+    line.update(times("cold", [of_run[0] for of_run in ratios], [of_run[0] for of_run in ns]))
+    if len(ns[0]) > 1:
+        line.update(times("warm", [one for of_run in ratios for one in of_run[1:]], [one for of_run in ns for one in of_run[1:]]))
     return {**line, **{key: rows[0][key] for key in ("gpu", "driver", "cpu", "date", "commit") if key in rows[0]}}
 
 

@@ -106,7 +106,6 @@ template <peer P>
           ? detail::chunk_events
           : std::clamp<std::size_t>(all.size() / detail::turns_per_pass, 1, detail::chunk_events);
   double const per_event = 1.0 / static_cast<double>(std::max<std::size_t>(1, all.size()));
-  std::vector<double> warm;
   usage before = pool.used();
   for (unsigned pass = 0; pass < passes; ++pass) {
     line.begin(row.trace + ", " + row.pool + ", pass " + std::to_string(pass + 1) + " of " +
@@ -127,13 +126,7 @@ template <peer P>
     }
     usage const after = pool.used();  // before freeing the remaining blocks, which the program never did
     if (resets_peak<P> && after.peak_reserved) row.peak_reserved_of_pass.push_back(*after.peak_reserved);
-    double const ns = static_cast<double>(spent.count()) * per_event;
-    row.ns_per_event_of_pass.push_back(ns);
-    if (pass == 0) {
-      row.cold_ns_per_event = ns;
-    } else {
-      warm.push_back(ns);
-    }
+    row.ns_per_event_of_pass.push_back(static_cast<double>(spent.count()) * per_event);
     auto const driver_ns = static_cast<double>(after.driver_ns - before.driver_ns) * per_event;
     if (after.driver_calls && pass == 0) row.driver_calls = *after.driver_calls - *before.driver_calls;
     if (after.driver_calls && pass == 1) row.driver_calls_warm = *after.driver_calls - *before.driver_calls;
@@ -141,6 +134,11 @@ template <peer P>
     if (pass == 1) row.driver_ns_warm = driver_ns;
     detail::play(pool, left_over, blocks, row.out_of_memory);
     before = pool.used();
+  }
+  std::vector<double> warm = row.ns_per_event_of_pass;
+  if (!warm.empty()) {
+    row.cold_ns_per_event = warm.front();
+    warm.erase(warm.begin());
   }
   if (!warm.empty()) {
     std::sort(warm.begin(), warm.end());

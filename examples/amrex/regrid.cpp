@@ -346,22 +346,28 @@ class chosen_arena {
 
   void report(figures& f) const {
     if (on_tarn_) {
-      auto const statistics = [](auto& layer) -> decltype(layer.statistics()) { return layer.statistics(); };
-      auto memory = on_tarn_->memory();
-      f.live = static_cast<std::size_t>(tarn::nearest(memory, statistics).requested_bytes[0].peak);
-      auto const state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
-      tarn::pool_state const now = tarn::nearest(memory, state);
-      f.arena_after = now.reserved;
-      f.arena_peak = now.reserved_peak;
-      f.creates = now.creates;
-      f.remaps = now.remaps;
-      f.host_waits = now.host_waits;
+      report(on_tarn_->memory(), f);
+    } else if (traced_) {
+      report(traced_->memory(), f);
     } else if (auto const* own = dynamic_cast<amrex::CArena const*>(amrex::The_Arena())) {
       f.arena_after = own->heap_space_used();
     }
   }
 
  private:
+  template <class Memory>
+  static void report(Memory memory, figures& f) {
+    auto const statistics = [](auto& layer) -> decltype(layer.statistics()) { return layer.statistics(); };
+    f.live = static_cast<std::size_t>(tarn::nearest(memory, statistics).requested_bytes[0].peak);
+    auto const state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
+    tarn::pool_state const now = tarn::nearest(memory, state);
+    f.arena_after = now.reserved;
+    f.arena_peak = now.reserved_peak;
+    f.creates = now.creates;
+    f.remaps = now.remaps;
+    f.host_waits = now.host_waits;
+  }
+
   std::optional<arena<pool_type>> on_tarn_;
   std::optional<arena<traced_type>> traced_;
   std::optional<driver_arena> on_driver_;

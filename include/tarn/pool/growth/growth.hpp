@@ -80,11 +80,12 @@ namespace tarn::detail {
 }
 
 /// The handle that a request of `bytes` above 1 MiB shares with others if it is smaller, bytes: 2 MiB up to a live peak of 2 GiB, above
-/// that 8 MiB, for blocks that do not fill whole granules of 2 MiB. A solver that allocates boxes of 1 to 8 MiB then creates a third
-/// fewer handles: the first pass of a trace of AMReX takes 39 ms of driver time instead of 52, and that of `burst` 67 instead of 93 (six
-/// seeds), which holds 0.5 % more; the eight recorded traces hold as much on average. With 8 MiB from 1 GiB on, the first pass of `attention_cache` takes twice
-/// the driver time or more; with 16 MiB, AMReX takes 33 ms, and `maskrcnn_varsize` and `prefetch_two_streams` hold 0.4 % more. Blocks of
-/// whole granules keep handles of their own, so that the freed half of a checkerboard of them consists of whole handles.
+/// that 8 MiB, for blocks that do not fill whole granules of 2 MiB. A solver that allocates boxes of 1 to 8 MiB then creates a quarter
+/// fewer handles: the first pass of `amrex_regrid` takes 75 ms of driver time instead of 94, and that of `burst` 67 instead of 93 (six
+/// seeds), which holds 0.5 % more; the eight recorded traces hold as much on average. With 8 MiB from 1 GiB on, the first pass of
+/// `attention_cache` takes twice the driver time or more; with 16 MiB, `amrex_regrid` takes 65 ms and holds 0.5 % more, and
+/// `maskrcnn_varsize` and `prefetch_two_streams` hold 0.4 % more. Blocks of whole granules keep handles of their own, so that the freed
+/// half of a checkerboard of them consists of whole handles.
 [[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak, std::size_t bytes) noexcept {
   return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;
 }
