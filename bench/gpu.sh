@@ -608,9 +608,9 @@ run_in_turn() {
     python3 "$root/bench/replay/in_turn.py" "$file" --seconds $((stage_seconds - SECONDS - 5)) --run "$torch" --run "$tarn $1" "${@:2}" ||
       failed=1
   }
-  in_turn tarn_tracked "${all[@]}"
-  in_turn tarn_tracked --threads 2 "$root"/examples/pytorch/traces/*.trace.gz
-  in_turn tarn_identified --repeats 3 "${all[@]}"
+  in_turn tarn_tracked --passes 21 --turn 4 --repeats 4 "${all[@]}"
+  in_turn tarn_tracked --passes 21 --turn 4 --repeats 3 --threads 2 "$root"/examples/pytorch/traces/*.trace.gz
+  in_turn tarn_identified --passes 21 --turn 4 --repeats 2 "${all[@]}"
   return $failed
 }
 
@@ -980,7 +980,7 @@ stage build 200 run_build
 stage replay_tarn 120 run_replay_tarn
 stage replay_torch_expandable 40 run_replay_torch_expandable
 stage replay_torch 40 run_replay_torch
-stage in_turn 120 run_in_turn
+stage in_turn 220 run_in_turn
 stage replay_cuda 100 run_replay_cuda
 stage workloads_tarn 40 run_workloads_tarn
 stage workloads_torch_expandable 20 run_workloads_torch_expandable

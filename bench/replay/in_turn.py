@@ -7,7 +7,8 @@
 
 Each --run is a program with one pool, which this program completes by --in-turn, --json, --passes, --threads and the traces. All of them
 exist at the same time. In each turn each plays one pass, beginning with another one each time. A first pass is cold: each trace has a new
-pool. All of this is repeated --repeats times, with new processes: on a shared machine one process may be slower than another all its
+pool. Of later passes, a turn has --turn: the more, the less counts that the others have filled the processor's caches meanwhile. All of
+this is repeated --repeats times, with new processes: on a shared machine one process may be slower than another all its
 life. The first trace is played once more before all others, and does not count then.
 
 RESULTS.jsonl gets a line for each trace and run. `cold` and `warm` are times divided by those of the first --run in the same turn: the
@@ -55,13 +56,16 @@ class Run:
                 return False
             self.text += more
 
-    def play(self, until):
-        try:
-            self.process.stdin.write(b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:  # it has ended, or was killed
-            return False
-        return self.wait(until)
+    def play(self, passes, until):
+        for _ in range(passes):
+            try:
+                self.process.stdin.write(b"\n")
+                self.process.stdin.flush()
+            except BrokenPipeError:  # it has ended, or was killed
+                return False
+            if not self.wait(until):
+                return False
+        return True
 
     def end(self):
         """The exit status of a program that has ended by itself; the others are killed, and have none."""
@@ -103,9 +107,11 @@ def play_once(options, first, until):
     runs = [Run(command, options.traces, options) for command in options.run]
     playing = all([run.wait(until) for run in runs])
     while playing:
-        at = first % len(runs)
-        playing = all([run.play(until) for run in runs[at:] + runs[:at]])
-        first += 1
+        for done in (0, *range(1, options.passes, options.turn)):
+            passes = min(options.turn, options.passes - done) if done else 1
+            at = first % len(runs)
+            playing = playing and all([run.play(passes, until) for run in runs[at:] + runs[:at]])
+            first += 1
     failed = [run.command for run in runs if run.end() not in (0, None)]
     return list(zip(*(run.rows for run in runs)))[1:], failed
 
@@ -117,6 +123,7 @@ def main():
     parser.add_argument("--run", action="append", required=True, metavar="COMMAND")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--turn", type=int, default=1, metavar="PASSES")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e6, help="after which no pass begins")
     options = parser.parse_intermixed_args()

@@ -27,30 +27,39 @@ def compare(*arguments):
     return done, [json.loads(line) for line in text.splitlines()]
 
 
+# A program that says "ready", plays when it is asked, notes its name in {order}, and claims the times of one of its repeats.
+PROGRAM = """
+import json, os, sys
+count = sys.argv[0] + sys.argv[1]
+number = os.path.exists(count)
+open(count, 'w')
+claims = {claims}[sys.argv[1]][number]
+for passes in [9] * len(claims), claims:
+    for _ in passes:
+        print('ready', flush=True)
+        if not sys.stdin.readline(): sys.exit(1)
+        open({order}, 'a').write(sys.argv[1][0])
+    print(json.dumps({{'trace': 't', 'pool': sys.argv[1], 'device': 'sim', 'events': 1, 'threads': 1, 'passes': len(claims),
+                      'peak_live': 1, 'peak_reserved': number, 'out_of_memory': 0, 'commit': 'x',
+                      'ns_per_event_of_pass': passes}}), flush=True)
+"""
+
+
+def compare_claims(claims, *arguments):
+    """Runs programs that claim these times: the names of the programs in the order of their passes, and what compare() returns."""
+    with tempfile.TemporaryDirectory() as folder:
+        order = pathlib.Path(folder) / "order"
+        program = pathlib.Path(folder) / "program.py"
+        program.write_text(PROGRAM.format(claims=repr(claims), order=repr(str(order))))
+        result = compare(*(f"--run={sys.executable} {program} {name}" for name in claims), *arguments, TRACE)
+        return order.read_text(), *result
+
+
 class InTurn(unittest.TestCase):
     def test_each_pass_is_compared_with_the_pass_of_the_first_program_in_the_same_turn(self):
-        # A program that says "ready", plays when it is asked, and claims these times.
         claims = {"first": [[10, 4, 2], [20, 4, 4]], "second": [[5, 2, 2], [30, 1, 2]]}  # of two repeats
-        with tempfile.TemporaryDirectory() as folder:
-            order = pathlib.Path(folder) / "order"
-            program = pathlib.Path(folder) / "program.py"
-            program.write_text(
-                "import json, os, sys\n"
-                "count = sys.argv[0] + sys.argv[1]\n"
-                "number = os.path.exists(count)\n"
-                "open(count, 'w')\n"
-                f"for passes in [9, 9, 9], {claims!r}[sys.argv[1]][number]:\n"
-                "    for _ in passes:\n"
-                "        print('ready', flush=True)\n"
-                "        if not sys.stdin.readline(): sys.exit(1)\n"
-                f"        open({str(order)!r}, 'a').write(sys.argv[1][0])\n"
-                "    print(json.dumps({'trace': 't', 'pool': sys.argv[1], 'device': 'sim', 'events': 1, 'threads': 1, 'passes': 3,\n"
-                "                      'peak_live': 1, 'peak_reserved': number, 'out_of_memory': 0, 'commit': 'x',\n"
-                "                      'ns_per_event_of_pass': passes}), flush=True)\n"
-            )
-            runs = [f"--run={sys.executable} {program} {name}" for name in claims]
-            done, rows = compare(*runs, "--repeats", 2, "--passes", 3, TRACE)
-            self.assertEqual(order.read_text(), "fssf" * 3 + "sffs" * 3)
+        order, done, rows = compare_claims(claims, "--repeats", 2, "--passes", 3)
+        self.assertEqual(order, "fssf" * 3 + "sffs" * 3)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual([row["pool"] for row in rows], ["first", "second"])
         first, second = rows
@@ -59,6 +68,13 @@ class InTurn(unittest.TestCase):
         self.assertEqual([second["warm"], second["warm_quartiles"]], [0.5, [0.4375, 0.625]])
         self.assertEqual([second["cold_ns"], second["warm_ns"], second["repeats"]], [17.5, 2, 2])
         self.assertEqual([second["reference"], second["peak_reserved"], second["commit"]], ["first", 1, "x"])
+
+    def test_a_turn_has_several_later_passes(self):
+        claims = {"first": [[10, 1, 2, 3, 4]], "second": [[5, 2, 4, 6, 8]]}
+        order, done, rows = compare_claims(claims, "--repeats", 1, "--passes", 5, "--turn", 3)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(order, "fs" + "sssfff" + "fs" + "sf" + "fffsss" + "sf")
+        self.assertEqual([(row["cold"], row["warm"]) for row in rows], [(1, 1), (0.5, 2)])
 
     def test_real_programs_are_compared(self):
         done, rows = compare(f"--run={POOL} std_pmr", f"--run={POOL} tarn", "--repeats", 2, "--passes", 2, TRACE)
