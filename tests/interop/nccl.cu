@@ -3,7 +3,7 @@
 
 #include "tarn/nccl.hpp"
 
-#include "contract/cuda_device.hpp"
+#include "contract/cuda_pages.hpp"
 #include "tarn/tarn.hpp"
 
 #if TARN_HAS_NCCL && !TARN_WITHOUT_NCCL
@@ -16,6 +16,7 @@
 
 using namespace tarn;
 using tarn_test::has_cuda_devices;
+using tarn_test::has_cuda_pages;
 
 namespace nccl_test {
 
@@ -179,11 +180,11 @@ inline void gather_into_each_handle(int devices) {
 }  // namespace nccl_test
 
 TEST_CASE("an all-reduce of NCCL runs on a registered block", "[interop][nccl][cuda]") {
-  if (!has_cuda_devices() || !cuda_pages{}.has_pages() || cuda_driver{}.memory_tool()) return;
+  if (!has_cuda_pages()) return;
   nccl_test::all_reduce(1);
 }
 TEST_CASE("an all-reduce of NCCL on two devices runs on registered blocks", "[interop][nccl][cuda]") {
-  if (!has_cuda_devices(2) || !cuda_pages{}.has_pages() || cuda_driver{}.memory_tool()) return;
+  if (!has_cuda_pages(2)) return;
   nccl_test::all_reduce(2);
 }
 

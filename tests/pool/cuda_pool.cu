@@ -7,12 +7,13 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "contract/cuda_device.hpp"
+#include "contract/cuda_pages.hpp"
 #include "contract/resource_contract.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn;
 using tarn_test::has_cuda_devices;
+using tarn_test::has_cuda_pages;
 using tarn_test::keep_busy;
 using tarn_test::last_error_is_clean;
 
@@ -228,7 +229,7 @@ TEST_CASE("pooled on CUDA reuses blocks of a destroyed stream, also when its han
 
 TEST_CASE("pooled on CUDA gives memory back by itself while kernels are always queued",
           "[pool][live_window][cuda]") {
-  if (!has_cuda_devices()) return;
+  if (!has_cuda_pages()) return;  // plain blocks stay
   stream_pair s;
   auto memory = cuda_pages{} | pooled{};
   std::size_t const large = 256_MiB;

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "contract/cuda_device.hpp"
+#include "contract/cuda_pages.hpp"
 #include "tarn/raii/block_description.hpp"
 #include "tarn/raii/exported_block.hpp"
 #include "tarn/raii/imported_block.hpp"
@@ -28,7 +28,7 @@
 #include "tarn/tarn.hpp"
 
 using namespace tarn;
-using tarn_test::has_cuda_devices;
+using tarn_test::has_cuda_pages;
 
 namespace sharing_cuda_test {
 
@@ -166,11 +166,6 @@ inline std::string text_of(sharing_failure kind) {
   return "sharing_error " + std::to_string(static_cast<int>(kind));
 }
 
-/// Whether there are pages to share. Under a memory tool a pool has plain blocks.
-inline bool has_pages_to_share() {
-  return has_cuda_devices() && cuda_pages{}.has_pages() && !cuda_driver{}.memory_tool();
-}
-
 }  // namespace sharing_cuda_test
 
 using namespace sharing_cuda_test;
@@ -193,7 +188,7 @@ TEST_CASE(
     "10 GiB in over 100 handles arrive in a second CUDA process with each byte, in stream order, and come "
     "back",
     "[raii][sharing][cuda]") {
-  if (!has_pages_to_share()) return;
+  if (!has_cuda_pages()) return;
   auto pool = cuda_pages{} | pooled{.largest_handle = 64_MiB} | tracked{};
   tarn::stream const s;
   std::size_t const bytes = large_block();
@@ -228,7 +223,7 @@ TEST_CASE("peer of the sharing tests: exports, and runs until it is killed", "[.
 }
 
 TEST_CASE("an imported CUDA block is intact after its exporter was killed", "[raii][sharing][cuda]") {
-  if (!has_pages_to_share()) return;
+  if (!has_cuda_pages()) return;
   tarn::stream const s;
   std::size_t before = 0;
   std::size_t total = 0;
@@ -255,7 +250,7 @@ TEST_CASE("peer of the sharing tests: ends before it answers", "[.peer][cuda_qui
 }
 
 TEST_CASE("send_block reports that the other process ended, and the pool goes on", "[raii][sharing][cuda]") {
-  if (!has_pages_to_share()) return;
+  if (!has_cuda_pages()) return;
   auto pool = cuda_pages{} | pooled{.largest_handle = 2_MiB};
   tarn::stream const s;
   auto buffer = make_device_buffer<std::byte>(pool, 400_MiB, s);
@@ -281,7 +276,7 @@ TEST_CASE("peer of the sharing tests: records an event that is never reached",
 }
 TEST_CASE("synchronize_ready reports that the exporter was killed before its work had ended",
           "[raii][sharing][cuda]") {
-  if (!has_pages_to_share()) return;
+  if (!has_cuda_pages()) return;
   peer exporter("[cuda_stuck_exporter]");
   tarn::stream const s;
   auto const block = receive_block(exporter.socket.get(), cuda_pages{});
@@ -323,7 +318,7 @@ TEST_CASE("peer of the sharing tests: imports, and is killed while its kernel ru
 }
 TEST_CASE("memory is returned to the device after its importer was killed while a kernel ran",
           "[raii][sharing][cuda]") {
-  if (!has_pages_to_share()) return;
+  if (!has_cuda_pages()) return;
   auto const free_bytes = [] {
     std::size_t free = 0;
     std::size_t total = 0;
@@ -380,7 +375,7 @@ TEST_CASE("peer of the sharing tests: waits for the event of a process that was 
 
 TEST_CASE("what a stream does that waits for the event of a killed process is reported",
           "[raii][sharing][cuda]") {
-  if (!has_pages_to_share()) return;
+  if (!has_cuda_pages()) return;
   peer other("[cuda_stuck_importer]");
   hear(other.socket.get());
   int const status = other.wait_for(8);
@@ -393,7 +388,7 @@ TEST_CASE("what a stream does that waits for the event of a killed process is re
 
 TEST_CASE("export_block and import_block refuse bad input on the real driver with a typed error",
           "[raii][sharing][cuda]") {
-  if (!has_pages_to_share()) return;
+  if (!has_cuda_pages()) return;
   auto pool = cuda_pages{} | pooled{.largest_handle = 2_MiB};
   auto large_pool = cuda_pages{} | pooled{.largest_handle = 64_MiB};
   tarn::stream const s;
@@ -468,7 +463,7 @@ TEST_CASE("export_block and import_block refuse bad input on the real driver wit
 }
 
 TEST_CASE("cuda_pages uses the best handle type that the device has", "[raii][sharing][cuda]") {
-  if (!has_pages_to_share()) return;
+  if (!has_cuda_pages()) return;
   cuda_pages const usual;
   CHECK(usual.handle_type() == allocation_handle_type::posix_file_descriptor);
   CHECK(cuda_pages(device_id{0}, allocation_handle_type::none).handle_type() == allocation_handle_type::none);
@@ -490,7 +485,7 @@ TEST_CASE("cuda_pages uses the best handle type that the device has", "[raii][sh
 }
 
 TEST_CASE("a dma_buf of a CUDA block spans it, or is refused", "[raii][sharing][cuda]") {
-  if (!has_pages_to_share()) return;
+  if (!has_cuda_pages()) return;
   auto pool = cuda_pages{} | pooled{.largest_handle = 2_MiB};
   void* const several = pool.allocate_sync(16_MiB);
   CHECK_THROWS_AS(dma_buf(pool, several, 16_MiB), cuda_error);
