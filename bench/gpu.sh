@@ -668,7 +668,8 @@ run_hot_paths_cuda() {
     "--device cuda --limit 60 --filter ^(hot_pair|two_streams|other_thread|threads|tail)" \
     "--device cuda --limit 60 --filter ^window" \
     "--device cuda --limit 40 --filter ^live --pool tarn,tarn_tracked,tarn_identified,cuda_async,cub" \
-    "--device cuda --limit 40 --filter ^fail --pool tarn,tarn_tracked,cuda_async,cub,thrust_mr"
+    "--device cuda --limit 20 --filter ^fail/[^f] --pool tarn" \
+    "--device cuda --limit 40 --filter ^fail/full --pool tarn,tarn_tracked,cuda_async,cub,thrust_mr"
 }
 run_hot_paths_host() { one_by_one hot_paths_host.jsonl tarn_hot_paths "--device sim --limit 45" "--device host --limit 40"; }
 run_hot_paths_torch() {
