@@ -605,12 +605,12 @@ run_in_turn() {
   tarn="$tarn --device cuda --pool"
   rm -f "$file"
   in_turn() {
-    python3 "$root/bench/replay/in_turn.py" "$file" --seconds $((stage_seconds - SECONDS - 5)) --run "$torch" --run "$tarn $1" "${@:2}" ||
-      failed=1
+    python3 "$root/bench/replay/in_turn.py" "$file" --seconds $((stage_seconds - SECONDS - 5)) --passes 21 --turn 4 \
+      --run "$torch" --run "$tarn $1" "${@:2}" || failed=1
   }
-  in_turn tarn_tracked --passes 21 --turn 4 --repeats 4 "${all[@]}"
-  in_turn tarn_tracked --passes 21 --turn 4 --repeats 3 --threads 2 "$root"/examples/pytorch/traces/*.trace.gz
-  in_turn tarn_identified --passes 21 --turn 4 --repeats 2 "${all[@]}"
+  in_turn tarn_tracked --repeats 4 "${all[@]}"
+  in_turn tarn_tracked --repeats 3 --threads 2 "$root"/examples/pytorch/traces/*.trace.gz
+  in_turn tarn_identified --repeats 2 "${all[@]}"
   return $failed
 }
 
@@ -668,7 +668,7 @@ run_hot_paths_cuda() {
     "--device cuda --limit 60 --filter ^(hot_pair|two_streams|other_thread|threads|tail)" \
     "--device cuda --limit 60 --filter ^window" \
     "--device cuda --limit 40 --filter ^live --pool tarn,tarn_tracked,tarn_identified,cuda_async,cub" \
-    "--device cuda --limit 20 --filter ^fail/[^f] --pool tarn" \
+    "--device cuda --limit 20 --filter ^fail/(above|limited)" \
     "--device cuda --limit 40 --filter ^fail/full --pool tarn,tarn_tracked,cuda_async,cub,thrust_mr"
 }
 run_hot_paths_host() { one_by_one hot_paths_host.jsonl tarn_hot_paths "--device sim --limit 45" "--device host --limit 40"; }

@@ -104,11 +104,11 @@ def compared(rows, reference):
 
 def play_once(options, first, until):
     """The rows of one repeat: for each trace that all programs have finished, those of the programs. And the commands that failed."""
+    turns = [1, *(min(options.turn, options.passes - done) for done in range(1, options.passes, options.turn))]  # of one trace
     runs = [Run(command, options.traces, options) for command in options.run]
     playing = all([run.wait(until) for run in runs])
     while playing:
-        for done in (0, *range(1, options.passes, options.turn)):
-            passes = min(options.turn, options.passes - done) if done else 1
+        for passes in turns:
             at = first % len(runs)
             playing = playing and all([run.play(passes, until) for run in runs[at:] + runs[:at]])
             first += 1

@@ -554,7 +554,7 @@ struct endings {
     std::thread([&] { used = load(library).begin() && load(library).use(); }).join();
     bool const closed = ::dlclose(library) == 0;
     bool const unloaded = ::dlopen(path, RTLD_NOW | RTLD_NOLOAD) == nullptr;
-    return said(used && closed && (unloaded || !Kit::unloads), "the plug-in is unloaded");
+    return said(used && closed && (unloaded || !Kit::must_unload), "the plug-in is unloaded");
   }
 
   /// The last copy of the handle on a plug-in's pool is dropped outside of it.

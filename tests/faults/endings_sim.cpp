@@ -8,7 +8,7 @@ struct simulated {
   using pinned_type = tarn::sim_pinned_host;
   /// unload() of the standard machine is permanent.
   static constexpr bool context_comes_back = false;
-  static constexpr bool unloads = true;
+  static constexpr bool must_unload = true;
   static bool is_here() { return true; }
   static memory_type memory() { return {}; }
   static pinned_type pinned() { return {}; }

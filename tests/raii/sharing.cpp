@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "contract/check_unsupported.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
@@ -31,19 +32,9 @@
 #include "tarn/sim.hpp"
 
 using namespace tarn;
+using tarn_test::check_unsupported;
 
 namespace {
-/// Whether a call is refused as unsupported, with an error that contains this text.
-template <class F>
-void check_unsupported(F const& call, char const* text) {
-  try {
-    call();
-    FAIL("not refused");
-  } catch (cuda_error const& error) {
-    CHECK(error.kind() == failure::unsupported);
-    CHECK(std::string(error.what()).find(text) != std::string::npos);
-  }
-}
 
 sim_options sharing_machine(sim_sharing sharing = sim_sharing::descriptors) {
   sim_options o;
@@ -604,8 +595,7 @@ TEST_CASE("export_block refuses what cannot be exported, and says what to do", "
       CHECK(error.kind() == misuse_kind::foreign_pointer);
     }
   }
-  for (char const* const said : {"posix_file_descriptor", "sharing.cpp"})
-    check_unsupported([&] { (void)export_block(hidden, q, 4_MiB); }, said);
+  check_unsupported([&] { (void)export_block(hidden, q, 4_MiB); }, {"posix_file_descriptor", "sharing.cpp"});
   auto const block = export_block(memory, p, 4_MiB);
   CHECK_THROWS_AS(block.wait_done({}), cuda_error);
   CHECK_THROWS_AS(block.record_ready({}), cuda_error);
@@ -1009,7 +999,7 @@ TEST_CASE("a block whose parts do not lie side by side in their handles is not e
   void* const one = memory.allocate({}, 2_MiB);
   void* const several = memory.allocate({}, 8_MiB);
   CHECK_NOTHROW(export_block(memory, one, 2_MiB));
-  check_unsupported([&] { (void)export_block(memory, several, 8_MiB); }, "side by side");
+  check_unsupported([&] { (void)export_block(memory, several, 8_MiB); }, {"side by side"});
   memory.deallocate({}, several, 8_MiB);
   memory.deallocate({}, one, 2_MiB);
 }
@@ -1018,7 +1008,7 @@ TEST_CASE("a dma_buf spans a whole block or is refused", "[raii][sharing][pages]
   sim_machine const machine(sharing_machine());
   auto memory = sim_pages{machine.driver(0)} | pooled{.largest_handle = 2_MiB};
   void* const p = memory.allocate({}, 8_MiB);
-  check_unsupported([&] { dma_buf const several(memory, p, 8_MiB); }, "several handles");
+  check_unsupported([&] { dma_buf const several(memory, p, 8_MiB); }, {"several handles"});
   CHECK_THROWS_AS(dma_buf(memory, p, 1_MiB), cuda_error);  // the simulated device has none
   memory.deallocate({}, p, 8_MiB);
 }

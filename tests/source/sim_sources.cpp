@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "contract/check_unsupported.hpp"
 #include "contract/page_source_contract.hpp"
 #include "contract/resource_contract.hpp"
 #include "tarn/policy/accessible_from.hpp"
@@ -87,18 +88,6 @@ struct driver_of_pages : sim_driver {
   explicit driver_of_pages(sim_driver driver) : sim_driver(std::move(driver)) {}
   status malloc_device(std::size_t, void*&) const noexcept = delete;
 };
-template <class Call>
-void refuses_and_says(Call const& call, char const* text) {
-  try {
-    call();
-    FAIL("must not succeed");
-  } catch (cuda_error const& error) {
-    CHECK(error.kind() == failure::unsupported);
-    CHECK(error.device() == 0);
-    INFO(error.what());
-    CHECK(std::string_view(error.what()).find(text) != std::string_view::npos);
-  }
-}
 }  // namespace
 
 TEST_CASE("sim_pages without virtual memory management has plain blocks, and refuses every call of pages",
@@ -112,11 +101,11 @@ TEST_CASE("sim_pages without virtual memory management has plain blocks, and ref
   CHECK(machine.usage().blocks == 1);
   pages.deallocate_plain(p, 3_MiB);
   char const* const advice = "no virtual memory management on this device";
-  refuses_and_says([&] { (void)pages.reserve(2_MiB); }, advice);
-  refuses_and_says([&] { (void)pages.create(2_MiB); }, advice);
-  refuses_and_says([&] { pages.map(&pages, 2_MiB, 1); }, advice);
-  refuses_and_says([&] { unique_pages const owner(pages, 2_MiB); }, advice);
-  refuses_and_says([&] { (void)(pages | limited{1_GiB}).create(2_MiB); }, advice);
+  check_unsupported([&] { (void)pages.reserve(2_MiB); }, {advice});
+  check_unsupported([&] { (void)pages.create(2_MiB); }, {advice});
+  check_unsupported([&] { pages.map(&pages, 2_MiB, 1); }, {advice});
+  check_unsupported([&] { unique_pages const owner(pages, 2_MiB); }, {advice});
+  check_unsupported([&] { (void)(pages | limited{1_GiB}).create(2_MiB); }, {advice});
   CHECK(machine.calls()[driver_call::create_pages] == 0);
   CHECK(machine.leaks().total() == 0);
 }
@@ -136,8 +125,8 @@ TEST_CASE("has_pages reports the device of the source through every layer over p
 TEST_CASE("sim_pages without virtual memory management or plain blocks throws and names the alternative",
           "[source][cuda_pages][pages]") {
   sim_machine const machine = machine_without_pages();
-  refuses_and_says([&] { (void)basic_pages<driver_of_pages>(driver_of_pages(machine.driver())); },
-                   "cuda_malloc | pooled");
+  check_unsupported([&] { (void)basic_pages<driver_of_pages>(driver_of_pages(machine.driver())); },
+                    {"cuda_malloc | pooled"});
   CHECK_NOTHROW(basic_pages<driver_of_pages>(driver_of_pages(small_machine().driver())));
   CHECK_NOTHROW(on<sim_malloc>(machine).deallocate_sync(on<sim_malloc>(machine).allocate_sync(64), 64));
 }
@@ -147,7 +136,8 @@ TEST_CASE("sim_async on a device without memory pools throws when it is made, an
   sim_options options;
   options.memory_pools = sim_memory_pools::missing;
   sim_machine const machine = small_machine(options);
-  refuses_and_says([&] { (void)on<sim_async>(machine); }, "no memory pools on this device; use cuda_malloc");
+  check_unsupported([&] { (void)on<sim_async>(machine); },
+                    {"no memory pools on this device; use cuda_malloc"});
   CHECK(machine.calls().total() == 0);
   void* p = nullptr;
   CHECK(machine.driver().malloc_async(64, {}, p).kind == failure::unsupported);
