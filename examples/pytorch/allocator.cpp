@@ -18,12 +18,12 @@
 #include <cstring>
 #include <exception>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <sstream>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -79,7 +79,8 @@ struct device_memory {
   std::mutex parked_mutex;
   parked_amount parked;
   std::mutex streams_mutex;
-  std::unordered_map<c10::StreamId, tarn::stream_ref> streams;  ///< PyTorch's own
+  /// PyTorch's own, of any device: those of two devices have the same numbers.
+  std::map<std::pair<DeviceIndex, c10::StreamId>, tarn::stream_ref> streams;
   std::once_flag streams_identified;
 };
 
@@ -461,22 +462,24 @@ class allocator final : public native::CUDAAllocator {
   /// be asked about a stream that is captured. An external stream (the last bit of its id is 0) may be destroyed, and its handle
   /// may then be another stream's.
   static tarn::stream_ref reference(device_memory& its, c10::cuda::CUDAStream stream) {
-    if (stream.id() != 0 && (stream.id() & 1) == 0) return identified(its, stream.stream());
+    tarn::cuda_driver const driver(tarn::device_id{stream.device_index()});
+    if (stream.id() != 0 && (stream.id() & 1) == 0) return tarn::identified(driver, stream.stream());
     struct known {
       c10::StreamId id = -1;
       DeviceIndex device = -1;
       tarn::stream_ref stream;
     };
     static thread_local std::array<known, 64> notes;
+    std::pair const key(stream.device_index(), stream.id());
     known& note =
-        notes[(static_cast<std::size_t>(stream.id()) / 2 + static_cast<std::size_t>(its.index) * 37) %
+        notes[(static_cast<std::size_t>(key.second) / 2 + static_cast<std::size_t>(key.first) * 37) %
               notes.size()];
-    if (note.id != stream.id() || note.device != its.index) {
+    if (note.id != key.second || note.device != key.first) {
       std::lock_guard const guard(its.streams_mutex);
-      auto it = its.streams.find(stream.id());
+      auto it = its.streams.find(key);
       if (it == its.streams.end())
-        it = its.streams.emplace(stream.id(), identified(its, stream.stream())).first;
-      note = {stream.id(), its.index, it->second};
+        it = its.streams.emplace(key, tarn::identified(driver, stream.stream())).first;
+      note = {key.second, key.first, it->second};
     }
     return note.stream;
   }
