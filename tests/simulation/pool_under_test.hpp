@@ -44,6 +44,14 @@
 #else
 #define TARN_SIMULATION_PINS 0
 #endif
+// Earlier pools cannot be used on streams of another device.
+#if __has_include("tarn/driver/stream_device.hpp")
+#define TARN_SIMULATION_ACROSS 1
+#include "tarn/policy/accessible_from.hpp"
+#include "tarn/source/pinned_host.hpp"
+#else
+#define TARN_SIMULATION_ACROSS 0
+#endif
 #if __has_include("tarn/policy/headroom.hpp")
 #define TARN_SIMULATION_HEADROOM 1
 #include "tarn/policy/headroom.hpp"
@@ -500,12 +508,20 @@ class pool_of final : public pool_under_test {
 }  // namespace detail
 
 /// The source of a pool: pages of a driver that identifies streams only by identity, or pages of a driver
-/// that can mark all work of a device; or blocks.
-enum class ground : std::uint8_t { pages, marked_pages, blocks };
-inline constexpr char const* ground_names[] = {"pages", "pages, marking", "blocks, marking"};
+/// that can mark all work of a device; or blocks; or pinned memory of such drivers.
+enum class ground : std::uint8_t { pages, marked_pages, blocks, pinned, marked_pinned };
+inline constexpr char const* ground_names[] = {"pages", "pages, marking", "blocks, marking", "pinned memory",
+                                               "pinned memory, marking"};
+[[nodiscard]] constexpr bool marks_all(ground on) noexcept {
+  return on != ground::pages && on != ground::pinned;
+}
+[[nodiscard]] constexpr bool is_pinned(ground on) noexcept {
+  return on == ground::pinned || on == ground::marked_pinned;
+}
 
 struct pool_choice {
   ground on = ground::pages;
+  int shared_with = -1;  ///< the other device that pages are accessible from; none if negative
   tarn::pooled options{};
   std::size_t limit = 0;     ///< of reserved bytes
   std::size_t headroom = 0;  ///< of the device, bytes; only over marked_pages
@@ -526,6 +542,19 @@ template <class Driver, class Marking, class From>
 [[nodiscard]] std::unique_ptr<pool_under_test> make_pool(From const& driver, pool_choice const& choice,
                                                          witness& who, unsigned number) {
   witnessed const seen{&who, number};
+#if TARN_SIMULATION_ACROSS
+  if (is_pinned(choice.on)) {
+    return choice.on == ground::pinned
+               ? detail::make_pool_over(tarn::basic_pinned<Driver>(Driver(driver)), choice, seen)
+               : detail::make_pool_over(tarn::basic_pinned<Marking>(Marking(driver)), choice, seen);
+  }
+  if (choice.shared_with >= 0) {
+    tarn::accessible_from const other{tarn::device_id{choice.shared_with}};
+    return choice.on == ground::pages
+               ? detail::make_pool_over(tarn::basic_pages<Driver>(Driver(driver)) | other, choice, seen)
+               : detail::make_pool_over(tarn::basic_pages<Marking>(Marking(driver)) | other, choice, seen);
+  }
+#endif
   switch (choice.on) {
     case ground::pages:
       return detail::make_pool_over(tarn::basic_pages<Driver>(Driver(driver)), choice, seen);

@@ -61,7 +61,10 @@ class streams_of_user {
   [[nodiscard]] tarn::stream_ref name(stream_number s, unsigned how) {
     names(s);
     stream_state const& state = all_[s];
-    bool const bare = (how & 0x40) != 0 && state.alive && is_reachable(state);
+    // A default handle alone may mean another device's.
+    bool const is_default = reinterpret_cast<std::uintptr_t>(state.named.handle()) <= per_thread_handle;
+    bool const bare =
+        (how & 0x40) != 0 && state.alive && is_reachable(state) && !(world_.chosen().across && is_default);
     return bare ? tarn::stream_ref::from(state.named.handle()) : state.named;
   }
 
@@ -83,7 +86,8 @@ class streams_of_user {
   [[nodiscard]] bool can_order(stream_number before, stream_number after) const {
     if (before == after) return true;
     stream_state const& b = all_[before];
-    if (!runs(after) || b.device != all_[after].device || b.graph >= 0) return false;
+    if (!runs(after) || (b.device != all_[after].device && !world_.chosen().across) || b.graph >= 0)
+      return false;
     if (!b.alive) return b.farewell != nullptr;
     if (b.legacy || !is_reachable(b)) return !is_legacy_blocked(b.device);
     return true;

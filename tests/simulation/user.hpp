@@ -322,6 +322,12 @@ class user {
   }
   [[nodiscard]] bool is_quiet(block const& b) const { return pools_[b.pool].quiet; }
   [[nodiscard]] tarn::sim_driver driver(unsigned pool) const { return world_.driver(pools_[pool].device); }
+  /// The stream of a step for a pool: of the pool's device, or of another one that may use its memory.
+  [[nodiscard]] stream_number stream_for(unsigned pool, operation const& o) {
+    int const own = pools_[pool].device;
+    bool const elsewhere = world_.chosen().across && o.other % 3 == 0;
+    return streams_.in(elsewhere ? 1 - own : own, o.stream);
+  }
 
   void take(operation const& o) {
     if (needs_all(o.what)) {
@@ -373,7 +379,7 @@ class user {
       case act::copy:
         return copy(o, *slot, blocks_[o.second % blocks_.size()]);
       case act::order: {
-        auto const before = streams_.in(device, o.other), after = streams_.in(device, o.stream);
+        auto const before = streams_.in(device, o.other), after = stream_for(pool, o);
         if (streams_.runs(before) && streams_.can_order(before, after)) streams_.order(before, after);
         return;
       }
@@ -529,7 +535,7 @@ class user {
   void allocate(operation const& o, unsigned pool, block_slot& slot) {
     if (slot != nullptr && !free_slot(slot, o)) return;
     bool const sync = o.what == act::allocate_sync;
-    stream_number const s = streams_.in(pools_[pool].device, o.stream);
+    stream_number const s = stream_for(pool, o);
     if (!sync && !streams_.is_usable(s)) return;
     if (!sync && uses_graph_memory_ && streams_[s].graph >= 0) return capture_allocation(o, s, slot);
     bool const asleep = pools_[pool].asleep && !pools_[pool].changing;
@@ -566,7 +572,7 @@ class user {
   void launch(block& b, stream_number s, std::uint64_t duration, tarn::sim_use use) {
     ++counted_.kernels;
     if (world_.chosen().frees_old_views && duration < 200'000) duration %= 4096;
-    auto const d = driver(b.pool);
+    auto const d = streams_.driver(streams_[s]);
     auto const& on = streams_[s].named;
     tarn::sim_access const touched{b.p, b.bytes, use};
     bool const writes = use == tarn::sim_use::writes;
@@ -602,7 +608,7 @@ class user {
   void use(operation const& o, block_slot& slot) {
     if (slot == nullptr || is_quiet(*slot)) return;
     block& b = *slot;
-    stream_number const s = streams_.in(pools_[b.pool].device, o.stream);
+    stream_number const s = stream_for(b.pool, o);
     if (!streams_.is_usable(s)) return;
     if (streams_[s].graph >= 0) return uses_graph_memory_ ? use_in_capture(o, b, s) : capture_use(o, b, s);
     if (b.in != nullptr) return;
@@ -628,10 +634,10 @@ class user {
 
   void copy(operation const& o, block_slot& from, block_slot& to) {
     if (from == nullptr || to == nullptr || from == to ||
-        pools_[from->pool].device != pools_[to->pool].device || is_quiet(*from) || is_quiet(*to) ||
-        from->in != nullptr || to->in != nullptr)
+        (pools_[from->pool].device != pools_[to->pool].device && !world_.chosen().across) ||
+        is_quiet(*from) || is_quiet(*to) || from->in != nullptr || to->in != nullptr)
       return;
-    stream_number const s = streams_.in(pools_[to->pool].device, o.stream);
+    stream_number const s = stream_for(to->pool, o);
     if (!from->written || !streams_.runs(s) || !can_come_after(*from, s) || !can_come_after(*to, s)) return;
     come_after(*from, s);
     come_after(*to, s);
@@ -650,12 +656,12 @@ class user {
     if (slot == nullptr) return true;
     if (uses_graph_memory_ && (slot->in != nullptr || o.how % 4 == 2)) {
       // Inside a capture, if the step's stream is part of one.
-      stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
+      stream_number const s = stream_for(slot->pool, o);
       if (capture_of(s) != nullptr) return free_in_capture(slot, s, o.how);
       if (slot->in != nullptr) return false;
     }
     if (slot->graphs != 0) {
-      stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
+      stream_number const s = stream_for(slot->pool, o);
       return is_captured_without_scope(s) && free_without_scope(slot, s, o.how);
     }
     block& b = *slot;
@@ -665,9 +671,9 @@ class user {
       launch(b, b.last, o.duration / 16, tarn::sim_use::reads);
     switch (how % 8) {
       case 3:
-        return give_back_on(slot, streams_.in(pools_[b.pool].device, o.stream), how);
+        return give_back_on(slot, stream_for(b.pool, o), how);
       case 4:
-        return give_back_recorded(slot, streams_.in(pools_[b.pool].device, o.stream), how);
+        return give_back_recorded(slot, stream_for(b.pool, o), how);
       case 5:
         return give_back_recorded(slot, b.last, how);
       case 6:
@@ -758,7 +764,8 @@ class user {
     without_interruption const now;
     pool_state_of_user const& p = pools_[pool];
     if (world_.reference().live(p.number) != 0 || any_capture() || has_memories(p.number) || p.kept != 0 ||
-        has_pins(p.number) || p.quiet || bytes > world_.chosen().machine.capacity)
+        has_pins(p.number) || p.quiet || bytes > world_.chosen().machine.capacity ||
+        is_pinned(world_.chosen().pools[pool].on))
       return;
     tarn::pool_state const s = p.memory->state();
     std::size_t const free = free_for_pools(p.device) + s.reserved;
@@ -770,7 +777,8 @@ class user {
   }
   /// A pool over blocks needs room to align them, and requests more than one block at a time.
   [[nodiscard]] bool is_over_blocks(unsigned pool) const {
-    return without_pages || world_.chosen().pools[pool].on == ground::blocks;
+    ground const on = world_.chosen().pools[pool].on;
+    return without_pages || on == ground::blocks || is_pinned(on);
   }
   [[nodiscard]] std::size_t limit_of(unsigned pool) const { return pools_[pool].memory->limit(); }
 
@@ -909,8 +917,8 @@ class user {
           pool.number, s.reserved, s.live, s.pending, s.free_blocks, static_cast<std::uint64_t>(s.handles)));
   }
   void drain(unsigned i, operation const& o) {
-    if (any_capture() || pools_[i].quiet || pools_[i].kept != 0 || !free_all(i) ||
-        has_memories(pools_[i].number))
+    if (any_capture() || pools_[i].quiet || pools_[i].kept != 0 || is_pinned(world_.chosen().pools[i].on) ||
+        !free_all(i) || has_memories(pools_[i].number))
       return;
     pool_state_of_user const& pool = pools_[i];
     if (world_.reference().live(pool.number) != 0) return;  // an owner's
@@ -919,7 +927,7 @@ class user {
     trim(i, 0);
     expect_empty(pool);
     if (has_pins(pool.number)) return;
-    stream_number const s = streams_.in(pool.device, o.stream);
+    stream_number const s = stream_for(i, o);
     std::size_t room = free_for_pools(pool.device);
     if (room > limit_of(i)) room = limit_of(i);
     room = tarn::align_down(room, 2_MiB);
@@ -936,7 +944,9 @@ class user {
           text("pool %u is empty but refuses a block of %zu available bytes", pool.number, room));
       throw;
     }
-    world_.expect(driver(i).launch(streams_[s].named, o.duration, {tarn::sim_writes(p, room)}), "launch");
+    world_.expect(
+        streams_.driver(streams_[s]).launch(streams_[s].named, o.duration, {tarn::sim_writes(p, room)}),
+        "launch");
     pool.memory->deallocate(streams_.name(s, o.how), p, room, 256);
   }
   void look(unsigned i, operation const& o) {
@@ -1088,7 +1098,7 @@ class user {
 
   void make_buffer(operation const& o, unsigned pool, owner* slot) {
     if (slot == nullptr) return;
-    stream_number const s = streams_.in(pools_[pool].device, o.stream);
+    stream_number const s = stream_for(pool, o);
     if (!streams_.runs(s)) return;
     drop(*slot);
     ++counted_.allocations;
@@ -1098,7 +1108,7 @@ class user {
   }
   void make_pointer(operation const& o, unsigned pool, owner* slot) {
     if (slot == nullptr) return;
-    stream_number const s = streams_.in(pools_[pool].device, o.stream);
+    stream_number const s = stream_for(pool, o);
     if (!streams_.runs(s)) return;
     drop(*slot);
     ++counted_.allocations;
@@ -1120,7 +1130,7 @@ class user {
   }
   void resize(operation const& o, owner* slot) {
     if (slot == nullptr || slot->it == nullptr || !slot->it->is_buffer()) return;
-    stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
+    stream_number const s = stream_for(slot->pool, o);
     if (!streams_.runs(s) || !streams_.runs(slot->on)) return;
     streams_.names(slot->on);
     std::size_t const before = slot->it->size();
@@ -1161,7 +1171,7 @@ class user {
       verify(other);
       return;
     }
-    stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
+    stream_number const s = stream_for(slot->pool, o);
     if (!streams_.runs(s) || !streams_.runs(slot->on)) return;
     slot->it->set_stream(streams_.name(s, o.how));
     slot->on = s;
@@ -1170,7 +1180,7 @@ class user {
   void copy_owner(operation const& o, owner* slot) {
     if (slot == nullptr || slot->it == nullptr || !slot->it->is_buffer()) return;
     owner& other = owners_[o.second % owners_.size()];
-    stream_number const s = streams_.in(pools_[slot->pool].device, o.stream);
+    stream_number const s = stream_for(slot->pool, o);
     if (&other == slot || !streams_.runs(s) || !streams_.runs(slot->on)) return;
     // The source of a library copy must have been written: reading uninitialised bytes is no error, but
     // checks nothing.

@@ -35,6 +35,7 @@ struct setting {
   unsigned check_state_every = 1;  ///< steps
   bool frees_old_views = false;    /// < of the blocks that fragment() allocates
   std::size_t headroom = 0;        ///< that all pools leave, bytes
+  bool across = false;             ///< two devices, whose streams use the memory of both
   unsigned depth = 2;  /// < threads are preempted this many times less one in each run of several threads
 };
 
@@ -114,6 +115,22 @@ void lose_memory_pools(Options& options) {
         m.late_events = 0;
       }
     }
+#if TARN_SIMULATION_ACROSS
+    // Memory that both devices may use. Not drawn, so that the other programs stay as they are.
+    if (kind.devices == 2 && !without_pages) {
+      m.capacity =
+          std::min(m.capacity, kind.most_capacity);  // pinned memory is the process's own, and is copied
+      std::uint64_t const choice = (seed * 0x9E3779B97F4A7C15) >> (60 - i) & 3;
+      s.across = true;
+      c.limit = std::min(c.limit, m.capacity * 4);
+      if (choice == 0) {
+        c.shared_with = i % 2 == 0 ? 1 : 0;
+        if (c.on == ground::blocks) c.on = ground::marked_pages;
+      } else {
+        c.on = choice == 1 ? ground::pinned : ground::marked_pinned;
+      }
+    }
+#endif
     if (kind.has_headroom) {
       c.on = ground::marked_pages;
       c.headroom = s.headroom;
@@ -203,7 +220,7 @@ class world final : public witness {
   /// capture.
   [[nodiscard]] bool marks_all_work() const {
     return std::all_of(chosen_.pools.begin(), chosen_.pools.end(),
-                       [](pool_choice const& c) { return c.on != ground::pages; });
+                       [](pool_choice const& c) { return marks_all(c.on); });
   }
   [[nodiscard]] findings& found() noexcept { return found_; }
 
