@@ -29,9 +29,9 @@ for header in sorted(include.rglob("*.hpp")):
     if layer not in ("driver", "top") and re.search(r"\b(cuda[A-Z]\w*|cu[A-Z]\w+|CU[A-Z_]{3,}\w*)\s*[(&*;]|cudaError", code):
         problems.append(f"{name}: names CUDA's API; only driver/ and the interop headers may")
     calls = re.sub(r"^.*(requires\(|noexcept ->).*$", "", code, flags=re.M)  # not those of concepts
-    behind_gate = str(name) == "driver/capture_gate.hpp" or name.parts[:2] == ("driver", "sim")
+    behind_gate = str(name) == "driver/all_work.hpp" or name.parts[:2] == ("driver", "sim")
     if not behind_gate and re.search(r"(\.|->)(synchronize_device|record_all)\(", calls):
-        problems.append(f"{name}: waits for the whole device, or marks it, outside of driver/capture_gate.hpp: that invalidates captures")
+        problems.append(f"{name}: waits for the whole device, or marks it, outside of driver/all_work.hpp: that invalidates captures")
     if re.search(r"printf\([^;]*%[-+ #0-9.*]*l?[aefgAEFG']", text, re.S) or re.search(r"\b(sto[fd]|strto[fd]|imbue|setlocale)\b", code):
         problems.append(f"{name}: formats or reads numbers by the locale; use core/message, to_chars or to_string of integers")
     if layer not in ("driver", "top") and str(name) not in WITH_PLATFORMS and re.search(r"^ *# *(?:el)?if.*(?:\b__\w+|_WIN32|_MSC)", code, re.M):

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 
 #include <atomic>
 #include <thread>

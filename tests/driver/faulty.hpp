@@ -14,6 +14,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/driver_call.hpp"
 #include "tarn/driver/sharing_driver.hpp"
+#include "tarn/driver/stream_device.hpp"
 
 namespace tarn {
 
@@ -179,6 +180,32 @@ class faulty {
 
   status identify(stream_ref stream, stream_id& id) const noexcept {
     return through(driver_call::identify, [&] { return driver_.identify(stream, id); });
+  }
+  status ask_device(stream_ref stream, device_id& device) const noexcept
+    requires detail::multi_device_driver<Driver>
+  {
+    return through(driver_call::ask_device, [&] { return driver_.ask_device(stream, device); });
+  }
+  /// Makes no driver call; likewise the next three.
+  [[nodiscard]] device_id known_device(stream_ref stream) const noexcept
+    requires detail::multi_device_driver<Driver>
+  {
+    return driver_.known_device(stream);
+  }
+  [[nodiscard]] device_id named_device() const noexcept
+    requires detail::multi_device_driver<Driver>
+  {
+    return driver_.named_device();
+  }
+  [[nodiscard]] detail::stream_devices& devices_of_streams() const noexcept
+    requires detail::multi_device_driver<Driver>
+  {
+    return driver_.devices_of_streams();
+  }
+  void retarget(device_id device) noexcept
+    requires detail::multi_device_driver<Driver>
+  {
+    driver_.retarget(device);
   }
   status is_capturing(stream_ref stream, bool& capturing) const noexcept {
     return through(driver_call::is_capturing, [&] { return driver_.is_capturing(stream, capturing); });

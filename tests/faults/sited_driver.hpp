@@ -130,6 +130,11 @@ class sited_driver_of {
 
   // clang-format off
   status identify(stream_ref stream, stream_id& id, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::identify, w, [&] { return faulty_.identify(stream, id); }); }
+  status ask_device(stream_ref stream, device_id& device, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::ask_device, w, [&] { return faulty_.ask_device(stream, device); }); }
+  [[nodiscard]] device_id known_device(stream_ref stream) const noexcept { return faulty_.known_device(stream); }
+  [[nodiscard]] device_id named_device() const noexcept { return faulty_.named_device(); }
+  [[nodiscard]] tarn::detail::stream_devices& devices_of_streams() const noexcept { return faulty_.devices_of_streams(); }
+  void retarget(device_id device) noexcept { faulty_.retarget(device); }
   status is_capturing(stream_ref stream, bool& yes, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::is_capturing, w, [&] { return faulty_.is_capturing(stream, yes); }); }
   status create_event(event_handle& event, source_location w = source_location::current()) const noexcept { return log_->through(driver_call::create_event, w, [&] { return faulty_.create_event(event); }); }
   status destroy_event(event_handle event, source_location w = source_location::current()) const noexcept { return log_->release(driver_call::destroy_event, w, [&] { return faulty_.destroy_event(event); }, [d = faulty_.driver(), event] { return d.destroy_event(event); }); }

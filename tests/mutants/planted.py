@@ -138,8 +138,8 @@ PLANTED = {
         Mutant(
             "reuse a destroyed stream's handle",
             "pool/order/mark_work.hpp",
-            "driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();",
-            "driver.identify(stream_ref::from(stream.handle()), now).ok() && now != 0;",
+            "if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;",
+            "if (!there.identify(bare, now).ok()) return mark_result::gone;",
         ),
         Mutant(
             "a destroyed stream counts as complete",
@@ -155,6 +155,89 @@ PLANTED = {
     if (!has_unfinished(space_) && !asks_for_device) return true;""",
             """    // A stream whose end the driver does not report: its work must not see its memory unmapped.
     if (!asks_for_device) return true;""",
+        ),
+    ],
+    "memory is used and freed on streams of any device": [
+        Mutant(
+            "the work of another device's stream is marked on the pool's device",
+            "pool/order/mark_work.hpp",
+            "  Driver const there = driver_on(driver, device);\n",
+            "  Driver const there = driver;\n  device = there.device();\n",
+        ),
+        Mutant(
+            "the recorded uses of two devices share a queue",
+            "pool/order/recorded_streams.hpp",
+            "shared ? key_of(device) : stream.id();",
+            "shared ? neutral_id : stream.id();",
+        ),
+        Mutant(
+            "the event of a domain stays on the device of the stream before",
+            "pool/order/ordering.hpp",
+            "domain.event != nullptr && domain.event_device != device",
+            "domain.event != nullptr && domain.event_device != device && domain.gone",
+        ),
+        Mutant(
+            "an event for another device's stream is made on the pool's device",
+            "pool/order/recorded_streams.hpp",
+            "driver_on(driver_, device_of_marks(driver_, device)).create_event(event).ok();",
+            "driver_.create_event(event).ok();",
+        ),
+        Mutant(
+            "where a stream lives that a call names by its handle is not learned",
+            "raii/stream.hpp",
+            "  learn_device(driver, stream);\n",
+            "",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
+            "the work of a stream of an unknown device is marked on one device",
+            "driver/all_work.hpp",
+            "if (!uses_several_devices(driver)) return mark(driver, event);",
+            "if (event != nullptr) return mark(driver, event);",
+            finder="tests/driver/stream_device.cpp",
+        ),
+        Mutant(
+            "a device that is not in use is called",
+            "driver/stream_device.hpp",
+            "    driver.devices_of_streams().for_each_in_use([&](device_id device) {",
+            "    driver.devices_of_streams().use(device_id{driver.device().value + 1});\n"
+            "    driver.devices_of_streams().for_each_in_use([&](device_id device) {",
+            finder="tests/driver/stream_device.cpp",
+        ),
+        Mutant(
+            "a default stream on host memory is the pool's device's",
+            "driver/stream_device.hpp",
+            "      device_id const named = driver.named_device();\n",
+            "      device_id const named = driver.device();\n",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
+            "a block freed on a default stream waits for one device's",
+            "pool/order/mark_work.hpp",
+            "      uses_several_devices(driver))\n",
+            "      driver.device().value < 0)\n",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
+            "a bare source waits for one device's default stream",
+            "source/block_source.hpp",
+            "has_property<block_source, host_accessible> && detail::is_default_stream(stream);",
+            "has_property<block_source, host_accessible> && stream.handle() == this;",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
+            "pages are given to the streams of a device that cannot use them",
+            "pool/heap.hpp",
+            "device == unknown_device || can_use(device)) return;",
+            "device == unknown_device || device.value > 0) return;",
+            finder="tests/raii/other_device.cpp",
+        ),
+        Mutant(
+            "a pattern is written before the earlier work of another device's stream",
+            "driver/stream_device.hpp",
+            "  if (s.ok()) s = make_wait(driver, here.get(), there, stream);\n  if (s.ok()) s = driver.fill(",
+            "  if (s.ok()) s = driver.fill(",
+            finder="tests/driver/stream_device.cpp",
         ),
     ],
     "record_stream() holds a block back until all its uses are complete": [
@@ -918,14 +1001,14 @@ PLANTED = {
         ),
         Mutant(
             "a block of a destroyed stream is waited for although a stream is captured",
-            "driver/capture_gate.hpp",
+            "driver/all_work.hpp",
             "  return !is_of_capture(wait_for_all_work(driver));\n",
             "  return !is_of_capture(driver.synchronize_device());\n",
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
             "a thread waits for its own capture",
-            "driver/capture_gate.hpp",
+            "driver/all_work.hpp",
             "    if (capture_gate::may_be_mine() || !capture_gate::wait_for_captures()) break;\n",
             "    if (!capture_gate::wait_for_captures()) break;\n",
             finder="tests/raii/captures.cpp",
@@ -1623,13 +1706,6 @@ PLANTED = {
             "bool const fenced = !detail::is_capturing(driver(), r.stream);",
             "static bool const fenced = !detail::is_capturing(driver(), r.stream);",
             finder="policies",
-        ),
-        Mutant(
-            "a stream of another device is accepted",
-            "policy/checked.hpp",
-            "      return driver().is_of_other_device(stream);\n",
-            "      return false;\n",
-            finder="tests/policy/checked.cpp",
         ),
         Mutant(
             "a use on another stream is removed before the fences are verified",

@@ -122,31 +122,6 @@ TEST_CASE("checked reports and drops a free with a wrong size or alignment, or o
   CHECK(reported::all().empty());
 }
 
-TEST_CASE("checked refuses a stream of another device", "[policy][checked]") {
-  sim_options options;
-  options.devices = 2;
-  sim_machine const machine(options);
-  test_stream const own(machine.driver(0));
-  test_stream const other(machine.driver(1));
-  auto memory = sim_pages{machine.driver(0)} | pooled{} | checked{};
-  reported const t;
-  try {
-    (void)memory.allocate(other, 1000);
-    FAIL("a stream of another device was accepted");
-  } catch (misuse const& error) {
-    CHECK(error.kind() == misuse_kind::wrong_device);
-    CHECK(std::string(error.what()).find("use a stream of device 0") != std::string::npos);
-  }
-  CHECK(machine.leaks().handles == 0);
-  void* const p = memory.allocate(own, 1000);
-  memory.deallocate(other, p, 1000);
-  has(reported::one_of(misuse_kind::wrong_device), "was freed, and stays allocated, on stream ");
-  memory.deallocate(own, p, 1000);
-  void* const q = memory.allocate(stream_ref{}, 1000);  // a default stream is that of the memory's device
-  memory.deallocate(stream_ref{}, q, 1000);
-  CHECK(reported::all().empty());
-}
-
 TEST_CASE(
     "checked reports with its history a block freed to a resource of another device, or to another resource",
     "[policy][checked]") {

@@ -11,7 +11,7 @@ using namespace tarn;
 TEST_CASE("first_difference returns the offset of the first different byte", "[policy][fill_pattern]") {
   no_driver const driver;
   std::vector<unsigned char> bytes(2000);
-  CHECK(detail::fill_bytes(driver, {}, bytes.data(), pattern::fence, bytes.size()).ok());
+  CHECK(detail::fill_in_order(driver, {}, bytes.data(), pattern::fence, bytes.size()).ok());
   CHECK(detail::first_difference(driver, {}, bytes.data(), pattern::fence, 2000) == 2000);
   CHECK(detail::first_difference(driver, {}, bytes.data(), pattern::fence, 0) == 0);
   for (std::size_t const at : {0, 1, 511, 512, 1023, 1999}) {

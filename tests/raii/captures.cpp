@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // No policy, source or owner makes a call that invalidates a capture while a capture_scope is open: each place that waits for the
 // whole device does so behind the capture_gate.
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 
 #include <atomic>

@@ -9,8 +9,6 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/wait.hpp"
-#include "tarn/driver/driver.hpp"
-#include "tarn/driver/stream_life.hpp"
 
 namespace tarn::detail {
 
@@ -108,63 +106,6 @@ inline constexpr char const* captured_without_scope =
     "allocation on a captured stream (open a tarn::capture_scope for it, or join() it to the open one)";
 [[nodiscard]] constexpr status refused_for_capture(char const* call) noexcept {
   return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
-}
-
-/// Marks all work of the device, unless that would invalidate a capture.
-template <class Driver>
-status record_all_work(Driver const& driver, event_handle event) noexcept {
-  capture_gate::passage const open;
-  return open ? driver.record_all(event) : refused_for_capture("record_all");
-}
-/// Waits on the host for all work of the device, unless that would invalidate a capture. If the driver cannot mark that work, a
-/// capture that begins meanwhile waits, too.
-template <class Driver>
-status wait_for_all_work(Driver const& driver) noexcept {
-  if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
-  if constexpr (marks_all_work<Driver>) {
-    event_handle event = nullptr;
-    status s = driver.create_event(event);
-    if (s.ok()) s = record_all_work(driver, event);
-    if (s.ok()) s = driver.synchronize_event(event);
-    if (event != nullptr) (void)driver.destroy_event(event);
-    if (s.ok() || capture_gate::has_captures()) return s;
-  }
-  capture_gate::passage const open;
-  return open ? driver.synchronize_device() : refused_for_capture("synchronize_device");
-}
-
-/// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if one is open still, or if
-/// the caller's own thread may have it open.
-template <class Driver>
-status wait_past_captures(Driver const& driver) noexcept {
-  status s = wait_for_all_work(driver);
-  for (int tries = 0; tries < 8 && is_of_capture(s); ++tries) {  // the next capture may have begun
-    if (capture_gate::may_be_mine() || !capture_gate::wait_for_captures()) break;
-    s = wait_for_all_work(driver);
-  }
-  return s;
-}
-/// Orders later work of `later` after the work on a stream that may be destroyed: after all work of the device. Waits on the host if
-/// the driver cannot mark that work. Fails if a capture forbids it.
-template <stream_driver Driver>
-status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
-  if constexpr (marks_all_work<Driver>) {
-    event_handle event = nullptr;
-    status s = driver.create_event(event);
-    if (s.ok()) s = record_all_work(driver, event);
-    if (s.ok()) s = driver.wait_event(later, event);
-    if (event != nullptr) (void)driver.destroy_event(event);
-    if (s.ok()) return s;
-  }
-  return wait_for_all_work(driver);
-}
-/// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default stream
-/// after waiting for the work on it. Returns false if a capture forbids to wait: the memory must not be accessed.
-template <stream_driver Driver>
-[[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
-  if (life_of(driver, stream) == stream_life::alive) return true;
-  stream = {};
-  return !is_of_capture(wait_for_all_work(driver));
 }
 
 }  // namespace tarn::detail

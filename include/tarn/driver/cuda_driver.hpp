@@ -20,6 +20,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/nvml.hpp"
 #include "tarn/driver/sharing_driver.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/driver/thread_number.hpp"
 
@@ -32,6 +33,16 @@ enum class null_stream : std::uint8_t {
 };
 
 namespace detail {
+/// Number of devices of the process; asked once. Makes no context.
+[[nodiscard]] inline int cuda_device_count() noexcept {
+  static int const count = [] {
+    int found = 0;
+    bool const asked = cudaGetDeviceCount(&found) == cudaSuccess;
+    if (!asked) (void)cudaGetLastError();
+    return asked ? found : 0;
+  }();
+  return count;
+}
 /// The streams that CUDA drivers of both kinds created.
 [[nodiscard]] inline made_streams& streams_made_by_cuda() noexcept {
   static constinit made_streams all;
@@ -83,9 +94,9 @@ class basic_cuda_driver {
     if (stream.id() != stream_ref::unknown_id) {
       id = stream.id();
     } else if (handle == cudaStreamLegacy) {
-      id = legacy_id();
+      id = stream_id{2} << 62 | bits_of(device_);
     } else if (handle == cudaStreamPerThread) {
-      id = per_thread_id();
+      id = per_thread_id(device_);
     } else if (status found; detail::identify_captured(*this, stream, id, found)) [[unlikely]] {
       return found;
     } else {
@@ -107,16 +118,53 @@ class basic_cuda_driver {
     return {};
   }
 
-  /// Whether the stream, which exists, was created on another device. False for default streams, for one that is being captured
-  /// (the question would invalidate the capture), and before CUDA 12.8.
-  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
+  /// Where a stream lives, as far as it was learned; no driver call. A default stream with an identity is that of the device which the
+  /// identity names, one without is this device's.
+  [[nodiscard]] device_id known_device(stream_ref stream) const noexcept {
+    if (is_default(resolve(stream)) || detail::cuda_device_count() < 2) return device_id{device_for(stream)};
+    return devices_of_streams().find(stream.id());
+  }
+  /// Where an existing stream lives. Invalidates a capture of the stream.
+  status ask_device(stream_ref stream, device_id& device) const noexcept {
     cudaStream_t const handle = resolve(stream);
     auto const ask = detail::cuda_driver_calls().stream_get_device;
-    bool capturing = false;
-    if (ask == nullptr || is_default(handle) || !is_capturing(stream, capturing).ok() || capturing)
-      return false;
-    CUdevice device = 0;
-    return ask(handle, &device) == CUDA_SUCCESS && device != device_;
+    if (ask == nullptr) return device_by_context(handle, device);  // before CUDA 12.8
+    CUdevice found = 0;
+    status const s = detail::cuda_status(ask(handle, &found), "cuStreamGetDevice");
+    if (s.ok()) device = device_id{found};
+    return s;
+  }
+  /// The same through the stream's context.
+  static status device_by_context(cudaStream_t handle, device_id& device) noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (calls.stream_get_context == nullptr || !calls.has_contexts())
+      return detail::cuda_lacks("cuStreamGetCtx");
+    CUcontext context = nullptr;
+    status s = detail::cuda_status(calls.stream_get_context(handle, &context), "cuStreamGetCtx");
+    if (s.ok()) s = detail::cuda_status(calls.context_push(context), "cuCtxPushCurrent");
+    if (!s.ok()) return s;
+    CUdevice found = 0;
+    s = detail::cuda_status(calls.context_get_device(&found), "cuCtxGetDevice");
+    (void)calls.context_pop(&context);
+    if (s.ok()) device = device_id{found};
+    return s;
+  }
+  [[nodiscard]] detail::stream_devices& devices_of_streams() const noexcept {
+    return detail::devices_of_cuda_streams();
+  }
+  /// Makes this the driver of another device.
+  void retarget(device_id device) noexcept { device_ = device.value; }
+  /// The device whose default streams the calling thread means: the current one, or this one where the current one has no context, so
+  /// that no work can be there.
+  [[nodiscard]] device_id named_device() const noexcept {
+    int current = device_;
+    auto const ask = detail::cuda_driver_calls().primary_context_get_state;
+    if (cudaGetDevice(&current) != cudaSuccess || current == device_ || ask == nullptr) return device();
+    unsigned flags = 0;
+    int active = 0;
+    bool const has_context =
+        ask(static_cast<CUdevice>(current), &flags, &active) == CUDA_SUCCESS && active != 0;
+    return has_context ? device_id{current} : device();
   }
 
   /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a blocking stream is
@@ -131,7 +179,7 @@ class basic_cuda_driver {
       if (s.ok()) yes = now != CU_STREAM_CAPTURE_STATUS_NONE;
       return s;
     }
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaError_t const code = cudaStreamIsCapturing(handle, &capture);
@@ -156,11 +204,13 @@ class basic_cuda_driver {
     return s;
   }
   status destroy_event(event_handle event) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaEventDestroy(native(event)), "cudaEventDestroy");
   }
   status record_event(event_handle event, stream_ref stream) const noexcept {
     cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaEventRecord(native(event), handle), "cudaEventRecord");
   }
@@ -171,6 +221,8 @@ class basic_cuda_driver {
     if (calls.context_record_event == nullptr || calls.primary_context_release == nullptr) {
       return detail::cuda_lacks("cuCtxRecordEvent");
     }
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     CUcontext context = nullptr;
     status s =
         detail::cuda_status(calls.primary_context_retain(&context, device_), "cuDevicePrimaryCtxRetain");
@@ -181,23 +233,27 @@ class basic_cuda_driver {
     return s;
   }
   status query_event(event_handle event) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaEventQuery(native(event)), "cudaEventQuery");
   }
   status wait_event(stream_ref stream, event_handle event) const noexcept {
     cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaStreamWaitEvent(handle, native(event), 0), "cudaStreamWaitEvent");
   }
   status synchronize_event(event_handle event) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
   }
   /// Must not be called for a stream that is being captured: that ends the capture.
   status synchronize_stream(stream_ref stream) const noexcept {
     cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaStreamSynchronize(handle), "cudaStreamSynchronize");
@@ -221,6 +277,7 @@ class basic_cuda_driver {
     if (s.ok()) {
       stream = stream_ref::from(made, id);
       detail::streams_made_by_cuda().add(id, made);
+      devices_of_streams().note(id, device());
     } else {
       (void)cudaStreamDestroy(made);
     }
@@ -230,6 +287,8 @@ class basic_cuda_driver {
   status destroy_stream(stream_ref stream) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (is_default(handle)) return {};
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     stream_id id = stream_ref::unknown_id;
     if (identify(stream, id).ok()) detail::streams_made_by_cuda().remove(id);
     return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
@@ -250,7 +309,7 @@ class basic_cuda_driver {
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
     // Memory that did not come from cudaMalloc can only be copied with its device current.
-    detail::on_device const here(device_);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)),
                                "cudaMemcpyAsync");
@@ -260,14 +319,14 @@ class basic_cuda_driver {
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    detail::on_device const here(device_);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream)),
                                "cudaMemcpyPeerAsync");
   }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    detail::on_device const here(device_);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
   }
@@ -527,13 +586,13 @@ class basic_cuda_driver {
   /// On a stream that is being captured this becomes a graph node, and the graph owns the memory.
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
     cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMallocAsync(&p, bytes, handle), "cudaMallocAsync");
   }
   status free_async(void* p, stream_ref stream) const noexcept {
     cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaFreeAsync(p, handle), "cudaFreeAsync");
   }
@@ -602,16 +661,15 @@ class basic_cuda_driver {
   //   bits 61..54   device
   //   bits 53..0    the thread's number plus an offset that depends on the counter's address: shared objects built with hidden
   //                 visibility have their own counter, and no two threads collide before 2^54 threads
-  [[nodiscard]] stream_id legacy_id() const noexcept { return stream_id{2} << 62 | device_bits(); }
-  [[nodiscard]] stream_id per_thread_id() const noexcept {
+  [[nodiscard]] static stream_id per_thread_id(int device) noexcept {
     auto const counter =
         static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(&detail::next_thread_number));
     std::uint64_t const start = counter * 0x9E3779B97F4A7C15U >> 10;
-    return stream_id{3} << 62 | device_bits() |
+    return stream_id{3} << 62 | bits_of(device) |
            ((start + detail::thread_number()) & ((stream_id{1} << 54) - 1));
   }
-  [[nodiscard]] stream_id device_bits() const noexcept {
-    return stream_id{static_cast<unsigned>(device_) & 0xffU} << 54;
+  [[nodiscard]] static stream_id bits_of(int device) noexcept {
+    return stream_id{static_cast<unsigned>(device) & 0xffU} << 54;
   }
 
   /// Replaces a null handle.
@@ -619,11 +677,16 @@ class basic_cuda_driver {
     if (stream.handle() != nullptr) return static_cast<cudaStream_t>(stream.handle());
     return Null == null_stream::legacy ? cudaStreamLegacy : cudaStreamPerThread;
   }
+  /// The device to enter for a call on a stream: the handles of default streams mean the current device's, those of others their own.
+  [[nodiscard]] int device_for(stream_ref stream) const noexcept {
+    bool const names_device = stream.id() >> 63 != 0 && is_default(resolve(stream));
+    return names_device ? static_cast<int>(stream.id() >> 54 & 0xffU) : device_;
+  }
   /// Returns the stream to submit work to so that it is ordered with `stream`; see the class.
   [[nodiscard]] cudaStream_t reach(stream_ref stream) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (handle == cudaStreamPerThread && stream.id() != stream_ref::unknown_id &&
-        stream.id() != per_thread_id()) {
+        stream.id() != per_thread_id(device_for(stream))) {
       return cudaStreamLegacy;
     }
     return handle;
@@ -691,6 +754,7 @@ using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 
 static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
               registering_driver<cuda_driver> && describing_driver<cuda_driver> &&
-              accounting_driver<cuda_driver> && sharing_driver<cuda_driver>);
+              accounting_driver<cuda_driver> && sharing_driver<cuda_driver> &&
+              detail::multi_device_driver<cuda_driver>);
 
 }  // namespace tarn

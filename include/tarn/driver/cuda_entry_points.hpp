@@ -28,10 +28,13 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* device_get_attribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
   CUresult(CUDAAPI* primary_context_retain)(CUcontext*, CUdevice) = nullptr;
   CUresult(CUDAAPI* primary_context_release)(CUdevice) = nullptr;
+  CUresult(CUDAAPI* primary_context_get_state)(CUdevice, unsigned*, int*) = nullptr;
   CUresult(CUDAAPI* context_record_event)(CUcontext, CUevent) = nullptr;  ///< since CUDA 12.5
   CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;   ///< since 11.4: UUID of the MIG instance
   CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;  ///< since CUDA 12.0
   CUresult(CUDAAPI* stream_get_device)(CUstream, CUdevice*) = nullptr;  ///< since CUDA 12.8
+  CUresult(CUDAAPI* stream_get_context)(CUstream, CUcontext*) = nullptr;
+  CUresult(CUDAAPI* context_get_device)(CUdevice*) = nullptr;
   CUresult(CUDAAPI* stream_is_capturing)(CUstream, CUstreamCaptureStatus*) = nullptr;
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
@@ -83,6 +86,9 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.get_error_name, "cuGetErrorName", 6000, e.found);
   find_entry_point(e.device_get_attribute, "cuDeviceGetAttribute", 2000, e.found);
   find_entry_point(e.primary_context_retain, "cuDevicePrimaryCtxRetain", 7000, e.found);
+  find_entry_point(e.primary_context_get_state, "cuDevicePrimaryCtxGetState", 7000, e.found);
+  find_entry_point(e.context_get_device, "cuCtxGetDevice", 2000, e.found);
+  find_entry_point(e.stream_get_context, "cuStreamGetCtx", 9020, e.found);
   find_entry_point(e.context_push, "cuCtxPushCurrent", 4000, e.found);
   find_entry_point(e.context_pop, "cuCtxPopCurrent", 4000, e.found);
   find_entry_point(e.stream_is_capturing, "cuStreamIsCapturing", 10000, e.found);

@@ -5,8 +5,15 @@
 #include <atomic>
 
 #include "tarn/driver/cuda_entry_points.hpp"
+#include "tarn/driver/stream_device.hpp"
 
 namespace tarn::detail {
+
+/// Where the streams of CUDA live that tarn was given.
+[[nodiscard]] inline stream_devices& devices_of_cuda_streams() noexcept {
+  static constinit stream_devices all;
+  return all;
+}
 
 /// Retains a device's primary context until destruction. Handles are not cached: cudaDeviceReset destroys the context, and
 /// CUDA does not say what happens to the handle then. Retaining again costs two short calls, and only if another device is
@@ -46,15 +53,12 @@ class primary_context {
 
 /// Makes a device current for one call if it is not, and restores the previous state.
 ///
-/// Pushes the device's primary context rather than calling cudaSetDevice twice: switching back to a device that the program
+/// Around every call of the runtime, since most of them make a context on the current device, also those that name a stream or an event of
+/// another one. Pushes the device's primary context rather than calling cudaSetDevice twice: switching back to a device that the program
 /// has never used would create a context there, about 500 MiB, for nothing.
 class on_device {
  public:
   explicit on_device(int device) noexcept { enter(device); }
-  /// Only calls on default streams depend on the current device; other streams belong to theirs.
-  on_device(int device, cudaStream_t stream) noexcept {
-    if (stream == cudaStreamLegacy || stream == cudaStreamPerThread) enter(device);
-  }
   ~on_device() {
     if (!pushed_) return;
     CUcontext ours = nullptr;
@@ -70,7 +74,9 @@ class on_device {
   void enter(int device) noexcept {
     int current = 0;
     entered_ = cuda_status(cudaGetDevice(&current), "cudaGetDevice");
-    if (!entered_.ok() || current == device) return;
+    if (!entered_.ok()) return;
+    devices_of_cuda_streams().use(device_id{device});
+    if (current == device) return;
     auto const& calls = cuda_driver_calls();
     if (!calls.has_contexts()) {
       entered_ = cuda_lacks("cuCtxPushCurrent");

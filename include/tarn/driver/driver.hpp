@@ -13,7 +13,11 @@
 // | device()                                                     | 0                | the device's ordinal                                                |
 // | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; false if absent          |
 // | identify(stream, id&)                                        | ~19 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
-// | is_of_other_device(stream), optional                         | ~20 ns           | whether another device's stream; false if unknown                   |
+// | several devices, optional                                    |                  | see multi_device_driver in stream_device.hpp                        |
+// |   known_device(stream)                                       | 0                | where a stream lives, as far as it was learned                      |
+// |   ask_device(stream, device&)                                | ~20 ns           | where an existing stream lives; ends a capture of the stream        |
+// |   named_device()                                             | ~20 ns           | whose default streams the calling thread means                      |
+// |   retarget(device)                                           | 0                | makes it the driver of another device                               |
 // | is_capturing(stream, bool&)                                  | ~19 ns           | true while the stream is captured into a graph                      |
 // | create_event(event&), destroy_event(event)                   | 230 ns           | without timing                                                      |
 // | record_event(event, stream)                                  | 250 ns           | marks all work on stream so far                                     |

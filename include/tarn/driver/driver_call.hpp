@@ -10,6 +10,7 @@ namespace tarn {
 /// A call of the driver contract (driver/driver.hpp); device() is not included, it only reads a member.
 enum class driver_call : std::uint8_t {
   identify,
+  ask_device,
   is_capturing,
   create_event,
   destroy_event,
@@ -65,6 +66,7 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
 /// Returns the call's name in the contract; static storage.
 [[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
   constexpr char const* names[] = {"identify",
+                                   "ask_device",
                                    "is_capturing",
                                    "create_event",
                                    "destroy_event",
@@ -111,9 +113,10 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return names[static_cast<std::size_t>(call)];
 }
 
-/// Returns true for the two calls that only inspect a stream (about 19 ns); they neither order nor change anything.
+/// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change anything.
 [[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
-  return call == driver_call::identify || call == driver_call::is_capturing;
+  return call == driver_call::identify || call == driver_call::ask_device ||
+         call == driver_call::is_capturing;
 }
 
 /// Returns true for calls that allocate, map or free memory or address space.

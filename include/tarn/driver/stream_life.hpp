@@ -146,21 +146,21 @@ template <stream_driver Driver>
 template <stream_driver Driver>
 class own_stream {
  public:
-  explicit own_stream(Driver const& driver) noexcept
-      : driver_(driver), made_(driver.create_stream(stream_).ok()) {
-    if (!made_) stream_ = {};
+  explicit own_stream(Driver const& driver) noexcept : driver_(driver), made_(driver.create_stream(stream_)) {
+    if (!made_.ok()) stream_ = {};
   }
   own_stream(own_stream const&) = delete;
   own_stream& operator=(own_stream const&) = delete;
   ~own_stream() {
-    if (made_) (void)driver_.destroy_stream(stream_);
+    if (made_.ok()) (void)driver_.destroy_stream(stream_);
   }
   [[nodiscard]] stream_ref get() const noexcept { return stream_; }
+  [[nodiscard]] status const& made() const noexcept { return made_; }
 
  private:
   Driver const& driver_;
   stream_ref stream_;
-  bool made_;
+  status made_;
 };
 
 }  // namespace tarn::detail

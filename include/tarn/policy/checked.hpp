@@ -17,6 +17,7 @@
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/driver/thread_number.hpp"
@@ -94,7 +95,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void* around_allocate(request const& r, auto const& next) {
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);
-    if (is_of_other_device(r.stream)) throw wrong_stream("an allocation was requested on", nullptr, r.stream);
     detail::block_record b;
     b.bytes = r.bytes;
     b.alignment = r.alignment;
@@ -113,7 +113,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     bool const captured = is_capturing(r.stream);
     // A fence that was not written would be reported as overwritten.
     b.fenced = !captured && fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
-    if (b.fenced) (void)detail::fill_bytes(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
+    if (b.fenced) (void)detail::fill_in_order(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
     {
       std::lock_guard const guard(mutex_);
       history_.begin(b);
@@ -122,8 +122,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return b.p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    if (detail::life_of(driver(), r.stream) == detail::stream_life::alive && is_of_other_device(r.stream))
-      return report_misuse(wrong_stream("a block was freed, and stays allocated, on", p, r.stream));
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
     stream_ref on = r.stream;
@@ -315,7 +313,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that stream.
   bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
     if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
-    if (!detail::fill_bytes(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
+    if (!detail::fill_in_order(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
     if (!driver().synchronize_stream(stream).ok()) return false;
     std::lock_guard const guard(mutex_);
     if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
@@ -342,26 +340,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   // ---- reports
 
-  /// A pool could never learn that the work on such a stream is done: it would keep the memory for that stream for good.
-  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
-    if constexpr (requires { driver().is_of_other_device(stream); }) {
-      return driver().is_of_other_device(stream);
-    } else {
-      return false;
-    }
-  }
-  [[nodiscard]] misuse wrong_stream(std::string_view what, void const* p, stream_ref stream) const noexcept {
-    message<256> text;
-    text.add(what);
-    if (stream.id() == stream_ref::unknown_id) {
-      text.add(" a stream");
-    } else {
-      text.add(" stream ").add_number(stream.id());
-    }
-    text.add(" of another device; use a stream of device ");
-    text.add_number(member_.device);
-    return {misuse_kind::wrong_device, p, text.view()};
-  }
   static void report_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
     if (breach.before != 0) {
       report_misuse(

@@ -16,6 +16,7 @@
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/waiting_block.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/policy/block_set.hpp"
 #include "tarn/policy/compose.hpp"

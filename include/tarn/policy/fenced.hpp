@@ -14,6 +14,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/compose.hpp"

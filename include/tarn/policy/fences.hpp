@@ -49,10 +49,10 @@ class fences {
   template <class Driver>
   [[nodiscard]] status draw(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
                             std::size_t alignment) const noexcept {
-    status const s = fill_bytes(driver, stream, whole_of(p, alignment), pattern::fence, width(alignment));
+    status const s = fill_in_order(driver, stream, whole_of(p, alignment), pattern::fence, width(alignment));
     if (!s.ok()) return s;
-    return fill_bytes(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence,
-                      width(alignment));
+    return fill_in_order(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence,
+                         width(alignment));
   }
 
   /// Waits for the stream and compares both fences.

@@ -9,6 +9,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/stream_device.hpp"
 
 namespace tarn {
 
@@ -20,13 +21,6 @@ inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
 }  // namespace pattern
 
 namespace detail {
-
-/// Writes a pattern in stream order. Host-accessible memory without a stream order is written directly.
-template <class Driver>
-status fill_bytes(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
-                  std::size_t bytes) noexcept {
-  return driver.fill(stream, p, byte, bytes);
-}
 
 /// Waits for the stream and finds the first byte that differs; `bytes` if none does, or if it cannot be read. Host cost: a copy
 /// of all bytes, up to 1 MiB at a time.

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/block_set.hpp"
 #include "tarn/policy/compose.hpp"
@@ -44,7 +44,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   void* around_allocate(request const& r, auto const& next) {
     void* const p = next.allocate(r);
     if (p == nullptr || detail::is_capturing(driver(), r.stream)) return p;
-    (void)detail::fill_bytes(driver(), r.stream, p, pattern::uninitialised, r.bytes);
+    (void)detail::fill_in_order(driver(), r.stream, p, pattern::uninitialised, r.bytes);
     if (!r.is_synchronous()) return p;
     if (status const s = driver().synchronize_stream(r.stream); !s.ok()) {
       // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in stream order.
@@ -81,7 +81,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
       if (!detail::order_behind_lost(driver(), on).ok()) return;
     }
     if (detail::is_capturing(driver(), on)) return;
-    bool const filled = detail::fill_bytes(driver(), on, p, pattern::freed, r.bytes).ok();
+    bool const filled = detail::fill_in_order(driver(), on, p, pattern::freed, r.bytes).ok();
     if (r.is_synchronous()) {
       if (!driver().synchronize_stream(on).ok()) r = r.in_stream_order();  // the fill may still run
     } else if (filled) {

@@ -11,6 +11,7 @@
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/stream.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 
 namespace tarn::detail {
@@ -58,12 +59,13 @@ class used_streams {
   /// this asks for a while, about 300 us.
   [[nodiscard]] static bool is_finished(Driver const& driver, stream_ref stream) noexcept {
     if (is_capturing(driver, stream)) return true;
+    Driver const there = driver_of(driver, stream);
     event_handle event = nullptr;
-    if (!driver.create_event(event).ok()) return true;
-    bool finished = !driver.record_event(event, stream).ok();
+    if (!there.create_event(event).ok()) return true;
+    bool finished = !there.record_event(event, stream).ok();
     for (int tries = 0; tries < 1000 && !finished; ++tries)
-      finished = driver.query_event(event).kind != failure::not_ready;
-    (void)driver.destroy_event(event);
+      finished = there.query_event(event).kind != failure::not_ready;
+    (void)there.destroy_event(event);
     return finished;
   }
 

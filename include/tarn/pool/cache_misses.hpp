@@ -151,6 +151,7 @@ class cache_misses : public pool_parts<Upstream> {
   TARN_NOINLINE bool take_back_noted(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
+    heap_.learn_if_named(id, stream);
     if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
     if (!waiting_.may_hold(p)) return false;
     if (graphs_.watches_frees() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
@@ -183,6 +184,7 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.is_asleep()) [[unlikely]]
       heap_.refuse_asleep(id, bytes, alignment);
     if (bytes > max_request_bytes) heap_.refuse(id, bytes, alignment);
+    if (id != neutral_id) heap_.require_access(stream_ref::from(stream.handle(), id));
     if (graphs_.is_watching() && id != neutral_id) [[unlikely]] {
       if (void* const p = graphs_.allocate(whole(), id, stream, bytes, alignment); p != nullptr) return p;
       if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes) {
@@ -333,6 +335,7 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.is_lost()) [[unlikely]]
       return;
     misuse_report const last = report_misuse_at_end();
+    heap_.learn_if_named(id, stream);
     if (graphs_.is_watching()) [[unlikely]] {
       if_unknown const then = asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
       if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;

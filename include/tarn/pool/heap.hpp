@@ -24,10 +24,14 @@
 
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/layers.hpp"
+#include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sleeping.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/looked_up.hpp"
@@ -77,7 +81,7 @@ class heap {
   heap(Upstream upstream, pooled const& chosen, recursive_fork_mutex* growth_lock)
       : options(chosen),
         cold(growth_lock != nullptr ? *growth_lock : own_cold_),
-        order(upstream.driver()),
+        order(upstream.driver(), named),
         growth(described::wrap(std::move(upstream), description), counters),
         description(order.driver()) {
     counters.sums = &sums;
@@ -228,18 +232,37 @@ class heap {
 
   // ---- streams
 
+  /// What a default stream refers to that a call names without an identity.
+  static constexpr default_streams named = has_property<Upstream, host_accessible>
+                                               ? default_streams::of_current_device
+                                               : default_streams::of_own_device;
+  [[nodiscard]] TARN_ALWAYS_INLINE status identify(stream_ref stream, stream_id& id) const noexcept {
+    return identify_named<named>(driver(), stream, id);
+  }
   /// @throws cuda_error  the driver does not know the stream
   [[nodiscard]] TARN_ALWAYS_INLINE stream_id identity(stream_ref stream) const {
     if (stream.id() != stream_ref::unknown_id) [[likely]]
       return stream.id();
     stream_id id = 0;
-    status const s = driver().identify(stream, id);
+    status const s = identify(stream, id);
     if (!s.ok()) {
       if (is_lost()) refuse_forked();
       throw cuda_error(is_of_capture(s) ? refused_for_capture(captured_without_scope) : s,
                        driver().device().value);
     }
     return id;
+  }
+
+  /// Learns where the stream of a deallocation lives if the call names it by a bare handle, so that it exists.
+  void learn_if_named(stream_id id, stream_ref stream) const noexcept {
+    if (stream.id() == stream_ref::unknown_id) learn_device(driver(), stream_ref::from(stream.handle(), id));
+  }
+  /// Learns where the stream of an allocation lives, which exists. @throws misuse  its device cannot use the memory
+  void require_access(stream_ref stream) {
+    learn_device(driver(), stream);
+    device_id const device = device_of(driver(), stream);
+    if (device == driver().device() || device == unknown_device || can_use(device)) return;
+    refuse_device(stream, device);
   }
 
   /// Returns whether streams should be swept. Needs no lock.
@@ -408,6 +431,28 @@ class heap {
   }
 
  private:
+  /// Whether work on another device may use the memory. Pages say which devices reach them. A program may have enabled peer access to
+  /// plain blocks, which tarn cannot see.
+  [[nodiscard]] bool can_use(device_id device) {
+    constexpr auto reached_from = [](auto& layer) -> decltype(layer.reached_from()) {
+      return layer.reached_from();
+    };
+    if (has_property<Upstream, host_accessible> || !uses_pages()) return true;
+    if constexpr (reachable<Upstream, decltype(reached_from)>) {
+      for (device_id const other : nearest(upstream(), reached_from)) {
+        if (other == device) return true;
+      }
+    }
+    return false;
+  }
+  [[noreturn]] TARN_NOINLINE void refuse_device(stream_ref stream, device_id device) const {
+    message<256> text;
+    text.add("stream ").add_number(stream.id()).add(" is of device ").add_number(device.value);
+    text.add(", which cannot use this memory of device ").add_number(driver().device().value);
+    text.add("; allocate on a stream of that device, or add accessible_from to its pages");
+    throw misuse(misuse_kind::wrong_device, nullptr, text.view());
+  }
+
   using looked_up_domain = looked_up<domain_ref>;
   /// If the host has no memory to record a free and the device cannot be waited for, the block stays live until the pool ends:
   /// no thread may reuse it while work may still use it.

@@ -30,6 +30,7 @@
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/cache_misses.hpp"
@@ -87,12 +88,14 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   }
 
   /// Allocates for work on `stream`.
-  /// @param stream     of the pool's device. Memory that is freed on another device's stream stays cached for that stream until the
-  ///                   pool ends; `checked` refuses such streams
+  /// @param stream     of any device that can use the memory: every device can use pinned and managed memory, and pages those that
+  ///                   accessible_from names. A default stream is that of the pool's device, whichever is current; of host memory it is
+  ///                   the calling thread's current device's
   /// @param bytes      zero returns null; blocks up to 1 MiB are rounded to a size class, others to 512 bytes
   /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
   /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see
   /// pool/arena/stream_order.hpp).
+  /// @throws misuse  the stream is of a device that cannot use the memory
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
   /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder, sweeps streams that ended, or
   /// must query the identity of a stream.
@@ -101,7 +104,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
   }
 
-  /// Frees a block; work enqueued on `stream` before this call may still use it. `bytes` and `alignment` are those of the
+  /// Frees a block; work enqueued on `stream`, of any device, before this call may still use it. `bytes` and `alignment` are those of the
   /// allocation. Never throws; detected misuse is reported to the misuse handler.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
@@ -120,7 +123,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     bool asks = misses::asks_at_frees();
     if (id == stream_ref::unknown_id) {
       detail::capture_gate::watch const scopes;
-      if (!heap_.driver().identify(stream, id).ok()) [[unlikely]]
+      if (!heap_.identify(stream, id).ok()) [[unlikely]]
         return misses::deallocate_unknown(stream, p, bytes, alignment);
       // While no scope is open, CUDA refuses to identify a captured stream.
       asks = asks && (scopes.saw_capture() || detail::is_default_stream(stream));

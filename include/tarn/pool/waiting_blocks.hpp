@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/error.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/core/waiting_block.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/inspection/described_blocks.hpp"
@@ -21,12 +23,21 @@ class waiting_blocks {
  public:
   using driver_type = typename Heap::driver_type;
 
-  explicit waiting_blocks(Heap& heap) : heap_(heap), uses_(heap.driver()) {}
+  explicit waiting_blocks(Heap& heap) : heap_(heap), uses_(heap.driver(), Heap::named) {}
   waiting_blocks(waiting_blocks const&) = delete;
   waiting_blocks& operator=(waiting_blocks const&) = delete;
 
-  /// See recorded_streams::note().
-  void note(void* p, stream_ref stream) { uses_.note(p, stream); }
+  /// See recorded_streams::note(). @throws std::bad_alloc, cuda_error: nothing has changed
+  void note(void* p, stream_ref stream) {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id) {
+      if (status const s = heap_.identify(stream, id); !s.ok())
+        throw cuda_error(s, heap_.driver().device().value);
+      stream = stream_ref::from(stream.handle(), id);
+      learn_device(heap_.driver(), stream);
+    }
+    uses_.note(p, stream);
+  }
 
   /// Returns false if no block has a recorded use, or is noted elsewhere. One relaxed load.
   [[nodiscard]] TARN_ALWAYS_INLINE bool any_noted() const noexcept { return uses_.any(); }

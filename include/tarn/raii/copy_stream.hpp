@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tarn/core/error.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/raii/stream.hpp"
 

@@ -215,7 +215,8 @@ class device_buffer {
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
-    status const s = driver().fill(stream_, data_, std::to_integer<int>(value), bytes());
+    status const s =
+        detail::fill_in_order(driver(), stream_, data_, std::to_integer<unsigned char>(value), bytes());
     if (!s.ok()) throw cuda_error(s, driver().device().value, where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error

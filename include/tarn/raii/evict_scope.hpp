@@ -54,7 +54,7 @@ struct lost_elements {
 /// nothing is done.
 ///
 /// Host memory: as many bytes as the buffers have elements, from `pinned`. Use a pool: pinning costs 460 ms per GiB, and a bare
-/// source waits for the stream when it frees; so does the scope if `pinned` belongs to another device. One thread at a time.
+/// source waits for the stream when it frees. `pinned` may belong to another device. One thread at a time.
 template <class Pinned, class... Buffers>
 class evict_scope {
   static_assert(sizeof...(Buffers) != 0,
@@ -181,11 +181,8 @@ class evict_scope {
   void require(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
-  /// Whether `pinned_` belongs to another device; its pool then cannot use streams of the buffers' device.
-  [[nodiscard]] bool is_anothers() const noexcept { return pinned_.driver().device() != driver().device(); }
   template <class Slot>
   [[nodiscard]] void* host_memory_for(Slot const& s) {
-    if (is_anothers()) return pinned_.allocate_sync(s.buffer->bytes(), alignment_of(s));
     return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
   }
 
@@ -262,9 +259,7 @@ class evict_scope {
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
     void* const host = std::exchange(s.host, nullptr);
-    if (!is_anothers()) return pinned_.deallocate(stream_, host, s.bytes(), alignment_of(s));
-    if (!finish()) (void)finish();
-    pinned_.deallocate_sync(host, s.bytes(), alignment_of(s));
+    pinned_.deallocate(stream_, host, s.bytes(), alignment_of(s));
   }
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });

@@ -21,7 +21,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/creating_process.hpp"
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/raii/block_description.hpp"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tarn/core/message.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_guard.hpp"
 #include "tarn/raii/in_turn.hpp"

@@ -11,6 +11,7 @@
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/creating_process.hpp"
 #include "tarn/driver/sharing_driver.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/raii/sharing_error.hpp"
 #include "tarn/raii/sharing_timeout.hpp"
 
@@ -43,7 +44,7 @@ class shared_event {
   }
 
   /// @throws cuda_error
-  void record(stream_ref stream) const { check(driver_.record_event(event_, stream)); }
+  void record(stream_ref stream) const { check(record_in_order(driver_, event_, stream)); }
   /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process that recorded it, and
   /// throws `ended` instead if that work cannot end any more. Does not wait.
   /// @throws cuda_error; sharing_error (ended)

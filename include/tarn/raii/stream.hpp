@@ -7,8 +7,10 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/stream_device.hpp"
 
 #if TARN_HAS_CUDA
 #include "tarn/driver/cuda_driver.hpp"
@@ -16,23 +18,69 @@
 
 namespace tarn {
 
+namespace detail {
+
+template <class Resource>
+[[nodiscard]] constexpr default_streams default_streams_of() noexcept {
+  if constexpr (requires { typename Resource::properties; }) {
+    return has_property<Resource, host_accessible> ? default_streams::of_current_device
+                                                   : default_streams::of_own_device;
+  } else {
+    return default_streams::of_own_device;
+  }
+}
+/// Finds the identity of a stream that exists, and learns where it lives. Returns it unchanged if the driver does not know it.
+template <default_streams Which, stream_driver Driver>
+[[nodiscard]] stream_ref identify_and_learn(Driver const& driver, stream_ref stream,
+                                            status& result) noexcept {
+  stream_id id = 0;
+  result = identify_named<Which>(driver, stream, id);
+  if (!result.ok()) return stream;
+  stream = stream_ref::from(stream.handle(), id);
+  learn_device(driver, stream);
+  return stream;
+}
+
+}  // namespace detail
+
 /// Queries the driver once for a stream's identity, so that a pool need not query it at every call (about 18 ns each).
 /// Query again if the stream is destroyed and its handle is reused.
+/// @param memory  a resource or a driver. A default stream is that of its device, whichever is current; of memory that the host can
+///                access it is that of the calling thread's current device
 /// @throws cuda_error  the driver does not know the stream
 template <stream_driver Driver>
-[[nodiscard]] stream_ref identified(Driver const& driver, stream_ref stream,
+[[nodiscard]] stream_ref identified(Driver const& memory, stream_ref stream,
                                     source_location where = source_location::current()) {
   if (stream.id() != stream_ref::unknown_id) return stream;
-  stream_id id = 0;
-  if (status const s = driver.identify(stream, id); !s.ok())
-    throw cuda_error(s, driver.device().value, where);
-  return stream_ref::from(stream.handle(), id);
+  status s;
+  stream = detail::identify_and_learn<detail::default_streams::of_own_device>(memory, stream, s);
+  if (!s.ok()) throw cuda_error(s, memory.device().value, where);
+  return stream;
 }
 template <has_driver Resource>
 [[nodiscard]] stream_ref identified(Resource const& memory, stream_ref stream,
                                     source_location where = source_location::current()) {
-  return stream.id() != stream_ref::unknown_id ? stream : identified(memory.driver(), stream, where);
+  if (stream.id() != stream_ref::unknown_id) return stream;
+  status s;
+  stream = detail::identify_and_learn<detail::default_streams_of<Resource>()>(memory.driver(), stream, s);
+  if (!s.ok()) throw cuda_error(s, memory.driver().device().value, where);
+  return stream;
 }
+
+/// Returns the default stream of a driver's device, with its identity: the stream that a null handle means there, whichever device is
+/// current when it is used. @throws cuda_error
+template <stream_driver Driver>
+[[nodiscard]] stream_ref default_stream(Driver const& driver,
+                                        source_location where = source_location::current()) {
+  return identified(driver, stream_ref{}, where);
+}
+#if TARN_HAS_CUDA
+/// Returns the default stream of a device. @throws cuda_error  there is no such device
+[[nodiscard]] inline stream_ref default_stream(device_id device,
+                                               source_location where = source_location::current()) {
+  return default_stream(cuda_driver{device}, where);
+}
+#endif
 
 /// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
 /// wait: the driver completes the stream's work. The constructor takes no place for its errors: nvcc 13.0 ends without a message
@@ -108,33 +156,27 @@ struct stream_at {
 template <has_driver Resource>
 [[nodiscard]] stream_ref identified_if_known(Resource const& memory, stream_ref stream) noexcept {
   if (stream.id() != stream_ref::unknown_id) return stream;
-  stream_id id = 0;
-  return memory.driver().identify(stream, id).ok() ? stream_ref::from(stream.handle(), id) : stream;
+  status s;
+  return identify_and_learn<default_streams_of<Resource>()>(memory.driver(), stream, s);
 }
 
-/// Whether two streams of a device are the same one: by their identities if both are known, else by their handles.
+/// Whether two streams are the same one: by their identities if both are known, else by their handles.
 [[nodiscard]] inline bool same_stream(stream_ref a, stream_ref b) noexcept {
   bool const known = a.id() != stream_ref::unknown_id && b.id() != stream_ref::unknown_id;
   return known ? a.id() == b.id() : a == b;
 }
 
-/// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist. Each is passed with
-/// the driver of its device: an event is recorded only on the device it was created for, but any device may wait for it.
-/// @throws cuda_error
+/// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist, and may be of any devices. A
+/// default stream without an identity is that of its driver's device. @throws cuda_error
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
                    stream_ref before, source_location where = source_location::current()) {
-  if (driver_of_after.device() == driver_of_before.device() && same_stream(after, before)) return;
-  event_handle event = nullptr;
-  status s = driver_of_before.create_event(event);
-  if (s.ok()) {
-    s = driver_of_before.record_event(event, before);
-    if (s.ok()) s = driver_of_after.wait_event(after, event);
-    (void)driver_of_before.destroy_event(event);
-  }
-  if (!s.ok()) throw cuda_error(s, driver_of_after.device().value, where);
+  Driver const of_after = driver_of(driver_of_after, after);
+  Driver const of_before = driver_of(driver_of_before, before);
+  if (of_after.device() == of_before.device() && same_stream(after, before)) return;
+  status const s = make_wait(of_after, after, of_before, before);
+  if (!s.ok()) throw cuda_error(s, of_after.device().value, where);
 }
-/// Orders two streams of one device.
 template <stream_driver Driver>
 void order_streams(Driver const& driver, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {

@@ -20,8 +20,9 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/source/plain_block.hpp"
 #include "tarn/source/refusal.hpp"
@@ -231,9 +232,21 @@ class block_source {
     if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
       return detail::wait_past_captures(driver_).kind != failure::unloading;
     }
+    bool const of_any_device =
+        has_property<block_source, host_accessible> && detail::is_default_stream(stream);
+    if (!of_any_device) return wait_for(driver_, stream);
+    bool loaded = true;
+    if constexpr (detail::multi_device_driver<D>) driver_.devices_of_streams().use(driver_.named_device());
+    detail::for_each_device_in_use(driver_, [&](D const& there) {
+      bool const own = there.device() == detail::device_of(driver_, stream);
+      loaded = wait_for(there, own ? stream : stream_ref::from(stream.handle())) && loaded;
+    });
+    return loaded;
+  }
+  [[nodiscard]] static bool wait_for(D const& driver, stream_ref stream) noexcept {
     bool capturing = false;
-    (void)driver_.is_capturing(stream, capturing);
-    return capturing || driver_.synchronize_stream(stream).kind != failure::unloading;
+    (void)driver.is_capturing(stream, capturing);
+    return capturing || driver.synchronize_stream(stream).kind != failure::unloading;
   }
 
   D driver_;

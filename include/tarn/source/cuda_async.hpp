@@ -3,6 +3,7 @@
 // cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
 
 #include "tarn/core/config.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/source/block_source.hpp"
 #if TARN_HAS_CUDA

@@ -114,15 +114,33 @@ class sim_driver {
       return code::ok;
     });
   }
-  /// Whether the stream was created on another device.
-  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
-    int device = device_.value;
-    (void)call(driver_call::identify, costs().look, [&](state& m) {
-      if (auto const* const s = m.streams.find(stream, device); s != nullptr) device = s->device;
+  /// As cuda_driver's: where a stream lives, as far as it was learned.
+  [[nodiscard]] device_id known_device(stream_ref stream) const noexcept {
+    if (machine_.options().devices < 2) return device_;
+    if (!detail::is_default_stream(stream)) return devices_of_streams().find(stream.id());
+    std::lock_guard const lock(machine_.state_->mutex);
+    return machine_.state_->streams.find(stream, device_.value)->device;
+  }
+  /// Where an existing stream lives. As CUDA, refuses a captured stream, and invalidates the capture.
+  status ask_device(stream_ref stream, device_id& device) const noexcept {
+    return on_stream(driver_call::ask_device, costs().look, stream, [&](state& m, detail::sim_stream& s) {
+      if (!s.is_default && m.streams.is_capturing(s)) return m.streams.refuse_captured(s);
+      device = s.device;
       return code::ok;
     });
-    return device != device_.value;
   }
+  [[nodiscard]] detail::stream_devices& devices_of_streams() const noexcept {
+    return machine_.state_->devices_of_streams;
+  }
+  /// As cuda_driver's: the current device, or this one where nothing has used the current one yet.
+  [[nodiscard]] device_id named_device() const noexcept {
+    detail::sim_state& m = *machine_.state_;
+    std::lock_guard const lock(m.mutex);
+    return machine_.has(current()) && m.has_context[static_cast<std::size_t>(current().value)] ? current()
+                                                                                               : device_;
+  }
+  /// Makes this the driver of another device of the machine.
+  void retarget(device_id device) noexcept { device_ = device; }
   /// As cuda_driver's: the identity of an existing stream, without a call of the device.
   [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
     detail::sim_state& m = *machine_.state_;
@@ -182,6 +200,7 @@ class sim_driver {
   status create_stream(stream_ref& stream) const noexcept {
     return call(driver_call::create_stream, costs().create_stream, [&](state& m) {
       m.streams.create_stream(device_.value, detail::sim_blocking::independent, stream);
+      m.devices_of_streams.note(stream.id(), device_);
       return code::ok;
     });
   }
@@ -200,9 +219,11 @@ class sim_driver {
                           std::size_t bytes) const noexcept {
     return copy(stream, to, other, from, bytes);
   }
+  /// As CUDA's, and like a kernel, refuses a stream of another device.
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     return on_stream(driver_call::fill, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
       if (bytes == 0) return code::ok;
+      if (s.device != device_.value) return code::invalid_handle;
       if (!m.memory.knows(to)) return code::invalid_value;
       auto work = std::make_shared<detail::sim_transfer_work>();
       work->to = to;
@@ -218,6 +239,7 @@ class sim_driver {
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept {
     return on_stream(driver_call::convert, costs().launch, stream, [&](state& m, detail::sim_stream& s) {
       if (count == 0) return code::ok;
+      if (s.device != device_.value) return code::invalid_handle;
       auto work = std::make_shared<detail::sim_conversion<To, From>>(to, from, count, device_.value);
       std::size_t const bytes = count * (sizeof(To) + sizeof(From)) / 2;
       return m.streams.enqueue(s, detail::sim_transfer(bytes, costs().on_device_rate), std::move(work),
@@ -526,6 +548,8 @@ class sim_driver {
     std::lock_guard const lock(m.mutex);
     if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
     if (m.forked) return detail::sim_status(code::forked, name);
+    m.devices_of_streams.use(device_);
+    m.has_context[static_cast<std::size_t>(device_.value)] = true;
     try {
       m.charge(which, cost);
       if (code const broken = m.streams.fault(device_.value); broken != code::ok) {
@@ -617,6 +641,7 @@ class sim_marking_driver : public sim_driver {
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
               registering_driver<sim_driver> && describing_driver<sim_driver> &&
-              accounting_driver<sim_driver> && sharing_driver<sim_driver>);
+              accounting_driver<sim_driver> && sharing_driver<sim_driver> &&
+              detail::multi_device_driver<sim_driver> && detail::multi_device_driver<sim_marking_driver>);
 
 }  // namespace tarn

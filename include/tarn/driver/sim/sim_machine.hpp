@@ -24,6 +24,7 @@
 #include "tarn/driver/sim/sim_order.hpp"
 #include "tarn/driver/sim/sim_streams.hpp"
 #include "tarn/driver/sim/sim_work.hpp"
+#include "tarn/driver/stream_device.hpp"
 
 namespace tarn {
 
@@ -40,6 +41,7 @@ struct sim_state {
         streams(o.devices, memory, {o.seed, o.jitter, o.slow_streams, o.slowness, o.late_events}, order.get(),
                 o.checks == sim_checks::each_thread ? detail::sim_hosts::each_thread
                                                     : detail::sim_hosts::one_timeline) {
+    has_context.resize(static_cast<std::size_t>(o.devices > 0 ? o.devices : 0));
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
     if (order) memory.watch_gone();
     if (o.tool == sim_tool::attached) memory.attach_tool();
@@ -67,6 +69,9 @@ struct sim_state {
   sim_streams streams;
   std::vector<sim_async> async;
   sim_calls calls;
+  stream_devices devices_of_streams;
+  std::vector<bool>
+      has_context;      ///< of each device: whether a call of a driver or of the user's program has used it
   bool forked = false;  ///< this is a forked child's copy, which must not be used
 
  private:
@@ -337,6 +342,7 @@ class sim_machine {
     state_->streams.advance(state_->options.costs.launch);
     auto* const s = state_->streams.find(stream, device);
     if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
+    state_->has_context[static_cast<std::size_t>(s->device)] = true;
     if (auto const broken = state_->streams.fault(s->device); broken != detail::sim_code::ok) {
       return detail::sim_status(broken, "launch");
     }

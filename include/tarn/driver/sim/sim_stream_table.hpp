@@ -22,11 +22,13 @@ namespace tarn::detail {
 /// Callers hold the machine's lock.
 class sim_stream_table {
  public:
-  /// Returns the stream of a handle; default handles mean the given device's. Null if there is none. A per-thread default
-  /// stream of another thread cannot be reached by its handle: the legacy default stream, which is ordered with it, is returned
-  /// instead (as in cuda_driver).
+  /// Returns the stream of a handle; a default handle means the given device's, or that of the device which its identity names. Null
+  /// if there is none. A per-thread default stream of another thread cannot be reached by its handle: the legacy default stream, which
+  /// is ordered with it, is returned instead (as in cuda_driver).
   sim_stream* find(stream_ref stream, int device) {
     auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
+    if (handle <= per_thread_handle && stream.id() != stream_ref::unknown_id)
+      device = device_of_default(stream.id(), device);
     auto& d = devices_[static_cast<std::size_t>(device)];
     if (handle <= legacy_handle) return &d.legacy;
     if (handle == per_thread_handle) {
@@ -141,6 +143,16 @@ class sim_stream_table {
   static constexpr std::uintptr_t stream_handles = 0x51000000;
   static constexpr std::uintptr_t event_handles = 0x52000000;
 
+  /// The device of a default stream by its identity; `otherwise` if it is none's.
+  [[nodiscard]] int device_of_default(stream_id id, int otherwise) const noexcept {
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      if (devices_[d].legacy.id == id) return static_cast<int>(d);
+      for (auto const& [thread, s] : devices_[d].per_thread) {
+        if (s.id == id) return static_cast<int>(d);
+      }
+    }
+    return otherwise;
+  }
   sim_stream& own_default_stream(int device) {
     auto& streams_here = devices_[static_cast<std::size_t>(device)].per_thread;
     auto const thread = thread_number();

@@ -22,6 +22,7 @@
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/config.hpp"
+#include "tarn/core/device.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
@@ -57,6 +58,7 @@ struct stream_domain {
   std::uint64_t recorded = 0;  ///< marks up to here are covered by `event`
   std::uint64_t completed = 0;  ///< marks up to here are complete on the device
   event_handle event = nullptr;
+  device_id event_device;          ///< where `event` was created
   domain_ref next_free = neutral;  ///< of a free place
   std::uint16_t generation = 0;    ///< number of streams that had this place before
   range_index index[zone_count];

@@ -10,6 +10,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/waiting_block.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_life.hpp"
@@ -64,7 +65,7 @@ class end_mark {
     if constexpr (marks_all_work<Driver>) {
       if (!is_marked_) {
         status s = event_ != nullptr ? status{} : driver_.create_event(event_);
-        if (s.ok()) s = record_all_work(driver_, event_);
+        if (s.ok()) s = record_all_work_in_use(driver_, event_);
         waits_for_capture_ = is_of_capture(s);
         if (s.kind == failure::unloading || s.kind == failure::unsupported)
           return is_complete_ = host_waits();

@@ -12,7 +12,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sleeping.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/source/refusal.hpp"
 

@@ -19,7 +19,7 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sleeping.hpp"
 #include "tarn/core/stream.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/growth/address_space.hpp"

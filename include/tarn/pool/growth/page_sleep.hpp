@@ -23,7 +23,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sleeping.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"

@@ -25,6 +25,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_life.hpp"

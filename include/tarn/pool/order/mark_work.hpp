@@ -6,8 +6,11 @@
 
 #include <cstdint>
 
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/stream_device.hpp"
+#include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 
 namespace tarn::detail {
@@ -18,39 +21,87 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// Marks the work of `stream`, which carries its identity. At most three driver calls.
-/// @param captured  set to whether the mark was refused because of a capture
+/// Records an event on a stream. @param captured  set to whether that was refused because of a capture
 template <stream_driver Driver>
-mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream, bool& captured) noexcept {
+mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
+                        bool& captured) noexcept {
   bool capturing = false;
-  captured = false;
-  if (!is_default_stream(stream)) {
-    if constexpr (marks_all_work<Driver>) {
-      status const s = record_all_work(driver, event);
-      if (s.ok()) return mark_result::marked;
-      captured = is_of_capture(s);
-      return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
-    } else {
-      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
-      capture_gate::passage const none_begins;
-      if (driver.is_capturing(stream_ref::from(stream.handle()), capturing).ok() && capturing) {
-        captured = true;
-        return mark_result::refused;
-      }
-      stream_id now = 0;
-      bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
-      if (!same) return mark_result::gone;
-    }
-  }
   bool const recorded =
       driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
   captured = !recorded && capturing;
   return recorded ? mark_result::marked : mark_result::refused;
 }
+
+/// Marks what a default stream refers to where it may be any device's: the default stream of each device in use, by handle. Of another
+/// device it is the legacy one, which is ordered with every blocking stream there.
 template <stream_driver Driver>
-mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream) noexcept {
-  bool captured = false;
-  return mark_work(driver, event, stream, captured);
+mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
+                                 bool& captured) noexcept {
+  device_id const own = device_of(driver, stream);
+  status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
+    stream_ref const of_there =
+        there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
+    bool capturing = false;
+    if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
+    return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
+  });
+  captured = is_of_capture(s);
+  return s.ok() ? mark_result::marked : mark_result::refused;
+}
+
+/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks() names. At most three
+/// driver calls; where the device is unknown, at most six for each device in use.
+/// @param device    where the stream lives; unknown_device: the work of each device in use is marked
+/// @param captured  set to whether the mark was refused because of a capture
+template <stream_driver Driver>
+mark_result mark_work(Driver const& driver, device_id device, event_handle event, stream_ref stream,
+                      bool& captured) noexcept {
+  captured = false;
+  if (is_default_stream(stream)) {
+    if (device == unknown_device) return mark_default_streams(driver, event, stream, captured);
+    return mark_stream(driver_on(driver, device), event, stream, captured);
+  }
+  Driver const there = driver_on(driver, device);
+  if constexpr (marks_all_work<Driver>) {
+    status const s =
+        device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
+    if (s.ok()) return mark_result::marked;
+    captured = is_of_capture(s);
+    return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
+  } else {
+    if (device == unknown_device) return mark_result::gone;
+    {
+      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
+      capture_gate::passage const none_begins;
+      stream_ref const bare = stream_ref::from(stream.handle());
+      bool capturing = false;
+      if (there.is_capturing(bare, capturing).ok() && capturing) {
+        captured = true;
+        return mark_result::refused;
+      }
+      stream_id now = 0;
+      if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;
+    }
+    return mark_stream(there, event, stream, captured);
+  }
+}
+
+/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is unknown.
+template <stream_driver Driver>
+[[nodiscard]] device_id device_of_marks(Driver const& driver, device_id device) noexcept {
+  return device == unknown_device ? driver.device() : device;
+}
+
+/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device in use. No driver call.
+/// @param which  of a default stream on memory that the host can access, any device's default stream may be meant: a program names one
+///               handle for all of them
+template <stream_driver Driver>
+[[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
+                                       default_streams which) noexcept {
+  if (which == default_streams::of_current_device && is_default_stream(stream) &&
+      uses_several_devices(driver))
+    return unknown_device;
+  return device_of(driver, stream);
 }
 
 }  // namespace tarn::detail

@@ -6,8 +6,9 @@
 #include <cstdint>
 
 #include "tarn/core/min_max.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/order/mark_work.hpp"
@@ -30,10 +31,11 @@ enum class gone_stream : std::uint8_t {
 template <stream_driver Driver>
 class ordering {
  public:
-  explicit ordering(Driver const& driver) : driver_(driver) {}
+  /// @param named  what a default stream refers to that is named without an identity
+  ordering(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
 
-  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most five driver calls, none if nothing was freed since
-  /// the last completed mark.
+  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most five
+  /// driver calls, none if nothing was freed since the last completed mark; more where it is unknown on which device the stream lives.
   ///
   /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
   /// holds. The mark is taken before the event is recorded, so frees in between get a later mark.
@@ -50,7 +52,11 @@ class ordering {
         unlocked const open(hot);
         // Waiting for the device would invalidate a capture on any stream; recording an event is merely refused then.
         if (!known_gone || marks_all_work<Driver>) {
-          result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
+          device_id const device = device_to_mark(driver_, stream, named_);
+          bool captured = false;
+          result = ensure_event(domain, device_of_marks(driver_, device))
+                       ? mark_work(driver_, device, domain.event, stream, captured)
+                       : mark_result::refused;
         }
       }
       if (result == mark_result::refused) return progress::unknown;
@@ -131,8 +137,14 @@ class ordering {
   [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
 
  private:
-  bool ensure_event(stream_domain& domain) const noexcept {
-    return domain.event != nullptr || driver_.create_event(domain.event).ok();
+  /// Makes sure that the domain has an event of the device: its place may have been that of another device's stream.
+  bool ensure_event(stream_domain& domain, device_id device) const noexcept {
+    if (domain.event != nullptr && domain.event_device != device) {
+      (void)driver_.destroy_event(domain.event);
+      domain.event = nullptr;
+    }
+    domain.event_device = device;
+    return domain.event != nullptr || driver_on(driver_, device).create_event(domain.event).ok();
   }
 
   /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
@@ -149,6 +161,7 @@ class ordering {
   }
 
   Driver driver_;
+  default_streams named_;
   std::uint64_t host_waits_ = 0;
   std::uint64_t device_waits_ = 0;
 };

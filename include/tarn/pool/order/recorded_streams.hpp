@@ -26,8 +26,9 @@
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/stream.hpp"
-#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/all_work.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/driver/stream_device.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 #include "tarn/pool/order/mark_work.hpp"
 #include "tarn/pool/order/noted_blocks.hpp"
@@ -46,7 +47,8 @@ class recorded_streams {
     stream_ref stream;
   };
 
-  explicit recorded_streams(Driver const& driver) : driver_(driver) {}
+  /// @param named  what a default stream refers to that is named without an identity
+  recorded_streams(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
   recorded_streams(recorded_streams const&) = delete;
   recorded_streams& operator=(recorded_streams const&) = delete;
 
@@ -65,14 +67,10 @@ class recorded_streams {
     return waiting_count_.load(std::memory_order_relaxed) != 0;
   }
 
-  /// Records a use, and makes room for all that deallocation needs. Amortised O(1); O(streams that the block is used on).
-  /// @throws std::bad_alloc, cuda_error: nothing has changed
+  /// Records a use on a stream with its identity, whose device was learned, and makes room for all that deallocation needs. Amortised
+  /// O(1); O(streams that the block is used on). @throws std::bad_alloc: nothing has changed
   void note(void* p, stream_ref stream) {
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id) {
-      if (status const s = driver_.identify(stream, id); !s.ok()) throw cuda_error(s, driver_.device().value);
-      stream = stream_ref::from(stream.handle(), id);
-    }
+    stream_id const id = stream.id();
     std::lock_guard const guard(mutex_);
     slot_number b = noted_.find(p);
     for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
@@ -176,7 +174,7 @@ class recorded_streams {
     lock held(mutex_);
     for (slot_number q = 1; q <= queues_.last(); ++q) {
       for (slot_number u = std::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
-        recycle(held, uses_[u].event);
+        recycle(held, q, uses_[u].event);
     }
     while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
   }
@@ -219,10 +217,11 @@ class recorded_streams {
     std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
     event_handle event = nullptr;
   };
-  /// The uses of one stream, or of all but the default streams if the driver marks the whole device's work.
+  /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole device's work.
   struct use_queue {
     stream_id key = 0;
     stream_ref stream;
+    device_id device;  ///< where it lives; unknown_device: each device in use is marked
     slot_number next = 0;
     slot_number first = 0;  ///< marked groups, linked by `next`
     slot_number last = 0;
@@ -242,10 +241,18 @@ class recorded_streams {
 
   // ---- under the mutex
 
+  /// The key of the uses of a device. No stream has such an identity.
+  [[nodiscard]] static stream_id key_of(device_id device) noexcept {
+    return neutral_id - static_cast<stream_id>(device.value - unknown_device.value);
+  }
+  [[nodiscard]] bool is_own(slot_number q) const noexcept {
+    return device_of_marks(driver_, queues_[q].device) == driver_.device();
+  }
   /// @throws std::bad_alloc, nothing has changed
   slot_number queue_of(stream_ref stream) {
+    device_id const device = device_to_mark(driver_, stream, named_);
     bool const shared = marks_all_work<Driver> && !is_default_stream(stream);
-    stream_id const key = shared ? neutral_id : stream.id();
+    stream_id const key = shared ? key_of(device) : stream.id();
     if (slot_number const known = by_stream_.find(key); known != 0) return known;
     by_stream_.make_room(1);
     queues_.make_room();
@@ -253,6 +260,7 @@ class recorded_streams {
     by_stream_.insert(key, q);
     queues_[q].key = key;
     queues_[q].stream = stream;
+    queues_[q].device = device;
     queues_[q].gone = key == stream_ref::unknown_id;
     return q;
   }
@@ -357,14 +365,17 @@ class recorded_streams {
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
     slot_number const q = uses_[g].queue;
     stream_ref const stream = queues_[q].stream;
+    device_id const device = queues_[q].device;
     bool const known_gone = queues_[q].gone;
-    event_handle event = !known_gone && idle_count_ != 0 ? idle_[--idle_count_] : nullptr;
+    bool const takes_idle = !known_gone && is_own(q) && idle_count_ != 0;
+    event_handle event = takes_idle ? idle_[--idle_count_] : nullptr;
     held.unlock();
     bool captured = false;
     mark_result result = mark_result::gone;
     if (!known_gone) {
-      bool const has_event = event != nullptr || driver_.create_event(event).ok();
-      result = has_event ? mark_work(driver_, event, stream, captured) : mark_result::refused;
+      bool const has_event =
+          event != nullptr || driver_on(driver_, device_of_marks(driver_, device)).create_event(event).ok();
+      result = has_event ? mark_work(driver_, device, event, stream, captured) : mark_result::refused;
     }
     bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
     held.lock();
@@ -372,7 +383,7 @@ class recorded_streams {
     in.captured = captured;
     in.gone = in.gone || result == mark_result::gone;
     if (result == mark_result::marked) {
-      recycle(held, append(g, ticket, event));
+      recycle(held, q, append(g, ticket, event));
       return false;
     }
     if (!over) {
@@ -405,13 +416,14 @@ class recorded_streams {
     in.marked -= uses_[g].count;
     uses_[g].event = nullptr;
     is_over(g);
-    recycle(held, event);
+    recycle(held, q, event);
     return true;
   }
 
-  void recycle(lock& held, event_handle event) noexcept {
+  /// Keeps an event of the driver's own device for a later mark.
+  void recycle(lock& held, slot_number q, event_handle event) noexcept {
     if (event == nullptr) return;
-    if (idle_count_ == most_idle) return destroy(held, event);
+    if (idle_count_ == most_idle || !is_own(q)) return destroy(held, event);
     idle_[idle_count_++] = event;
   }
   void destroy(lock& held, event_handle event) const noexcept {
@@ -421,6 +433,7 @@ class recorded_streams {
   }
 
   Driver driver_;
+  default_streams named_;
   mutable fork_mutex mutex_;
   slots<block> blocks_;
   slots<use> uses_;

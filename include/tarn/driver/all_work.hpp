@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Marks and waits for all work: of one device, or of each device in use where it is unknown on which one the work runs.
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/stream.hpp"
+#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/driver.hpp"
+#include "tarn/driver/stream_device.hpp"
+#include "tarn/driver/stream_life.hpp"
+
+namespace tarn::detail {
+
+/// Marks all work of the driver's device, unless that would invalidate a capture.
+template <class Driver>
+status record_all_work(Driver const& driver, event_handle event) noexcept {
+  capture_gate::passage const open;
+  return open ? driver.record_all(event) : refused_for_capture("record_all");
+}
+
+/// Orders later work of `later` behind what `mark(driver, event)` marks on each device in use. Returns the first failure; some devices
+/// may be waited for then.
+template <stream_driver Driver, class Mark>
+status order_behind_devices(Driver const& driver, stream_ref later, Mark const& mark) noexcept {
+  status result;
+  for_each_device_in_use(driver, [&](Driver const& there) {
+    if (!result.ok()) return;
+    event_handle event = nullptr;
+    result = there.create_event(event);
+    if (result.ok()) result = mark(there, event);
+    if (result.ok()) result = driver.wait_event(later, event);
+    if (event != nullptr) (void)there.destroy_event(event);
+  });
+  return result;
+}
+/// Records an event of the driver's own device behind what `mark(driver, event)` marks on each device in use.
+template <stream_driver Driver, class Mark>
+status record_behind_devices(Driver const& driver, event_handle event, Mark const& mark) noexcept {
+  if (!uses_several_devices(driver)) return mark(driver, event);
+  own_stream const joins(driver);
+  if (status const made = joins.made(); !made.ok()) return made;
+  status const s = order_behind_devices(driver, joins.get(), mark);
+  return s.ok() ? driver.record_event(event, joins.get()) : s;
+}
+/// Marks all work of each device in use with an event of the driver's own device.
+template <stream_driver Driver>
+status record_all_work_in_use(Driver const& driver, event_handle event) noexcept {
+  return record_behind_devices(
+      driver, event, [](Driver const& there, event_handle e) noexcept { return record_all_work(there, e); });
+}
+
+/// Waits on the host for all work of each device in use, unless that would invalidate a capture. If a driver cannot mark that work, a
+/// capture that begins meanwhile waits, too.
+template <class Driver>
+status wait_for_all_work(Driver const& driver) noexcept {
+  if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
+  status result;
+  for_each_device_in_use(driver, [&](Driver const& there) {
+    status s = refused_for_capture("synchronize_device");
+    if constexpr (marks_all_work<Driver>) {
+      event_handle event = nullptr;
+      s = there.create_event(event);
+      if (s.ok()) s = record_all_work(there, event);
+      if (s.ok()) s = there.synchronize_event(event);
+      if (event != nullptr) (void)there.destroy_event(event);
+    }
+    if (!s.ok() && !capture_gate::has_captures()) {
+      capture_gate::passage const open;
+      s = open ? there.synchronize_device() : refused_for_capture("synchronize_device");
+    }
+    if (result.ok()) result = s;
+  });
+  return result;
+}
+
+/// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if one is open still, or if
+/// the caller's own thread may have it open.
+template <class Driver>
+status wait_past_captures(Driver const& driver) noexcept {
+  status s = wait_for_all_work(driver);
+  for (int tries = 0; tries < 8 && is_of_capture(s); ++tries) {  // the next capture may have begun
+    if (capture_gate::may_be_mine() || !capture_gate::wait_for_captures()) break;
+    s = wait_for_all_work(driver);
+  }
+  return s;
+}
+/// Orders later work of `later` after the work on a stream that may be destroyed: after all work of each device in use. Waits on the
+/// host if the driver cannot mark that work. Fails if a capture forbids it.
+template <stream_driver Driver>
+status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
+  if constexpr (marks_all_work<Driver>) {
+    auto const mark = [](Driver const& there, event_handle e) noexcept { return record_all_work(there, e); };
+    if (status const s = order_behind_devices(driver, later, mark); s.ok()) return s;
+  }
+  return wait_for_all_work(driver);
+}
+/// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default stream
+/// after waiting for the work on it. Returns false if a capture forbids to wait: the memory must not be accessed.
+template <stream_driver Driver>
+[[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
+  if (life_of(driver, stream) == stream_life::alive) return true;
+  stream = {};
+  return !is_of_capture(wait_for_all_work(driver));
+}
+
+}  // namespace tarn::detail

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that every device may use, used and freed on a stream of another device than its pool's: through every owner, with both kinds
+// of driver, the stream alive and destroyed. Contents are compared, and memory is bounded.
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "tarn/driver/sim/sim_driver.hpp"
+#include "tarn/policy/accessible_from.hpp"
+#include "tarn/policy/checked.hpp"
+#include "tarn/policy/fenced.hpp"
+#include "tarn/policy/poisoned.hpp"
+#include "tarn/policy/pooled.hpp"
+#include "tarn/policy/tracked.hpp"
+#include "tarn/raii/cache_guard.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/device_ptr.hpp"
+#include "tarn/raii/free_on.hpp"
+#include "tarn/raii/pinned_buffer.hpp"
+#include "tarn/raii/scratch.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/source/sim_sources.hpp"
+
+using namespace tarn;
+
+namespace {
+
+constexpr std::size_t n = 1_MiB;
+constexpr sim_nanoseconds second = 1'000'000'000;
+
+/// Two devices, and the user's work on the second one.
+template <class Driver>
+struct two_devices {
+  two_devices()
+      : machine(options()), first(machine.driver(device_id{0})), other(machine.driver(device_id{1})) {}
+
+  static sim_options options() {
+    sim_options o;
+    o.devices = 2;
+    o.checks = sim_checks::stream_order;
+    o.backing = sim_backing::host_backed;
+    return o;
+  }
+  /// Work that takes long, then a kernel on the second device that reads the bytes, each of which must be `byte`.
+  void read_late(stream_ref s, void const* p, unsigned char byte) {
+    (void)other.launch(s, second);
+    (void)other.launch(s, 1000, {sim_reads(p, n)}, [this, p, byte] {
+      auto const* const bytes = static_cast<unsigned char const*>(p);
+      good += std::all_of(bytes, bytes + n, [byte](unsigned char b) { return b == byte; }) ? 1 : 0;
+    });
+  }
+  /// Runs all work and returns how many of the reads saw what was written for them.
+  int good_reads() {
+    (void)first.synchronize_device();
+    (void)other.synchronize_device();
+    return good;
+  }
+
+  sim_machine machine;
+  Driver first;
+  Driver other;
+  int good = 0;
+};
+
+/// Another owner of the memory writes it on the host as soon as it gets it.
+template <class Memory>
+void overwrite(Memory& memory) {
+  for (int i = 0; i < 4; ++i) {
+    pinned_buffer<char, Memory> const reused(memory, n, elements::value_initialised);
+    (void)reused;
+  }
+}
+
+enum class end_of_stream { alive, destroyed };
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("host memory used on a stream of another device keeps its bytes until that work is over",
+                   "[raii][other_device][stream]", sim_driver, sim_marking_driver) {
+  two_devices<TestType> t;
+  auto const end = GENERATE(end_of_stream::alive, end_of_stream::destroyed);
+  stream_ref s;
+  REQUIRE(t.other.create_stream(s).ok());
+  bool const made_by_tarn = GENERATE(true, false);
+  if (!made_by_tarn) {
+    REQUIRE(t.other.destroy_stream(s).ok());
+    REQUIRE(t.machine.create_blocking_stream(device_id{1}, s).ok());
+    s = stream_ref::from(s.handle());
+  }
+  auto const with_each_memory = [&](auto const& use) {
+    auto pinned = basic_pinned<TestType>{t.first} | pooled{};
+    auto registered = basic_registered<TestType>{t.first} | pooled{};
+    auto managed = basic_managed<TestType>{t.first} | pooled{};
+    use(pinned);
+    use(registered);
+    use(managed);
+    basic_pinned<TestType> bare{t.first};
+    use(bare);
+  };
+  int reads = 0;
+  auto const finish = [&] {
+    if (end == end_of_stream::destroyed) {
+      (void)t.other.destroy_stream(s);
+    }
+  };
+  SECTION("~pinned_buffer") {
+    with_each_memory([&](auto& memory) {
+      if (reads != 0 && end == end_of_stream::destroyed) return;
+      ++reads;
+      {
+        pinned_buffer<char, std::remove_reference_t<decltype(memory)>> b(memory, n, elements::uninitialised,
+                                                                         s);
+        std::memset(b.data(), 7, n);
+        t.read_late(s, b.data(), 7);
+        finish();
+      }
+      overwrite(memory);
+    });
+  }
+  SECTION("~device_ptr, free_on, set_stream, record_stream and ~scratch") {
+    auto memory = basic_pinned<TestType>{t.first} | pooled{};
+    basic_stream<TestType> const own{t.first};
+    auto const written = [&](void* p) {
+      (void)t.first.synchronize_device();
+      std::memset(p, 9, n);
+      return p;
+    };
+    SECTION("~device_ptr") {
+      auto p = make_device<char[]>(memory, n, s);
+      t.read_late(s, written(p.get()), 9);
+      finish();
+    }
+    SECTION("free_on") {
+      auto p = make_device<char[]>(memory, n, own);
+      t.read_late(s, written(p.get()), 9);
+      free_on(std::move(p), s);
+      finish();
+    }
+    SECTION("set_stream") {
+      auto p = make_device<char[]>(memory, n, own);
+      p.set_stream(s);
+      t.read_late(s, written(p.get()), 9);
+      finish();
+    }
+    SECTION("set_stream away from it") {
+      auto p = make_device<char[]>(memory, n, s);
+      t.read_late(s, written(p.get()), 9);
+      p.set_stream(own);
+      finish();
+    }
+    SECTION("record_stream") {
+      void* const p = memory.allocate(own, n);
+      t.read_late(s, written(p), 9);
+      memory.record_stream(p, n, s);
+      memory.deallocate(own, p, n);
+      finish();
+    }
+    SECTION("~scratch") {
+      scratch<decltype(memory)> work(memory, n, s);
+      t.read_late(s, written(work.template take<char>(n)), 9);
+      work.release();
+      finish();
+    }
+    SECTION("~scratch after set_stream") {
+      scratch<decltype(memory)> work(memory, n, own);
+      void* const p = work.template take<char>(n);
+      work.set_stream(s);
+      t.read_late(s, written(p), 9);
+      finish();
+    }
+    ++reads;
+    overwrite(memory);
+    SUCCEED();
+  }
+  CHECK(t.good_reads() == reads);
+  if (end == end_of_stream::alive && made_by_tarn) (void)t.other.destroy_stream(s);
+  CHECK(t.machine.findings().empty());
+}
+
+TEMPLATE_TEST_CASE("pages shared with another device are an ordinary pool's on its streams",
+                   "[raii][other_device][stream]", sim_driver, sim_marking_driver) {
+  two_devices<TestType> t;
+  auto const run = [&](auto policy) {
+    auto pool =
+        basic_pages<TestType>{t.first} | accessible_from{device_id{1}} | pooled{} | policy | tracked{};
+    basic_stream<TestType> const own{t.first};
+    for (int i = 0; i < 20; ++i) {
+      basic_stream<TestType> const there{t.other};
+      auto a = make_device_buffer<char>(pool, n, own);
+      auto b = make_device_buffer<char>(pool, n, there);
+      b.fill(std::byte{1});
+      detail::order_streams(t.first, there, own);
+      (void)t.other.launch(there, 1'000'000, {sim_reads(a.data(), n)}, [] {});
+      a.record_stream(there);
+      b.copy_from(a);
+      auto c = b.clone(own);
+      c.resize(2 * n, there);
+    }
+    (void)t.other.synchronize_device();
+    pool.empty_cache();
+    CHECK(memory_reserved(pool) == 0);
+  };
+  run(tracked{});
+  run(poisoned{});
+  run(fenced{});
+  run(checked{.quarantine_blocks = 0});
+  CHECK(t.machine.findings().empty());
+}
+
+TEMPLATE_TEST_CASE("a pool refuses to allocate on a stream of a device that cannot use its pages",
+                   "[raii][other_device]", sim_driver, sim_marking_driver) {
+  two_devices<TestType> t;
+  auto pool = basic_pages<TestType>{t.first} | pooled{};
+  basic_stream<TestType> const own{t.first};
+  basic_stream<TestType> const there{t.other};
+  try {
+    (void)pool.allocate(there, n);
+    FAIL("a stream of another device was accepted");
+  } catch (misuse const& error) {
+    CHECK(error.kind() == misuse_kind::wrong_device);
+    CHECK(std::string(error.what()).find("is of device 1, which cannot use this memory of device 0") !=
+          std::string::npos);
+  }
+  CHECK(memory_reserved(pool) == 0);
+  // A copy on such a stream may be the last user of a block: it is freed there, and another stream takes it in order.
+  void* const p = pool.allocate(own, n);
+  (void)t.other.launch(there, second);
+  pool.deallocate(there, p, n);
+  pool.empty_cache();
+  CHECK(t.machine.now() >= second);
+  CHECK(memory_reserved(pool) == 0);
+  auto blocks = basic_malloc<TestType>{t.first} | pooled{};  // the program may have enabled peer access
+  blocks.deallocate(there, blocks.allocate(there, n), n);
+}
+
+TEMPLATE_TEST_CASE(
+    "a default stream on host memory is the current device's, and a block waits for each device's",
+    "[raii][other_device][stream]", sim_driver, sim_marking_driver) {
+  two_devices<TestType> t;
+  auto pinned = basic_pinned<TestType>{t.first} | pooled{};
+  basic_stream<TestType> const uses_the_device{t.other};
+  int const current = GENERATE(0, 1);
+  REQUIRE(sim_driver::set_current_device(device_id{current}).ok());
+  {
+    pinned_buffer<char, decltype(pinned)> b(pinned, n, elements::uninitialised);
+    CHECK(b.stream().id() == default_stream(current == 0 ? t.first : t.other).id());
+    std::memset(b.data(), 7, n);
+    // cudaSetDevice(1), and a copy on stream 0.
+    REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+    t.read_late(stream_ref{}, b.data(), 7);
+  }
+  overwrite(pinned);
+  CHECK(t.good_reads() == 1);
+  // Reuse at once is only by the same device's default stream.
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  void* const p = pinned.allocate(stream_ref{}, n);
+  pinned.deallocate(stream_ref{}, p, n);
+  REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+  t.machine.reset_calls();
+  void* const q = pinned.allocate(stream_ref{}, n);
+  CHECK((q != p ||
+         t.machine.calls()[driver_call::query_event] + t.machine.calls()[driver_call::wait_event] != 0));
+  pinned.deallocate(stream_ref{}, q, n);
+  // A bare source waits, too.
+  basic_pinned<TestType> bare{t.first};
+  void* const r = bare.allocate_sync(n);
+  std::memset(r, 8, n);
+  t.read_late(stream_ref{}, r, 8);
+  bare.deallocate(stream_ref{}, r, n);
+  CHECK(t.good_reads() == 2);
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+  CHECK(t.machine.findings().empty());
+}
+
+TEST_CASE("streams of a second device cost no call on a third one, and warm calls none at all",
+          "[raii][other_device][stream]") {
+  sim_options o;
+  o.devices = 3;
+  sim_machine const machine(o);
+  sim_marking_driver const first(machine.driver(device_id{0}));
+  auto pool = basic_pinned<sim_marking_driver>{first} | pooled{.captures = capture_watch::in_scopes};
+  basic_stream<sim_marking_driver> const there{sim_marking_driver(machine.driver(device_id{1}))};
+  for (int i = 0; i < 2; ++i) pool.deallocate(there, pool.allocate(there, 1000), 1000);
+  machine.reset_calls();
+  for (int i = 0; i < 100; ++i) pool.deallocate(there, pool.allocate(there, 1000), 1000);
+  CHECK(machine.calls().total() == 0);
+  pool.empty_cache();
+  int in_use = 0;
+  first.devices_of_streams().for_each_in_use([&](device_id d) { in_use |= 1 << d.value; });
+  CHECK(in_use == 3);
+}
