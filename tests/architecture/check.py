@@ -9,7 +9,8 @@ root = pathlib.Path(sys.argv[1])
 include = root / "include" / "tarn"
 order = ["core", "driver", "source", "pool", "policy", "raii", "report"]
 # Wrappers of what exists on one platform only: named by the comment at the top of core/config.hpp.
-WITH_PLATFORMS = ["core/config.hpp", "core/wait.hpp", "core/at_fork.hpp", "pool/front/owner_lock.hpp", "policy/backtrace.hpp"]
+WITH_PLATFORMS = ["core/config.hpp", "core/wait.hpp", "core/at_fork.hpp", "core/source_location.hpp",
+                  "pool/front/owner_lock.hpp", "policy/backtrace.hpp"]
 problems = []
 for header in sorted(include.rglob("*.hpp")):
     text = header.read_text()

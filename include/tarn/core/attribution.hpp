@@ -20,13 +20,11 @@ struct attribution {
   constexpr attribution() noexcept = default;
   constexpr attribution(source_location at) noexcept : where(at) {}
   /// Defined in core/tag.
-  attribution(tag const& name, char const* file = __builtin_FILE(), int line = __builtin_LINE(),
-              char const* function = __builtin_FUNCTION()) noexcept;
+  attribution(tag const& name, source_location at = source_location::current()) noexcept;
 
-  [[nodiscard]] static constexpr attribution current(char const* file = __builtin_FILE(),
-                                                     int line = __builtin_LINE(),
-                                                     char const* function = __builtin_FUNCTION()) noexcept {
-    return source_location{file, line, function};
+  [[nodiscard]] static constexpr attribution current(
+      source_location at = source_location::current()) noexcept {
+    return at;
   }
 };
 

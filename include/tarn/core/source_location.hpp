@@ -3,6 +3,32 @@
 // A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
 // available everywhere.
 
+#if defined(__NVCC__) && __CUDACC_VER_MAJOR__ < 13 && !defined(__clang__)
+// nvcc 12.4 corrupts a default argument that has one of these builtins where a constraint calls the function:
+// it crashes, or compiles another expression. So nvcc gets ordinary functions of the same names. The host
+// compiler preprocesses what nvcc writes: it expands the name of their namespace to nothing, so `::` finds the
+// builtins. The functions are templates because an unqualified call in other code must prefer the builtins.
+#pragma push_macro("__REGISTER_PREFIX__")
+#undef __REGISTER_PREFIX__
+namespace __REGISTER_PREFIX__ {
+template <class... None>
+constexpr char const* __builtin_FILE(None...) noexcept {
+  return "";
+}
+template <class... None>
+constexpr int __builtin_LINE(None...) noexcept {
+  return 0;
+}
+template <class... None>
+constexpr char const* __builtin_FUNCTION(None...) noexcept {
+  return "";
+}
+}  // namespace __REGISTER_PREFIX__
+#define TARN_OF_CALLER(WHAT) __REGISTER_PREFIX__::__builtin_##WHAT()
+#else
+#define TARN_OF_CALLER(WHAT) __builtin_##WHAT()
+#endif
+
 namespace tarn {
 
 /// File, line and function of a call; static storage. Use it as a default argument:
@@ -13,10 +39,15 @@ struct source_location {
   char const* function = "";
 
   [[nodiscard]] static constexpr source_location current(
-      char const* file = __builtin_FILE(), int line = __builtin_LINE(),
-      char const* function = __builtin_FUNCTION()) noexcept {
+      char const* file = TARN_OF_CALLER(FILE), int line = TARN_OF_CALLER(LINE),
+      char const* function = TARN_OF_CALLER(FUNCTION)) noexcept {
     return {file, line, function};
   }
 };
 
 }  // namespace tarn
+
+#undef TARN_OF_CALLER
+#if defined(__NVCC__) && __CUDACC_VER_MAJOR__ < 13 && !defined(__clang__)
+#pragma pop_macro("__REGISTER_PREFIX__")
+#endif

@@ -107,8 +107,8 @@ class tag {
   std::uint32_t id_ = 0;
 };
 
-inline attribution::attribution(tag const& name, char const* file, int line, char const* function) noexcept
-    : where{file, line, function}, tag_id(name.id()) {}
+inline attribution::attribution(tag const& name, source_location at) noexcept
+    : where(at), tag_id(name.id()) {}
 
 /// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest; the
 /// innermost one applies. They may end in any order, each on the thread that began it. Costs two writes of a thread-local word.
