@@ -6,13 +6,20 @@
 //
 // | CCCL            | synchronous concept  | stream-ordered concept | references               |
 // |-----------------|----------------------|------------------------|--------------------------|
+// | 2.3 (CUDA 12.4) | resource             | async_resource         | experimental             |
 // | 3.0 (CUDA 13.0) | resource             | async_resource         | experimental             |
 // | 3.1             | synchronous_resource | resource               | experimental             |
 // | 3.2 and later   | synchronous_resource | resource               | and any_resource, buffer |
 
 #include "tarn/core/config.hpp"
 
+#if __has_include(<cuda/version>)
 #include <cuda/version>
+#endif
+#if !defined(CCCL_VERSION) || CCCL_VERSION < 2003000
+#error "tarn/cuda_mr.hpp: needs CCCL 2.3, which CUDA 12.4 has, or later"
+#include <tarn-needs-CCCL-2.3>  // ends the compilation: what follows would only be errors that mislead
+#endif
 
 // Up to 3.1, parts of <cuda/memory_resource> exist only if this is defined before the first inclusion. Nothing else reads it,
 // so it is undefined again below.
@@ -308,8 +315,10 @@ class cuda_source_of<CudaResource, D>::source {
       } catch (out_of_memory const&) {
         throw;  // a tarn resource inside: its error has more information
       } catch (std::bad_alloc const&) {
+#if CCCL_VERSION >= 2005000  // earlier ones have no such error
       } catch (::cuda::cuda_error const& error) {
         if (!detail::means_out_of_memory(error)) throw;
+#endif
       }
     }
     detail::refuse(driver_, none_left, stream, bytes, alignment);
