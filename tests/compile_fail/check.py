@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes that must not compile, and the words that the first error or its notes must contain. Each case is a .cpp here whose second
-line is `// error: words`, and whose third may be `// flags: options`. With TARN_THOROUGH, set by ./dev evidence, runs with
+line is `// error: words`, and whose third may be `// flags: options`, where HERE is this folder. With TARN_THOROUGH, set by ./dev evidence, runs with
 each installed compiler, because a user reads the first error of any of them."""
 import concurrent.futures
 import os
@@ -19,7 +19,7 @@ def check(case, compiler):
     """Returns what is wrong with the compiler's first error, or nothing."""
     lines = case.read_text().splitlines()
     words = lines[1].split("error: ", 1)[1]
-    flags = lines[2].split("flags: ", 1)[1].split() if lines[2].startswith("// flags: ") else []
+    flags = lines[2].split("flags: ", 1)[1].replace("HERE", str(case.parent)).split() if lines[2].startswith("// flags: ") else []
     command = [compiler, "-std=c++20", "-fsyntax-only", "-DTARN_NO_CUDA", *flags, "-I", str(root / "include"), str(case)]
     run = subprocess.run(command, text=True, capture_output=True)
     # A deleted function explains itself in the line that declares it, which the error's note shows.

@@ -5,8 +5,12 @@
 // pool/front/owner_lock, policy/backtrace, driver/ and the interop headers (tests/architecture/check.py).
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
-#error "tarn needs C++20: compile with -std=c++20"
+#error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
 #include <tarn-needs-C++20>  // ends the compilation: what follows would only be errors that mislead
+#endif
+#if defined(__SIZEOF_POINTER__) && __SIZEOF_POINTER__ < 8
+#error "tarn needs 64-bit addresses: compile without -m32"
+#include <tarn-needs-64-bits>
 #endif
 
 #if !defined(TARN_NO_CUDA) && defined(__has_include)

@@ -8,6 +8,11 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 
+#if CUDART_VERSION < 12000
+#error "tarn needs CUDA 12 or later, or TARN_NO_CUDA"
+#include <tarn-needs-CUDA-12>  // ends the compilation: what follows would only be errors that mislead
+#endif
+
 namespace tarn::detail {
 
 /// Returns the kind of a code; `other` for codes not listed.
