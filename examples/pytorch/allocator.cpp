@@ -600,7 +600,7 @@ void* allocator::take_for(device_memory& its, std::size_t bytes, cudaStream_t ha
       for (std::string const& key : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
         freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(key)->Execute();
       try {
-        if (!freed) first.throw_with(first.report());
+        if (!freed) throw;
         p = attempt();
       } catch (tarn::out_of_memory const& second) {
         p = r == nullptr ? take_on_oom(its, b) : nullptr;

@@ -75,6 +75,8 @@ class pmr_source {
     require_alignment(alignment);
     try {
       if (bytes <= max_request_bytes) return upstream_->allocate(bytes, alignment);
+    } catch (out_of_memory const&) {
+      throw;  // a tarn resource below: its error has more information
     } catch (std::bad_alloc const&) {
     }
     memory_report r;

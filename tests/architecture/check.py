@@ -12,6 +12,7 @@ order = ["core", "driver", "source", "pool", "policy", "raii", "report"]
 WITH_PLATFORMS = ["core/config.hpp", "core/wait.hpp", "core/at_fork.hpp", "core/source_location.hpp",
                   "pool/front/owner_lock.hpp", "policy/backtrace.hpp"]
 problems = []
+errors = []  # the types that tarn throws
 for header in sorted(include.rglob("*.hpp")):
     text = header.read_text()
     name = header.relative_to(include)
@@ -37,6 +38,11 @@ for header in sorted(include.rglob("*.hpp")):
         problems.append(f"{name}: formats or reads numbers by the locale; use core/message, to_chars or to_string of integers")
     if layer not in ("driver", "top") and str(name) not in WITH_PLATFORMS and re.search(r"^ *# *(?:el)?if.*(?:\b__\w+|_WIN32|_MSC)", code, re.M):
         problems.append(f"{name}: asks for the compiler or the platform; core/config.hpp lists the files that may")
+    for error, base in re.findall(r"^class (\w+) : public ([\w:]+)", code, re.M):
+        if re.fullmatch(r"std::(exception|bad_alloc|\w+_error|invalid_argument)", base) and str(name) != "core/any_error.hpp":
+            problems.append(f"{name}: {error} is not an any_error; derive it from detail::error_of<{base}, ...>")
+        if base in ("detail::error_of", "error_of", *errors):
+            errors.append(error)
     for macro in re.findall(r"^\s*#\s*define\s+(\w+)", code, re.M):
         if not macro.startswith(("TARN_", "LIBCUDACXX_ENABLE_")):
             problems.append(f"{name}: macro {macro} has no TARN_ prefix")
@@ -73,6 +79,9 @@ for header in sorted((include / "source").glob("*.hpp")):
         entry = re.search(rf"struct (\w+) {{[^}}]*tarn::{name}\b", matrix)
         if not entry or f"of::{entry.group(1)}" not in stacks:
             problems.append(f"source/{header.name}: {name} is in no stack of tests/policy_matrix")
+# Every error is in the list of its test.
+listed_errors = (root / "tests" / "core" / "any_error.cpp").read_text()
+problems += [f"{e}: not in the list of tests/core/any_error.cpp" for e in errors if f"  f({e}(" not in listed_errors]
 # A title states one behaviour: a second case with the same title is a copy, or tests another behaviour.
 titles = {}
 for test in sorted((root / "tests").rglob("*.c*")):

@@ -138,7 +138,7 @@ TEST_CASE("An error's place can be replaced, also in its text", "[core][error][s
   CHECK(o.what() == before + " [solver.cpp:43]");
   o.set_where({"solver.cpp", 44, "step"});
   CHECK(o.what() == before + " [solver.cpp:44]");
-  CHECK(o.report().where.line == 44);
+  CHECK(o.where().line == 44);
 }
 
 TEST_CASE("cuda_error of an unknown handle says that the stream may not exist", "[core][error]") {

@@ -91,6 +91,8 @@ class trial {
       judge(error, expected);
     } catch (std::bad_alloc const&) {
       if (host_faults::refused() == 0) complain("std::bad_alloc, although the host had memory");
+    } catch (pool_asleep const&) {
+      if (expected != step_outcome::refused) complain("pool_asleep, but must succeed");
     } catch (bad_alignment const&) {
       // Documented; the step requested it.
     } catch (std::exception const& error) {

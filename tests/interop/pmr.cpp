@@ -81,3 +81,15 @@ TEST_CASE("from_pmr_resource under a pool gets all memory back, and out_of_memor
   }
   CHECK(memory.balanced());
 }
+
+TEST_CASE("from_pmr_resource passes on the out_of_memory of a tarn resource below", "[interop][pmr]") {
+  auto limit = host_memory{} | limited{1000};
+  auto adaptor = as_pmr_resource(limit);
+  auto memory = from_pmr_resource(&adaptor);
+  try {
+    (void)memory.allocate_sync(5000);
+    FAIL("5000 bytes of 1000");
+  } catch (out_of_memory const& error) {
+    CHECK(error.report().limit == 1000);
+  }
+}

@@ -1735,10 +1735,10 @@ PLANTED = {
     ],
     "a sleeping pool keeps addresses and contents, and gives no block out": [
         Mutant(
-            "pool_asleep loses its type in a policy that changes the report",
-            "core/error.hpp",
-            "    throw_same(report);\n",
-            "",
+            "fallback_to takes a sleeping pool for one that has no memory",
+            "policy/fallback_to.hpp",
+            "      return next.allocate(r);\n    } catch (out_of_memory const&) {",
+            "      return next.allocate(r);\n    } catch (any_error const&) {",
             finder="policies",
         ),
         Mutant(

@@ -73,7 +73,7 @@ TEST_CASE("mapped_file moves its mapping, and the last owner unmaps it", "[raii]
 TEST_CASE("mapped_file refuses an unreadable file and reports its name and the reason",
           "[raii][mapped_file]") {
   CHECK(says([] { mapped_file const none("/tmp/tarn_no_such_file"); }, "/tmp/tarn_no_such_file",
-             "opened for reading (errno 2)"));
+             "opened for reading (errno 2, No such file or directory)"));
   CHECK(says([] { mapped_file const folder("/tmp"); }, "/tmp", "not a regular file"));
   scratch_file const file(counted(3));
   mapped_file const mapped(file.path());
@@ -152,6 +152,6 @@ TEST_CASE("mapped_file follows symbolic links and refuses dangling ones", "[raii
   CHECK(mapped_file(link).as<std::uint32_t>()[4] == 5);
   CHECK(::unlink(link.c_str()) == 0);
   REQUIRE(::symlink("/tmp/tarn_no_such_file", link.c_str()) == 0);
-  CHECK(says([&] { mapped_file const dangling(link); }, link, "opened for reading (errno 2)"));
+  CHECK(says([&] { mapped_file const dangling(link); }, link, "opened for reading (errno 2, No such file or directory)"));
   CHECK(::unlink(link.c_str()) == 0);
 }

@@ -611,9 +611,11 @@ TEST_CASE("threads pin, allocate, trim, sleep and compact: no pinned page is unm
             if (segments_of(memory, p, bytes) != before) ++changed;
             ++pinned;
           } catch (out_of_memory const&) {
+          } catch (pool_asleep const&) {
           }
           memory.deallocate(s, p, bytes);
         } catch (out_of_memory const&) {
+        } catch (pool_asleep const&) {
         }
       }
     });

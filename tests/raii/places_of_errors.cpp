@@ -155,7 +155,7 @@ TEST_CASE("An error that a container's call led to names no line, or that of a l
     FAIL("no exception was thrown");
   } catch (out_of_memory const& error) {
     INFO(error.what());
-    CHECK(error.report().where.line == 0);
+    CHECK(error.where().line == 0);
     CHECK(std::string(error.what()).ends_with("."));
   }
   int const line = __LINE__ + 2;
@@ -164,7 +164,7 @@ TEST_CASE("An error that a container's call led to names no line, or that of a l
     v.resize(2000);
     FAIL("no exception was thrown");
   } catch (out_of_memory const& error) {
-    CHECK(error.report().where.line == line);
+    CHECK(error.where().line == line);
   }
 }
 
@@ -182,7 +182,7 @@ TEST_CASE("An error of a handler keeps the handler's line", "[raii][errors][sour
     FAIL("no exception was thrown");
   } catch (out_of_memory const& error) {
     CHECK(error.report().asked == 1000);
-    CHECK(error.report().where.line == line);
+    CHECK(error.where().line == line);
   }
 }
 
@@ -207,7 +207,7 @@ TEST_CASE("out_of_memory names the line that called the library", "[raii][errors
     auto const buffer = make_device_buffer<float>(pool, 1_MiB, stream);
     FAIL("no exception was thrown");
   } catch (out_of_memory const& error) {
-    CHECK(error.report().where.line == line);
+    CHECK(error.where().line == line);
     CHECK(std::string(error.what()).ends_with("places_of_errors.cpp:" + std::to_string(line) + "]"));
   }
 }

@@ -117,7 +117,7 @@ struct pin_under_test {
 #if TARN_SIMULATION_SLEEP
 using asleep_error = tarn::pool_asleep;
 #else
-struct asleep_error : tarn::out_of_memory {};
+struct asleep_error {};
 #endif
 
 struct pool_under_test {

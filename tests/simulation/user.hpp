@@ -75,6 +75,8 @@ class user {
       take(o);
     } catch (tarn::out_of_memory const&) {
       ++counted_.refusals;
+    } catch (asleep_error const&) {
+      ++counted_.refusals;
     } catch (std::length_error const&) {
       if (o.bytes <= tarn::max_request_bytes)
         world_.found().push_back("a valid size was refused as too large");
@@ -1146,7 +1148,7 @@ class user {
         if (slot->it->size() != o.bytes) world_.found().push_back("a resized buffer has a different size");
         if (o.bytes <= before && slot->it->data() != at) world_.found().push_back("shrinking moved a buffer");
       }
-    } catch (tarn::out_of_memory const&) {
+    } catch (...) {
       if (slot->it->size() != before || slot->it->data() != at ||
           !(slot->it->stream() == streams_[slot->on].named))
         world_.found().push_back("a refused resize changed the buffer");

@@ -280,6 +280,27 @@ TEMPLATE_TEST_CASE("sim_malloc and sim_async refuse an unsupported alignment and
   CHECK(machine.leaks().total() == 0);
 }
 
+TEMPLATE_TEST_CASE("bad_alignment of a source of blocks has an alignment that works as its limit",
+                   "[source][errors]", sim_malloc, sim_pinned_host) {
+  sim_options options;
+  options.granularity = 4_MiB;
+  sim_machine const machine = small_machine(options);
+  auto memory = on<TestType>(machine);
+  void* const before = memory.allocate_sync(100);
+  std::size_t worked = 0;
+  for (std::size_t alignment = 256; alignment <= max_alignment; alignment *= 2) {
+    try {
+      memory.deallocate_sync(memory.allocate_sync(100, alignment), 100, alignment);
+      worked = alignment;
+    } catch (bad_alignment const& error) {
+      INFO(error.what());
+      CHECK(error.limit() >= worked);
+      CHECK(error.limit() < alignment);
+    }
+  }
+  memory.deallocate_sync(before, 100);
+}
+
 TEST_CASE("operator== of simulated sources is false on different devices", "[source]") {
   sim_options options;
   options.devices = 2;

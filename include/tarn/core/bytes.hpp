@@ -67,9 +67,11 @@ inline constexpr std::size_t max_request_bytes = std::numeric_limits<std::size_t
 }
 
 /// Checks an alignment passed by a caller.
+/// @param where  for the error
 /// @throws bad_alignment  not a power of two, or larger than `limit`
-constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_alignment) {
-  if (!is_alignment(alignment) || alignment > limit) throw bad_alignment(alignment, limit);
+constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_alignment,
+                                 source_location where = {}) {
+  if (!is_alignment(alignment) || alignment > limit) throw detail::at(where, bad_alignment(alignment, limit));
 }
 
 }  // namespace tarn

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "tarn/core/config.hpp"
+#include "tarn/core/any_error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/source_location.hpp"
 
@@ -38,47 +38,28 @@ struct [[nodiscard]] status {
 };
 
 /// A count times a size overflows.
-class length_error : public std::length_error {
+class length_error : public detail::error_of<std::length_error, 512> {
  public:
-  using std::length_error::length_error;
+  explicit length_error(std::string_view text) { text_.add(text); }
 };
 
 /// An alignment that is not a power of two, or larger than the resource supports.
-class bad_alignment : public std::exception {
+class bad_alignment : public detail::error_of<std::invalid_argument, 288> {
  public:
-  bad_alignment(std::size_t alignment, std::size_t limit) noexcept : alignment_(alignment), limit_(limit) {
+  bad_alignment(std::size_t alignment, std::size_t limit) : alignment_(alignment), limit_(limit) {
     text_.add("tarn: alignment ").add_number(alignment).add(" is not supported; use a power of two up to ");
     text_.add_number(limit);
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] std::size_t alignment() const noexcept { return alignment_; }
   [[nodiscard]] std::size_t limit() const noexcept { return limit_; }
 
  private:
   std::size_t alignment_;
   std::size_t limit_;
-  message<128> text_;
 };
 
-namespace detail {
-/// Appends " [solver.cpp:42]" after the first `size` characters; nothing for an unknown place. Of a long path, the end.
-template <std::size_t Capacity>
-void end_with_place(message<Capacity>& text, std::size_t size, source_location const& where) noexcept {
-  text.truncate(size);
-  if (where.line == 0) return;
-  constexpr std::size_t longest = 100;
-  std::string_view file = where.file;
-  text.add(" [");
-  if (file.size() > longest) {
-    file.remove_prefix(file.size() - longest);
-    text.add("...");
-  }
-  text.add(file).add(":").add_number(where.line).add("]");
-}
-}  // namespace detail
-
 /// A driver call failed. Holds the code, its name, the call, and the line of the user's program that led to it.
-class cuda_error : public std::exception {
+class cuda_error : public detail::error_of<std::exception, 448> {
  public:
   explicit cuda_error(status what_happened, int device = -1,
                       source_location where = source_location::current()) noexcept
@@ -87,24 +68,13 @@ class cuda_error : public std::exception {
     if (device >= 0) text_.add(" on device ").add_number(device);
     text_.add(": ").add(status_.name).add(" (").add_number(status_.code).add(")");
     text_.add(advice(status_));
-    size_ = text_.size();
     set_where(where);
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] failure kind() const noexcept { return status_.kind; }
   [[nodiscard]] int code() const noexcept { return status_.code; }
   [[nodiscard]] char const* name() const noexcept { return status_.name; }
   [[nodiscard]] char const* call() const noexcept { return status_.call; }
   [[nodiscard]] int device() const noexcept { return device_; }
-  [[nodiscard]] source_location where() const noexcept { return where_; }
-  /// Replaces the place, in what() too: for functions that know which line of the user's program called them. Line 0: unknown.
-  void set_where(source_location where) noexcept {
-    if (is_placed_) return;
-    where_ = where;
-    detail::end_with_place(text_, size_, where);
-  }
-  /// Keeps the place from now on: for errors that pass through another call of the library.
-  void keep_where() noexcept { is_placed_ = true; }
 
  private:
   [[nodiscard]] static constexpr std::string_view advice(status const& s) noexcept {
@@ -127,7 +97,9 @@ class cuda_error : public std::exception {
       case failure::other:
         return s.code == invalid_handle ? "; the stream may not exist any more, or is of another device"
                : s.code >= first_of_capture && s.code <= last_of_capture
-                   ? "; a stream is being captured into a graph, do this before or after"
+                   ? "; a stream is being captured into a graph: allocate in a tarn::capture_scope, or do "
+                     "this before "
+                     "or after"
                    : "; an earlier kernel or copy may have failed";
       case failure::none:
         break;
@@ -137,10 +109,6 @@ class cuda_error : public std::exception {
 
   status status_;
   int device_;
-  source_location where_;
-  bool is_placed_ = false;
-  std::size_t size_;  ///< of the text before the place
-  message<448> text_;
 };
 
 /// The live bytes of one tag, see core/tag.
@@ -170,75 +138,67 @@ struct memory_report {
       unknown;  ///< bytes that must become free first, on the device or under `limit`, if wake() refused
   char const* refused_by = "the device";  ///< which layer refused: "limited", "the device", ...; static
   char const* call = nullptr;             ///< the driver call that failed, if one did; static storage
-  source_location where;                  ///< of the user's call; line 0: unknown
   bytes_of_tag biggest_tags[3];           ///< largest live tags first, if a `with_history` layer exists
 };
 
-/// Memory ran out. Reports which layer refused, the state, and what to try. Nothing has changed.
-class out_of_memory : public std::bad_alloc {
+/// More memory would have helped: reports which layer refused, the state, and what to try. Nothing has changed.
+class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
  public:
   explicit out_of_memory(memory_report const& report) noexcept : out_of_memory(report, {}) {}
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] memory_report const& report() const noexcept { return report_; }
   [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
-  /// Throws an error of the same type with another report, for layers that add to it.
-  [[noreturn]] void throw_with(memory_report const& report) const {
-    throw_same(report);
-    throw out_of_memory(report);
+  /// Replaces the report, in what() too: for layers that catch the error, add to its report and throw it on.
+  void set_report(memory_report const& report) noexcept {
+    report_ = report;
+    rewrite_text([this] { write_report(); });
   }
-  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
-  void set_where(source_location where) noexcept {
-    if (is_placed_) return;
-    report_.where = where;
-    detail::end_with_place(text_, size_, where);
-  }
-  /// Keeps the place from now on: for errors that pass through another call of the library.
-  void keep_where() noexcept { is_placed_ = true; }
 
  protected:
-  /// @param advice  what to try; empty: chosen from the report
-  out_of_memory(memory_report const& report, std::string_view advice) noexcept : report_(report) {
-    constexpr std::size_t unknown = memory_report::unknown;
-    text_.add("tarn: ").add_bytes(report.asked).add(" asked");
-    if (report.device >= 0) text_.add(" on device ").add_number(report.device);
-    if (report.stream != memory_report::no_stream) text_.add(", stream ").add_number(report.stream);
-    text_.add(": refused by ").add(report.refused_by);
-    if (report.call != nullptr) text_.add(" (").add(report.call).add(")");
-    if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
-    if (report.headroom != unknown) text_.add("(").add_bytes(report.headroom).add(")");
-    if (report.limit_used != unknown) text_.add(", of which ").add_bytes(report.limit_used).add(" are used");
-    text_.add(".");
-    std::size_t const nothing_known = text_.size();
-    field(nothing_known, "live ", report.live);
-    field(nothing_known, "cached ", report.cached);
-    field(nothing_known, "reserved ", report.reserved);
-    field(nothing_known, "largest free range ", report.largest_free_range);
-    field(nothing_known, report.device >= 0 ? "free on the device " : "free on the host ",
-          report.device_free);
-    field(nothing_known, "lacking ", report.lacking);
-    if (text_.size() != nothing_known) text_.add(".");
-    if (report.biggest_tags[0].name != nullptr) {
-      char const* before = " By tag: ";
-      for (bytes_of_tag const& t : report.biggest_tags) {
-        if (t.name != nullptr)
-          text_.add(before).add(std::string_view(t.name).substr(0, longest_tag)).add(" ").add_bytes(t.bytes);
-        before = ", ";
-      }
-      text_.add(".");
-    }
-    if (advice.empty()) {
-      add_advice();
-    } else {
-      text_.add(advice);
-    }
-    size_ = text_.size();
-    set_where(report.where);
+  /// @param advice  what to try, static storage; empty: chosen from the report
+  out_of_memory(memory_report const& report, std::string_view advice) noexcept : advice_(advice) {
+    set_report(report);
   }
 
  private:
   static constexpr std::size_t longest_tag = 63;  ///< longer names are cut, so that the advice has room
   static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
 
+  void write_report() noexcept {
+    constexpr std::size_t unknown = memory_report::unknown;
+    text_.add("tarn: ").add_bytes(report_.asked).add(" asked");
+    if (report_.device >= 0) text_.add(" on device ").add_number(report_.device);
+    if (report_.stream != memory_report::no_stream) text_.add(", stream ").add_number(report_.stream);
+    text_.add(": refused by ").add(report_.refused_by);
+    if (report_.call != nullptr) text_.add(" (").add(report_.call).add(")");
+    if (report_.limit != unknown) text_.add("("), add_amount(report_.limit), text_.add(")");
+    if (report_.headroom != unknown) text_.add("("), add_amount(report_.headroom), text_.add(")");
+    if (report_.limit_used != unknown)
+      text_.add(", of which ").add_bytes(report_.limit_used).add(" are used");
+    text_.add(".");
+    std::size_t const nothing_known = text_.size();
+    field(nothing_known, "live ", report_.live);
+    field(nothing_known, "cached ", report_.cached);
+    field(nothing_known, "reserved ", report_.reserved);
+    field(nothing_known, "largest free range ", report_.largest_free_range);
+    field(nothing_known, report_.device >= 0 ? "free on the device " : "free on the host ",
+          report_.device_free);
+    field(nothing_known, "lacking ", report_.lacking);
+    if (text_.size() != nothing_known) text_.add(".");
+    if (report_.biggest_tags[0].name != nullptr) {
+      char const* before = " By tag: ";
+      for (bytes_of_tag const& t : report_.biggest_tags) {
+        if (t.name != nullptr)
+          text_.add(before).add(std::string_view(t.name).substr(0, longest_tag)).add(" ").add_bytes(t.bytes);
+        before = ", ";
+      }
+      text_.add(".");
+    }
+    if (advice_.empty()) {
+      add_advice();
+    } else {
+      text_.add(advice_);
+    }
+  }
   /// What to try, from what is known.
   void add_advice() noexcept {
     constexpr std::size_t unknown = memory_report::unknown;
@@ -278,28 +238,42 @@ class out_of_memory : public std::bad_alloc {
     if (value == memory_report::unknown) return;
     if (text_.size() == before) {
       char const capital[] = {static_cast<char>(label[0] - 'a' + 'A'), '\0'};
-      text_.add(" ").add(capital).add(label + 1).add_bytes(value);
+      text_.add(" ").add(capital).add(label + 1);
     } else {
-      text_.add(", ").add(label).add_bytes(value);
+      text_.add(", ").add(label);
     }
+    add_amount(value);
   }
-  /// For derived types.
-  virtual void throw_same(memory_report const&) const {}
+  /// Appends an amount, and how it differs from the request if both read the same.
+  void add_amount(std::size_t value) noexcept {
+    text_.add_bytes(value);
+    std::size_t const asked = report_.asked;
+    if (value == asked || message<32>().add_bytes(value).view() != message<32>().add_bytes(asked).view())
+      return;
+    text_.add(", ").add_bytes(value < asked ? asked - value : value - asked);
+    text_.add(value < asked ? " less than asked" : " more than asked");
+  }
 
   memory_report report_;
-  bool is_placed_ = false;
-  std::size_t size_;  ///< of the text before the place
-  message<960> text_;
+  std::string_view advice_;
 };
 
-/// An allocation while the pool sleeps. Nothing has changed.
-class pool_asleep : public out_of_memory {
+/// The pool sleeps. Nothing has changed. Not an out_of_memory: no memory would help.
+class pool_asleep : public detail::error_of<std::exception, 288> {
  public:
-  explicit pool_asleep(memory_report const& report) noexcept
-      : out_of_memory(report, " The pool is asleep: call tarn::wake(memory) first.") {}
+  /// @param asked   bytes of the request
+  /// @param device  of the pool; -1: the host's
+  pool_asleep(std::size_t asked, int device) noexcept : asked_(asked), device_(device) {
+    text_.add("tarn: ").add_bytes(asked).add(" asked");
+    if (device >= 0) text_.add(" on device ").add_number(device);
+    text_.add(": the pool is asleep; call tarn::wake(memory) first");
+  }
+  [[nodiscard]] std::size_t asked() const noexcept { return asked_; }
+  [[nodiscard]] int device() const noexcept { return device_; }
 
  private:
-  void throw_same(memory_report const& report) const override { throw pool_asleep(report); }
+  std::size_t asked_;
+  int device_;
 };
 
 namespace detail {
@@ -330,61 +304,18 @@ enum class misuse_kind : std::uint8_t {
 };
 
 /// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse handler instead.
-class misuse : public std::exception {
+class misuse : public detail::error_of<std::exception, 640> {
  public:
   misuse(misuse_kind kind, void const* pointer, std::string_view text) noexcept
       : kind_(kind), pointer_(pointer) {
     text_.add("tarn: ").add(text);
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] misuse_kind kind() const noexcept { return kind_; }
   [[nodiscard]] void const* pointer() const noexcept { return pointer_; }
 
  private:
   misuse_kind kind_;
   void const* pointer_;
-  message<512> text_;
 };
-
-namespace detail {
-
-/// Called while an exception is handled: throws it again; errors that name a place name that of the user's call. Takes the parts
-/// of a source_location: in registers, they cost the caller no stack.
-[[noreturn]] TARN_NOINLINE inline void rethrow_from(char const* file, int line, char const* function) {
-  try {
-    throw;
-  } catch (cuda_error& error) {
-    error.set_where({file, line, function});
-    throw;
-  } catch (out_of_memory& error) {
-    error.set_where({file, line, function});
-    throw;
-  }
-}
-/// Calls a function of the user's; its errors keep their places.
-template <class Call>
-decltype(auto) call_user(Call const& call) {
-  try {
-    return call();
-  } catch (cuda_error& error) {
-    error.keep_where();
-    throw;
-  } catch (out_of_memory& error) {
-    error.keep_where();
-    throw;
-  }
-}
-
-/// Runs `call`; the errors that it throws name the place of the user's call. Costs nothing unless it throws.
-template <class Call>
-TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call const& call) {
-  try {
-    return call();
-  } catch (...) {
-    rethrow_from(where.file, where.line, where.function);
-  }
-}
-
-}  // namespace detail
 
 }  // namespace tarn

@@ -45,19 +45,13 @@ struct errors_as {
     } catch (std::bad_alloc const& error) {
       if (is_theirs<OutOfMemory>() || is_theirs<Other>()) throw;
       throw_other(error);
-    } catch (cuda_error const& error) {
-      throw_other(error);
-    } catch (bad_alignment const& error) {
-      throw_other(error);
-    } catch (misuse const& error) {
+    } catch (any_error const& error) {
       throw_other(error);
     }
   }
 
  private:
-  [[noreturn]] static void throw_other(std::exception const& error) {
-    std::throw_with_nested(Other(error.what()));
-  }
+  [[noreturn]] static void throw_other(auto const& error) { std::throw_with_nested(Other(error.what())); }
   /// Whether the exception being handled is a Theirs. Not a handler beside those above: the two types may be one.
   template <class Theirs>
   [[nodiscard]] static bool is_theirs() noexcept {

@@ -4,9 +4,9 @@
 // place, and copies between the devices are direct.
 
 #include <cstddef>
-#include <exception>
 #include <initializer_list>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -21,13 +21,12 @@
 namespace tarn {
 
 /// Thrown if a device cannot access another's memory: no NVLink or PCIe path between them allows it.
-class unreachable_device : public std::exception {
+class unreachable_device : public detail::error_of<std::runtime_error, 320> {
  public:
-  unreachable_device(device_id memory, device_id from) noexcept : memory_(memory), from_(from) {
+  unreachable_device(device_id memory, device_id from) : memory_(memory), from_(from) {
     text_.add("tarn: memory of device ").add_number(memory.value).add(" cannot be reached from device ");
     text_.add_number(from.value).add("; remove it from accessible_from: copies do not need it");
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   /// The device that has the memory.
   [[nodiscard]] device_id memory() const noexcept { return memory_; }
   /// The device that cannot reach it.
@@ -36,7 +35,6 @@ class unreachable_device : public std::exception {
  private:
   device_id memory_;
   device_id from_;
-  message<192> text_;
 };
 
 template <class Upstream>
@@ -51,13 +49,20 @@ class accessible_from {
 
   /// No other device.
   accessible_from() = default;
-  accessible_from(std::initializer_list<device_id> devices) : devices_(devices) {}
-  explicit accessible_from(std::span<device_id const> devices) : devices_(devices.begin(), devices.end()) {}
+  accessible_from(std::initializer_list<device_id> devices,
+                  source_location where = source_location::current())
+      : devices_(devices), where_(where) {}
+  explicit accessible_from(std::span<device_id const> devices,
+                           source_location where = source_location::current())
+      : devices_(devices.begin(), devices.end()), where_(where) {}
 
   [[nodiscard]] std::vector<device_id> const& devices() const noexcept { return devices_; }
+  /// For errors.
+  [[nodiscard]] source_location where() const noexcept { return where_; }
 
  private:
   std::vector<device_id> devices_;
+  source_location where_;
 };
 
 /// A page source whose mappings are shared with other devices when they are made. It does not pass plain blocks on:
@@ -83,8 +88,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
       detail::require_pages(this->upstream(), detail::sharing_refused);
       bool yes = false;
       if (status const s = driver().can_share(other, yes); !s.ok())
-        throw cuda_error(s, other.value, source_location{});
-      if (!yes) throw unreachable_device(driver().device(), other);
+        throw cuda_error(s, other.value, options.where());
+      if (!yes) throw detail::at(options.where(), unreachable_device(driver().device(), other));
       others_.push_back(other);
     }
   }

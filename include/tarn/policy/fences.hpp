@@ -75,10 +75,11 @@ template <class Allocate>
 void* asking_for(std::size_t bytes, Allocate const& allocate) {
   try {
     return allocate();
-  } catch (out_of_memory const& error) {
+  } catch (out_of_memory& error) {
     memory_report report = error.report();
     report.asked = bytes;
-    error.throw_with(report);
+    error.set_report(report);
+    throw;
   }
 }
 

@@ -34,7 +34,8 @@ struct retry_on_oom {
     for (unsigned attempt = 1;; ++attempt) {
       try {
         return next.allocate(r);
-      } catch (out_of_memory const& error) {
+      } catch (out_of_memory& error) {
+        error.set_where(location_scope::current());  // otherwise that of the policy's own call
         if (!detail::call_user([&] { return handler(error, attempt); })) throw;
       }
     }

@@ -9,26 +9,25 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
+#include <stdexcept>
 #include <string_view>
 #include <type_traits>
 
+#include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 
 namespace tarn {
 
 /// A line that is not an event. Reports the line number and the reason.
-class trace_error : public std::exception {
+class trace_error : public detail::error_of<std::runtime_error, 448> {
  public:
-  trace_error(std::uint64_t line, std::string_view reason) noexcept : line_(line) {
+  trace_error(std::uint64_t line, std::string_view reason) : line_(line) {
     text_.add("line ").add_number(line).add(": ").add(reason);
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] std::uint64_t line() const noexcept { return line_; }
 
  private:
   std::uint64_t line_;
-  message<256> text_;
 };
 
 /// Streams that a trace can distinguish, including the default one. The limit of `traced` and of tarn_replay.
@@ -58,16 +57,16 @@ struct trace_event {
     constexpr auto most = static_cast<number_type>(-1);
     message<96> reason;
     if (line.empty() || line.front() < '0' || line.front() > '9')
-      throw trace_error(number, reason.add(what).add(" is missing or not a number").c_str());
+      throw trace_error(number, reason.add(what).add(" is missing or not a number").view());
     for (value = 0; !line.empty() && line.front() >= '0' && line.front() <= '9'; line.remove_prefix(1)) {
       auto const digit = static_cast<number_type>(line.front() - '0');
       if (value > most / 10 || value * 10 > most - digit) {
-        throw trace_error(number, reason.add(what).add(" is too large").c_str());
+        throw trace_error(number, reason.add(what).add(" is too large").view());
       }
       value = value * 10 + digit;
     }
     if (!line.empty() && line.front() != ' ' && line.front() != '\t') {
-      throw trace_error(number, reason.add(what).add(" is not a number").c_str());
+      throw trace_error(number, reason.add(what).add(" is not a number").view());
     }
   };
   trace_event event;

@@ -7,12 +7,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <mutex>
-#include <system_error>
 #include <utility>
 
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
-#include "tarn/core/error.hpp"
+#include "tarn/core/file_error.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 #include "tarn/policy/trace_format.hpp"
@@ -27,8 +26,12 @@ struct traced {
   char const* path = nullptr;
   std::FILE* file = nullptr;
 
-  constexpr explicit traced(char const* name) noexcept : path(name) {}
-  constexpr explicit traced(std::FILE* open) noexcept : file(open) {}
+  source_location where;  ///< for errors
+
+  constexpr explicit traced(char const* name, source_location at = source_location::current()) noexcept
+      : path(name), where(at) {}
+  constexpr explicit traced(std::FILE* open, source_location at = source_location::current()) noexcept
+      : file(open), where(at) {}
 
   template <class Upstream>
   using layer = traced_layer<Upstream>;
@@ -44,13 +47,14 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   using base = resource_adaptor<traced_layer<Upstream>, Upstream>;
 
  public:
-  /// @throws std::system_error  the file cannot be created
+  /// @throws file_error  the file cannot be created
   traced_layer(Upstream upstream, traced const& options)
       : base(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
     if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
-    if (file_ == nullptr) {
-      throw std::system_error(errno, std::generic_category(), "tarn: cannot write the trace; check the path");
-    }
+    if (file_ == nullptr)
+      throw detail::at(options.where, file_error(options.path != nullptr ? options.path : "(null)",
+                                                 "the trace cannot be written; check the path",
+                                                 options.path != nullptr ? errno : 0));
     put("# a <id> <bytes> <stream> | f <id>\n");
   }
   ~traced_layer() {

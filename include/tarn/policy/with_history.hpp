@@ -155,7 +155,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   void* allocate_or_note(request const& r, auto const& next) {
     try {
       return next.allocate(r);
-    } catch (out_of_memory const& refused) {
+    } catch (out_of_memory& refused) {
       memory_report report = refused.report();
       history_event e;
       e.kind = history_event_kind::refused;
@@ -164,7 +164,8 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
       e.tag = tag::current().id();
       e.time_ns = now();
       log_.note_refusal(e, origin(), report.biggest_tags);
-      refused.throw_with(report);
+      refused.set_report(report);
+      throw;
     }
   }
   using frame_names = std::unordered_map<void*, history_frame>;

@@ -99,7 +99,7 @@ class cache_misses : public pool_parts<Upstream> {
   [[nodiscard]] void* allocate_from(Part& from, stream_ref stream, std::size_t bytes, std::size_t alignment) {
     stream_id const id = heap_.identity(stream);
     if (heap_.is_lost()) heap_.refuse_forked();
-    if (heap_.is_asleep()) heap_.refuse_asleep(id, bytes, alignment);
+    if (heap_.is_asleep()) heap_.refuse_asleep(bytes);
     if (bytes > max_request_bytes) heap_.refuse(id, bytes, alignment);
     return graphs_.allocate_from(whole(), from, id, stream, bytes, alignment);
   }
@@ -182,7 +182,7 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.is_lost()) [[unlikely]]
       heap_.refuse_forked();
     if (heap_.is_asleep()) [[unlikely]]
-      heap_.refuse_asleep(id, bytes, alignment);
+      heap_.refuse_asleep(bytes);
     if (bytes > max_request_bytes) heap_.refuse(id, bytes, alignment);
     if (id != neutral_id) heap_.require_access(stream_ref::from(stream.handle(), id));
     if (graphs_.is_watching() && id != neutral_id) [[unlikely]] {
@@ -254,8 +254,6 @@ class cache_misses : public pool_parts<Upstream> {
     try {
       with_help_of_others([&] { climb_alone(position, request, batch); },
                           [&](memory_report const& refused) { return lacking(refused, request); });
-    } catch (pool_asleep const&) {
-      throw;
     } catch (out_of_memory const&) {
       std::lock_guard const cold(heap_.cold);
       ++heap_.ooms;
@@ -272,8 +270,6 @@ class cache_misses : public pool_parts<Upstream> {
     for (std::size_t asked = 0;;) {
       try {
         return attempt();
-      } catch (pool_asleep const&) {
-        throw;
       } catch (out_of_memory const& refused) {
         std::size_t given = 0;
         while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
@@ -301,7 +297,7 @@ class cache_misses : public pool_parts<Upstream> {
                    block_batch& batch) {
     std::lock_guard const cold(heap_.cold);
     if (heap_.is_asleep()) [[unlikely]]
-      heap_.refuse_asleep(request.id, request.asked, request.alignment);
+      heap_.refuse_asleep(request.asked);
     waiting_.release(false);
     if (graphs_.has_ended_parts()) (void)graphs_.reap(whole(), false);
     try {

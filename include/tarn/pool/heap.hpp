@@ -426,8 +426,8 @@ class heap {
                            char const* refused_by = "the pool") const {
     throw out_of_memory(refusal_of(id, bytes, alignment, refused_by));
   }
-  [[noreturn]] void refuse_asleep(stream_id id, std::size_t bytes, std::size_t alignment) const {
-    throw pool_asleep(refusal_of(id, bytes, alignment, "the sleeping pool"));
+  [[noreturn]] void refuse_asleep(std::size_t bytes) const {
+    throw pool_asleep(bytes, driver().device().value);
   }
 
  private:

@@ -44,7 +44,7 @@ template <class Heap, class Front, class Then>
   if (heap.is_lost()) heap.refuse_forked();
   if (!heap.growth.contains(address)) return false;
   if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
-  if (heap.is_asleep()) heap.refuse_asleep(memory_report::no_stream, wanted.bytes, default_alignment);
+  if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
   front.flush_all();
   bool are_live = false;
   {

@@ -4,11 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <span>
+#include <stdexcept>
 #include <string_view>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 
 namespace tarn {
@@ -28,13 +29,9 @@ struct batch_options {
 };
 
 /// Reports options that cannot be met, or a generator that overruns its slot. No data was copied for it.
-class bad_batch : public std::exception {
+class bad_batch : public detail::error_of<std::invalid_argument, 320> {
  public:
-  explicit bad_batch(std::string_view text) noexcept { text_.add("tarn: ").add(text); }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
-
- private:
-  message<192> text_;
+  explicit bad_batch(std::string_view text) { text_.add("tarn: ").add(text); }
 };
 
 /// Elements of one batch and their position in the source. A non-owning view, valid until the loop advances.

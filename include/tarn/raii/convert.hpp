@@ -30,14 +30,13 @@ namespace detail {
   text.add("tarn: conversion of ").add_number(std::uint64_t{from});
   text.add(" elements to a span of ").add_number(std::uint64_t{to});
   text.add("; take a subspan of the longer one");
-  end_with_place(text, text.size(), where);
-  throw length_error(text.c_str());
+  throw at(where, length_error(text.view()));
 }
-[[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to) {
+[[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to, source_location where) {
   message<200> text;
   text.add("elements of device ").add_number(from.value).add(" cannot be converted into a buffer of device ");
   text.add_number(to.value).add("; call convert() on one device and copy_from() between the devices");
-  throw misuse(misuse_kind::wrong_device, p, text.view());
+  throw at(where, misuse(misuse_kind::wrong_device, p, text.view()));
 }
 
 /// Whether only its own device can access the memory.
@@ -61,7 +60,8 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
   if (from.empty()) return;
   detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
-                             "the target of a conversion overlaps its source; convert into separate memory");
+                             "the target of a conversion overlaps its source; convert into separate memory",
+                             where);
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
     tarn::copy(driver, from, to, stream, where);
   } else {
@@ -83,7 +83,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   auto const& theirs = from.resource().driver();
   if constexpr (detail::is_devices_own<FromResource> && detail::is_devices_own<ToResource>) {
     if (theirs.device() != driver.device()) {
-      detail::refuse_devices(from.data(), theirs.device(), driver.device());
+      detail::refuse_devices(from.data(), theirs.device(), driver.device(), where);
     }
   }
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);

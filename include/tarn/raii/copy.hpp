@@ -17,11 +17,11 @@ namespace detail {
 
 /// @throws misuse  of kind `overlap`, with `what_to_do`, if the ranges share a byte
 inline void require_no_overlap(void const* from, std::size_t from_bytes, void const* to, std::size_t to_bytes,
-                               char const* what_to_do) {
+                               char const* what_to_do, source_location where) {
   auto const source = reinterpret_cast<std::uintptr_t>(from);
   auto const target = reinterpret_cast<std::uintptr_t>(to);
   if (source < target + to_bytes && target < source + from_bytes)
-    throw misuse(misuse_kind::overlap, to, what_to_do);
+    throw at(where, misuse(misuse_kind::overlap, to, what_to_do));
 }
 
 }  // namespace detail
@@ -42,8 +42,7 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
     text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
     text.add(" elements to a span of ").add_number(static_cast<std::uint64_t>(to.size()));
     text.add("; take a subspan of the longer one");
-    detail::end_with_place(text, text.size(), where);
-    throw length_error(text.c_str());
+    throw detail::at(where, length_error(text.view()));
   }
   if (from.empty()) return;
   status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());

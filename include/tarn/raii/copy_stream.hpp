@@ -75,9 +75,9 @@ class copy_stream {
     bool capturing = false;
     require(driver_.is_capturing(user_, capturing));
     if (capturing) {
-      throw misuse(
-          misuse_kind::capture, nullptr,
-          "batches cannot be copied on a stream that is being captured; copy before or after the capture");
+      throw at(where, misuse(misuse_kind::capture, nullptr,
+                             "batches cannot be copied on a stream that is being captured; copy before or "
+                             "after the capture"));
     }
   }
   void require(status const& s) const {

@@ -114,9 +114,8 @@ class micro_batches {
     r.device_free = room.device_free;
     r.limit = is_reserve ? budget_ : room.limit;
     r.refused_by = is_reserve ? "the reserve of micro_batches" : room.bounded_by;
-    r.where = where;
     r.stream = memory_report::no_stream;
-    throw out_of_memory(r);
+    throw detail::at(where, out_of_memory(r));
   }
 
   std::size_t n_ = 0;

@@ -8,17 +8,19 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <string_view>
 #include <vector>
 
+#include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"
 
 namespace tarn {
 
 /// Reports a partition that cannot be made, and why.
-class bad_partition : public std::invalid_argument {
+class bad_partition : public detail::error_of<std::invalid_argument, 320> {
  public:
-  using std::invalid_argument::invalid_argument;
+  explicit bad_partition(std::string_view text) { text_.add(text); }
 };
 
 /// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be empty. A value type.
@@ -27,8 +29,9 @@ class partition {
   /// Divides into parts whose sizes differ by at most one step.
   /// @param multiple_of  the step: a part begins at a multiple of this many elements (a row, a cache line)
   /// @throws bad_partition  `parts` or `multiple_of` is 0
-  [[nodiscard]] static partition even(std::size_t count, std::size_t parts, std::size_t multiple_of = 1) {
-    partition made(count, parts, multiple_of);
+  [[nodiscard]] static partition even(std::size_t count, std::size_t parts, std::size_t multiple_of = 1,
+                                      source_location where = source_location::current()) {
+    partition made(count, parts, multiple_of, where);
     std::size_t const steps = steps_of(count, multiple_of);
     for (std::size_t i = 1; i < parts; ++i) {
       std::size_t const before = steps / parts * i + detail::min_of(i, steps % parts);
@@ -39,14 +42,15 @@ class partition {
   /// Divides in proportion to weights (memory, speed); each part is within one step of its share.
   /// @throws bad_partition  no weights, a weight is negative or not finite, no weight is positive, or `multiple_of` is 0
   [[nodiscard]] static partition weighted(std::size_t count, std::span<double const> weights,
-                                          std::size_t multiple_of = 1) {
-    partition made(count, weights.size(), multiple_of);
+                                          std::size_t multiple_of = 1,
+                                          source_location where = source_location::current()) {
+    partition made(count, weights.size(), multiple_of, where);
     double total = 0;
     for (double const w : weights) {
-      if (!(w >= 0)) refuse("a weight must be a number of at least 0");
+      if (!(w >= 0)) refuse("a weight must be a number of at least 0", where);
       total += w;
     }
-    if (!(total > 0) || !std::isfinite(total)) refuse("the weights must add up to a number above 0");
+    if (!(total > 0) || !std::isfinite(total)) refuse("the weights must add up to a number above 0", where);
     auto const steps = static_cast<double>(steps_of(count, multiple_of));
     double before = 0;
     for (std::size_t i = 1; i < weights.size(); ++i) {
@@ -76,10 +80,10 @@ class partition {
   friend bool operator==(partition const&, partition const&) = default;
 
  private:
-  partition(std::size_t count, std::size_t parts, std::size_t multiple_of) {
-    if (parts == 0) refuse("it needs at least one part");
-    if (parts >= first_.max_size()) refuse("the number of parts is too large; check it for overflow");
-    if (multiple_of == 0) refuse("the multiple at which parts begin must be at least 1 element");
+  partition(std::size_t count, std::size_t parts, std::size_t multiple_of, source_location where) {
+    if (parts == 0) refuse("it needs at least one part", where);
+    if (parts >= first_.max_size()) refuse("the number of parts is too large; check it for overflow", where);
+    if (multiple_of == 0) refuse("the multiple at which parts begin must be at least 1 element", where);
     first_.resize(parts + 1);
     first_.back() = count;
   }
@@ -89,9 +93,9 @@ class partition {
   static std::size_t position_of(std::size_t step, std::size_t count, std::size_t multiple_of) noexcept {
     return step > count / multiple_of ? count : step * multiple_of;
   }
-  [[noreturn]] static void refuse(char const* why) {
+  [[noreturn]] static void refuse(char const* why, source_location where) {
     message<128> text;
-    throw bad_partition(text.add("tarn: invalid partition: ").add(why).c_str());
+    throw detail::at(where, bad_partition(text.add("tarn: invalid partition: ").add(why).view()));
   }
 
   std::vector<std::size_t> first_;

@@ -69,7 +69,7 @@ class partitioned_buffer {
       message<160> text;
       text.add("tarn: ").add_number(std::uint64_t{layout_.parts()}).add(" parts and ");
       text.add_number(std::uint64_t{memories.size()}).add(" memories; pass one memory per part");
-      throw bad_partition(text.c_str());
+      throw detail::at(call.where, bad_partition(text.view()));
     }
     parts_.reserve(memories.size());
     for (std::size_t i = 0; i < memories.size(); ++i) parts_.emplace_back(memories[i], layout_.size(i), call);
@@ -112,12 +112,12 @@ class partitioned_buffer {
   /// @throws length_error  the number of elements differs; nothing is copied
   /// @throws cuda_error    some parts may have been copied
   void scatter(std::span<T const> from, source_location where = source_location::current()) {
-    require_size("scatter", from.size());
+    require_size("scatter", from.size(), where);
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_from(piece(from, i), where);
   }
   /// Copies to size() host elements in the same way. @throws as scatter
   void gather(std::span<T> to, source_location where = source_location::current()) const {
-    require_size("gather", to.size());
+    require_size("gather", to.size(), where);
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i), where);
   }
   /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it throws, so `to` may be
@@ -137,7 +137,7 @@ class partitioned_buffer {
     requires std::is_same_v<typename Other::driver_type, driver_type>
   void copy_from(partitioned_buffer<T, Other> const& other,
                  source_location where = source_location::current()) {
-    require_size("copy_from", other.size());
+    require_size("copy_from", other.size(), where);
     for (std::size_t at = 0; at < size();) {
       std::size_t const mine = layout_.part_of(at);
       std::size_t const theirs = other.layout().part_of(at);
@@ -216,7 +216,7 @@ class partitioned_buffer {
   [[nodiscard]] std::span<Element> piece(std::span<Element> whole, std::size_t i) const noexcept {
     return whole.subspan(layout_.first(i), layout_.size(i));
   }
-  void require_size(char const* what, std::size_t count) const {
+  void require_size(char const* what, std::size_t count, source_location where) const {
     if (count == size()) return;
     message<160> text;
     text.add("tarn: ")
@@ -224,7 +224,7 @@ class partitioned_buffer {
         .add(" of ")
         .add_number(std::uint64_t{count})
         .add(" elements does not match a buffer of ");
-    throw length_error(text.add_number(std::uint64_t{size()}).c_str());
+    throw detail::at(where, length_error(text.add_number(std::uint64_t{size()}).view()));
   }
 
   partition layout_;

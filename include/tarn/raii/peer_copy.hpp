@@ -15,12 +15,13 @@ namespace tarn {
 
 namespace detail {
 
-inline void require_elements(char const* whose, std::size_t first, std::size_t count, std::size_t size) {
+inline void require_elements(char const* whose, std::size_t first, std::size_t count, std::size_t size,
+                             source_location where) {
   if (first <= size && count <= size - first) return;
   message<160> text;
   text.add("tarn: peer_copy of ").add_number(std::uint64_t{count}).add(" elements, starting at element ");
   text.add_number(std::uint64_t{first}).add(" of the ").add(whose).add(", which has ");
-  throw length_error(text.add_number(std::uint64_t{size}).c_str());
+  throw at(where, length_error(text.add_number(std::uint64_t{size}).view()));
 }
 
 template <class Resource>
@@ -41,15 +42,16 @@ template <class T, class FromResource, class ToResource>
 void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_first,
                device_buffer<T, ToResource>& to, std::size_t to_first, std::size_t count,
                source_location where = source_location::current()) {
-  detail::require_elements("source", from_first, count, from.size());
-  detail::require_elements("target", to_first, count, to.size());
+  detail::require_elements("source", from_first, count, from.size(), where);
+  detail::require_elements("target", to_first, count, to.size(), where);
   if (count == 0) return;
   auto const& theirs = from.resource().driver();
   auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
   detail::require_no_overlap(source, count * sizeof(T), target, count * sizeof(T),
-                             "the target of a copy overlaps its source; copy through a separate buffer");
+                             "the target of a copy overlaps its source; copy through a separate buffer",
+                             where);
   using driver_type = typename ToResource::driver_type;
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};
@@ -90,7 +92,7 @@ template <class T, class FromResource, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToResource>& to,
                source_location where = source_location::current()) {
-  detail::require_elements("source", 0, to.size(), from.size());
+  detail::require_elements("source", 0, to.size(), from.size(), where);
   tarn::peer_copy(from, 0, to, 0, from.size(), where);
 }
 

@@ -24,9 +24,6 @@ class reservation_exceeded : public out_of_memory {
  public:
   explicit reservation_exceeded(memory_report const& report) noexcept
       : out_of_memory(report, " Reserve more, or free memory of this reservation first.") {}
-
- private:
-  void throw_same(memory_report const& report) const override { throw reservation_exceeded(report); }
 };
 
 namespace detail {

@@ -3,10 +3,10 @@
 // sharing_error: why memory could not be shared with another process.
 
 #include <cstdint>
-#include <exception>
+#include <stdexcept>
 #include <string_view>
 
-#include "tarn/core/message.hpp"
+#include "tarn/core/error.hpp"
 
 namespace tarn {
 
@@ -27,14 +27,12 @@ enum class sharing_failure : std::uint8_t {
 };
 
 /// Memory could not be shared with another process. Nothing was mapped, and nothing is leaked.
-class sharing_error : public std::exception {
+class sharing_error : public detail::error_of<std::runtime_error, 512> {
  public:
-  sharing_error(sharing_failure kind, std::string_view text, int error = 0) noexcept
-      : kind_(kind), error_(error) {
+  sharing_error(sharing_failure kind, std::string_view text, int error = 0) : kind_(kind), error_(error) {
     text_.add("tarn: ").add(text);
     if (error != 0) text_.add(" (errno ").add_number(error).add(")");
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] sharing_failure kind() const noexcept { return kind_; }
   /// errno of a system call that failed; 0: none did.
   [[nodiscard]] int error() const noexcept { return error_; }
@@ -42,7 +40,6 @@ class sharing_error : public std::exception {
  private:
   sharing_failure kind_;
   int error_;
-  message<384> text_;
 };
 
 }  // namespace tarn

@@ -7,7 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "tarn/core/concat.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/text_prefix.hpp"
 #include "tarn/report/perfetto.hpp"
 #include "tarn/report/pickle.hpp"
 #include "tarn/report/snapshot.hpp"
@@ -17,39 +18,51 @@
 
 namespace tarn {
 
+/// The name of a file has no extension of a snapshot format.
+class unknown_format : public detail::error_of<std::invalid_argument, 512> {
+ public:
+  explicit unknown_format(std::string_view path) {
+    text_.add("tarn: '").add(detail::text_suffix(path, 200)).add("' has no extension of a snapshot format; ");
+    text_.add("use .pickle (PyTorch's memory_viz), .trace.json (Perfetto, Chrome) or .json");
+  }
+};
+
 namespace detail {
 
 using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 
-/// @throws std::invalid_argument  the extension is unknown
+/// @throws unknown_format  the extension is unknown
 [[nodiscard]] inline snapshot_writer writer_for(std::string_view path) {
   if (path.ends_with(".pickle") || path.ends_with(".pkl")) return write_pickle;
   if (path.ends_with(".trace.json"))
     return [](std::ostream& out, snapshot const& s) { write_perfetto(out, s); };
   if (path.ends_with(".json")) return write_json;
-  throw std::invalid_argument(
-      concat({"tarn: '", path,
-              "' has no extension of a snapshot format; use .pickle (PyTorch's memory_viz), .trace.json "
-              "(Perfetto, Chrome) or .json"}));
+  throw unknown_format(path);
 }
 
 }  // namespace detail
 
 /// Writes a snapshot to a file in the format of its extension: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
 /// Perfetto and Chrome, `.json` for other programs. An existing file is replaced.
-/// @throws std::invalid_argument  another extension; nothing was changed
-/// @throws std::system_error      the file cannot be created or not completely written; then it is removed
-/// @throws std::bad_alloc         the file is removed, too
-inline void save_snapshot(snapshot const& s, std::string const& path) {
-  auto const write = detail::writer_for(path);
-  detail::write_file(path, "the snapshot", [&](std::ostream& file) { write(file, s); });
+/// @throws unknown_format  another extension; nothing was changed
+/// @throws file_error      the file cannot be created or not completely written; then it is removed
+/// @throws std::bad_alloc  the file is removed, too
+inline void save_snapshot(snapshot const& s, std::string const& path,
+                          source_location where = source_location::current()) {
+  detail::called_from(where, [&] {
+    auto const write = detail::writer_for(path);
+    detail::write_file(path, "the snapshot", [&](std::ostream& file) { write(file, s); });
+  });
 }
 
 /// Saves take_snapshot() of `memory` by save_snapshot().
 template <has_driver Resource>
-void save_snapshot(Resource memory, std::string const& path) {
-  (void)detail::writer_for(path);  // report a wrong name before the snapshot blocks other threads
-  save_snapshot(take_snapshot(memory), path);
+void save_snapshot(Resource memory, std::string const& path,
+                   source_location where = source_location::current()) {
+  detail::called_from(where, [&] {
+    (void)detail::writer_for(path);  // report a wrong name before the snapshot blocks other threads
+    save_snapshot(take_snapshot(memory), path, where);
+  });
 }
 
 }  // namespace tarn

@@ -155,15 +155,18 @@ inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_h
 }
 
 /// Writes the page to a file; an existing file is replaced.
-/// @throws std::system_error  the file cannot be created or not completely written; then it is removed
-inline void save_timeline_html(snapshot const& s, std::string const& path,
-                               timeline_html_options options = {}) {
-  detail::write_file(path, "the page", [&](std::ostream& file) { write_timeline_html(file, s, options); });
+/// @throws file_error  the file cannot be created or not completely written; then it is removed
+inline void save_timeline_html(snapshot const& s, std::string const& path, timeline_html_options options = {},
+                               source_location where = source_location::current()) {
+  detail::called_from(where, [&] {
+    detail::write_file(path, "the page", [&](std::ostream& file) { write_timeline_html(file, s, options); });
+  });
 }
 /// Saves the page of take_snapshot(memory).
 template <has_driver Resource>
-void save_timeline_html(Resource memory, std::string const& path, timeline_html_options options = {}) {
-  save_timeline_html(take_snapshot(memory), path, options);
+void save_timeline_html(Resource memory, std::string const& path, timeline_html_options options = {},
+                        source_location where = source_location::current()) {
+  save_timeline_html(take_snapshot(memory), path, options, where);
 }
 
 }  // namespace tarn

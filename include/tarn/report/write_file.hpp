@@ -7,15 +7,15 @@
 #include <fstream>
 #include <ostream>
 #include <string>
-#include <system_error>
 
-#include "tarn/core/concat.hpp"
+#include "tarn/core/file_error.hpp"
+#include "tarn/core/message.hpp"
 
 namespace tarn::detail {
 
 /// Calls write(std::ostream&) on the file, which replaces an existing one; if anything fails, the file is removed.
 /// @param what  of the report, for errors: "the snapshot"
-/// @throws std::system_error  the file cannot be created or not completely written; and what write() throws
+/// @throws file_error  the file cannot be created or not completely written; and what write() throws
 template <class Write>
 void write_file(std::string const& path, char const* what, Write const& write) {
   errno = 0;
@@ -28,14 +28,14 @@ void write_file(std::string const& path, char const* what, Write const& write) {
     throw;
   }
   if (!file.is_open())
-    throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
-                            concat({"tarn: cannot write ", what, " to '", path, "'; check the path"}));
+    throw file_error(path, message<96>().add(what).add(" cannot be written; check the path").view(),
+                     errno != 0 ? errno : EIO);
   file.close();
   if (!file) {
     int const why = errno != 0 ? errno : EIO;
     (void)std::remove(path.c_str());
-    throw std::system_error(why, std::generic_category(),
-                            concat({"tarn: writing ", what, " to '", path, "' failed; is the disk full?"}));
+    throw file_error(path, message<96>().add("writing ").add(what).add(" failed; is the disk full?").view(),
+                     why);
   }
 }
 

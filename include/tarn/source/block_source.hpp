@@ -15,6 +15,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
@@ -208,7 +209,7 @@ class block_source {
   [[nodiscard]] void* take_aligned(block_wanted const& r, source_location where, Take const& take,
                                    Give const& give) {
     auto const [stream, bytes, alignment] = r;
-    require_alignment(alignment);
+    require_alignment(alignment, max_alignment, where);
     if (bytes == 0) return nullptr;
     void* p = nullptr;
     status taken = bytes <= max_request_bytes ? take(bytes, p) : detail::too_large();
@@ -219,7 +220,8 @@ class block_source {
       taken = take(pages, p);
       if (taken.ok() && !is_aligned(p, alignment)) {
         (void)give(p, pages);
-        throw bad_alignment(alignment, default_alignment);
+        auto const address = reinterpret_cast<std::uintptr_t>(p);
+        throw detail::at(where, bad_alignment(alignment, address & (~address + 1)));  // what the driver gave
       }
     }
     if (!taken.ok())

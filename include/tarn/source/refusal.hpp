@@ -52,8 +52,7 @@ template <class D>
     report.refused_by = of_host ? "the host" : name_of_memory(driver);
     report.call = failed.call;
   }
-  report.where = where;
-  throw out_of_memory(report);
+  throw at(where, out_of_memory(report));
 }
 
 /// The status of a request too large to try: rounding it up could overflow.

@@ -362,7 +362,7 @@ class graph_memories {
   void* take(Pool& whole, part& from, stream_ref as, stream_id id, std::size_t bytes, std::size_t alignment) {
     try {
       return from.memory.allocate(as, bytes, alignment);
-    } catch (out_of_memory const& refused) {
+    } catch (out_of_memory& refused) {
       memory_report report = refused.report();
       if (whole.trim(0) != 0) {
         try {
@@ -372,7 +372,8 @@ class graph_memories {
         }
       }
       report.stream = id;
-      refused.throw_with(report);
+      refused.set_report(report);
+      throw;
     }
   }
 

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// file_error: why a file cannot be read or written.
+
+#include <cstddef>
+#include <cstring>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/text_prefix.hpp"
+
+namespace tarn {
+
+namespace detail {
+// strerror_r returns a text (GNU) or a status (POSIX).
+[[nodiscard]] inline char const* error_text(char const* text, char const*) noexcept {
+  return text;
+}
+[[nodiscard]] inline char const* error_text(int failed, char const* text) noexcept {
+  return failed == 0 ? text : "unknown error";
+}
+}  // namespace detail
+
+/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno (0 if no system call failed).
+/// Of a long path, the message has the end.
+class file_error : public detail::error_of<std::system_error, 512> {
+ public:
+  file_error(std::string_view path, std::string_view what, int error)
+      : error_of(std::in_place, std::error_code(error, std::generic_category())) {
+    constexpr std::size_t longest = 200;
+    text_.add("tarn: ").add(path.size() > longest ? "..." : "").add(detail::text_suffix(path, longest));
+    text_.add(": ").add(what);
+    if (error == 0) return;
+    char reason[96] = "";
+    text_.add(" (errno ").add_number(error).add(", ");
+    text_.add(detail::error_text(::strerror_r(error, reason, sizeof reason), reason)).add(")");
+  }
+  [[nodiscard]] int error() const noexcept { return code().value(); }
+};
+
+}  // namespace tarn
