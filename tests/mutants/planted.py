@@ -1735,6 +1735,13 @@ PLANTED = {
     ],
     "a sleeping pool keeps addresses and contents, and gives no block out": [
         Mutant(
+            "the ladder does not empty the caches again after the source was asked",
+            "pool/ladder.hpp",
+            "      front_.flush_all();  // also after rung 1",
+            "      if (front_.idle().threads == 0) front_.flush_all();  // also after rung 1",
+            finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
             "fallback_to takes a sleeping pool for one that has no memory",
             "policy/fallback_to.hpp",
             "      return next.allocate(r);\n    } catch (out_of_memory const&) {",

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Growth by pages (page_growth) and by blocks (segment_growth), and the release of both.
 
+#include <atomic>
 #include <cmath>
+#include <functional>
 #include <random>
+#include <semaphore>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,6 +27,21 @@ struct one_stream {
   sim_machine machine{sim_options{.backing = sim_backing::address_only}};
   sim_driver driver = machine.driver(0);
   stream_ref a;
+};
+
+/// Calls a handler before it refuses a handle.
+struct pages_with_handler : sim_pages {
+  pages_with_handler(sim_driver const& driver, std::function<void()> h)
+      : sim_pages(driver), handler(std::move(h)) {}
+  [[nodiscard]] page_handle create(std::size_t bytes) {
+    try {
+      return sim_pages::create(bytes);
+    } catch (out_of_memory const&) {
+      handler();
+      throw;
+    }
+  }
+  std::function<void()> handler;
 };
 }  // namespace
 
@@ -753,4 +772,58 @@ TEST_CASE("after trim(0) a pool grows as a new one and holds as much", "[pool][p
   REQUIRE(memory->state().reserved == 0);
   growing_rounds(memory, s.a);
   CHECK(memory->state().reserved == held);
+}
+
+TEST_CASE("pooled serves what another thread freed into its cache while the source was asked",
+          "[pool][ladder][threads]") {
+  // The freeing thread caches 2 MiB, which the ladder takes back first: what was learned then is void after the source was asked.
+  for (bool const flushes_before : {true, false}) {
+    sim_machine const machine(
+        sim_options{.capacity = 1_GiB, .taken = 0, .backing = sim_backing::address_only});
+    std::binary_semaphore is_allocated{0};
+    std::binary_semaphore may_cache{0};
+    std::binary_semaphore has_cached{0};
+    std::binary_semaphore may_free{0};
+    std::binary_semaphore is_freed{0};
+    std::binary_semaphore may_end{0};
+    std::atomic<bool> is_armed{false};
+    stream_ref const s;
+    auto memory = pages_with_handler(machine.driver(0),
+                                     [&] {
+                                       if (!is_armed.exchange(false)) return;
+                                       may_free.release();
+                                       is_freed.acquire();
+                                     }) |
+                  pooled{};
+    std::thread other([&] {
+      void* const small[] = {memory.allocate(s, 1_MiB), memory.allocate(s, 1_MiB)};
+      void* const large = memory.allocate(s, 512_MiB);
+      auto const free_small = [&] {
+        for (void* const p : small) memory.deallocate(s, p, 1_MiB);
+      };
+      is_allocated.release();
+      may_cache.acquire();
+      if (flushes_before) free_small();
+      has_cached.release();
+      may_free.acquire();
+      memory.deallocate(s, large, 512_MiB);
+      is_freed.release();
+      may_end.acquire();
+      if (!flushes_before) free_small();
+    });
+    is_allocated.acquire();
+    std::vector<void*> blocks;
+    for (int i = 0; i < 15; ++i) blocks.push_back(memory.allocate(s, 32_MiB));
+    may_cache.release();
+    has_cached.acquire();
+    void* p = nullptr;
+    is_armed = true;
+    CHECK_NOTHROW(p = memory.allocate(s, 512_MiB));
+    CHECK_FALSE(is_armed);
+    if (is_armed) may_free.release();
+    may_end.release();
+    other.join();
+    if (p != nullptr) memory.deallocate(s, p, 512_MiB);
+    for (void* const q : blocks) memory.deallocate(s, q, 32_MiB);
+  }
 }

@@ -191,9 +191,9 @@ TEST_CASE("The end of a long path and the line are in the text", "[raii][errors]
   memory_report r;
   std::string const name(500, 'n');
   for (bytes_of_tag& tag : r.biggest_tags) tag = {name.c_str(), 1};
-  r.where = {path.c_str(), 42, "step"};
-  CHECK(std::string(out_of_memory(r).what()).ends_with("/solver/step.cpp:42]"));
-  cuda_error const e({failure::other, 400, "cudaErrorInvalidResourceHandle", "cudaStreamGetId"}, 0, r.where);
+  source_location const where{path.c_str(), 42, "step"};
+  CHECK(std::string(detail::at(where, out_of_memory(r)).what()).ends_with("/solver/step.cpp:42]"));
+  cuda_error const e({failure::other, 400, "cudaErrorInvalidResourceHandle", "cudaStreamGetId"}, 0, where);
   CHECK(std::string(e.what()).ends_with("/solver/step.cpp:42]"));
 }
 

@@ -90,8 +90,7 @@ class ladder {
       renew_left();
     set_budget();
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
-    bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved;
-    if (flush_early) {
+    if (idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved) {
       {
         unlocked const open(hot_);
         front_.flush_all();
@@ -113,7 +112,7 @@ class ladder {
     heap_.left.forget();
     request_.segment = 0;
     ++heap_.alloc_retries;
-    if (take_what_is_waited_for(flush_early) || put_together()) return;
+    if (take_what_is_waited_for() || put_together()) return;
     bool const has_given = heap_.growth.shrink(space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
       request_.may_exceed = true;
@@ -238,10 +237,11 @@ class ladder {
   }
 
   /// Rung 5: everything that is free after the host has waited.
-  bool take_what_is_waited_for(bool has_flushed) {
+  bool take_what_is_waited_for() {
     {
       unlocked const open(hot_);
-      if (!has_flushed) front_.flush_all();
+      front_
+          .flush_all();  // also after rung 1: the lock was released since, and threads have cached blocks again
       end_quarantine(heap_);
       waiting_.release(true);
     }
