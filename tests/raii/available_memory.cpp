@@ -9,6 +9,8 @@
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/micro_batches.hpp"
+#include "tarn/raii/sleep.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/source/host_memory.hpp"
 
@@ -26,6 +28,26 @@ auto block(Memory memory, std::size_t bytes) {
   return make_device_buffer<std::byte>(memory, bytes, stream_ref{});
 }
 }  // namespace
+
+TEST_CASE("available_memory of a sleeping pool is 0, and micro_batches plans nothing on it",
+          "[raii][memory_availability][sleep][pages]") {
+  sim_machine const machine{small()};
+  auto pool = sim_pages{machine.driver()} | pooled{};
+  auto memory = pool | limited{40_MiB};
+  auto const held = block(memory, 10_MiB);
+  CHECK(available_memory(pool).bytes == 50_MiB);
+  (void)sleep(pool);
+  for (memory_availability const& a : {available_memory(pool), available_memory(memory)}) {
+    CHECK(a.bytes == 0);
+    CHECK(a.is_asleep);
+    CHECK(std::string_view(a.bounded_by) == "the sleeping pool");
+  }
+  CHECK_THROWS_AS(micro_batches(100, 1_MiB, pool), pool_asleep);
+  CHECK_THROWS_AS(micro_batches(100, 1_MiB, memory, {.when_too_large = too_large_item::one_at_a_time}),
+                  pool_asleep);
+  (void)wake(pool);
+  CHECK(available_memory(pool).bytes == 50_MiB);
+}
 
 TEST_CASE("available_memory of a source is the driver's free memory", "[raii][memory_availability]") {
   sim_machine const machine{small()};

@@ -20,6 +20,7 @@ struct memory_availability {
   std::size_t live = memory_report::unknown;         ///< allocated, as the nearest layer that knows reports
   std::size_t cached = memory_report::unknown;       ///< held by the nearest pool but not allocated
   std::size_t device_free = memory_report::unknown;  ///< as the driver reports
+  bool is_asleep = false;  ///< the nearest pool sleeps: nothing is available before tarn::wake(memory)
 };
 
 namespace detail {
@@ -40,7 +41,8 @@ constexpr bool knows_available() noexcept {
 
 /// Returns how much `memory` could allocate now. Computed from the source upwards: free memory as the driver reports it;
 /// bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it; over blocks, and where the device has
-/// no pages, the largest free range, since blocks are not combined); bounded by each `limited` layer above that. Memory that a
+/// no pages, the largest free range, since blocks are not combined); bounded by each `limited` layer above that. 0 while the
+/// pool sleeps. Memory that a
 /// `fallback_to` or `retry_on_oom` could add is not counted, nor is memory held back by recorded uses. A snapshot: other threads and
 /// processes continue. Takes the pool's locks briefly and queries the driver once (5 us). Never waits for a stream. Thread-safe.
 /// @throws cuda_error  the driver did not report free memory
@@ -54,7 +56,7 @@ template <class Resource>
   Resource handle = memory;
   detail::memory_bound const left = detail::memory_left(detail::layer_of(handle));
   if (!left.query.ok()) throw cuda_error(left.query, memory.device().value, where);
-  return {left.bytes, left.by, left.limit, left.live, left.cached, left.device_free};
+  return {left.bytes, left.by, left.limit, left.live, left.cached, left.device_free, left.is_asleep};
 }
 
 }  // namespace tarn

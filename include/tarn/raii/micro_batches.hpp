@@ -58,7 +58,8 @@ class micro_batches {
                       0, -1, options, where) {}
 
   /// Splits by what a resource could allocate now: available_memory(memory) minus the reserve.
-  /// @throws cuda_error  the driver did not report free memory
+  /// @throws pool_asleep  the pool sleeps
+  /// @throws cuda_error   the driver did not report free memory
   template <has_driver Resource>
   micro_batches(std::size_t n, std::size_t bytes_per_item, Resource const& memory,
                 micro_batch_options const& options = {}, source_location where = source_location::current())
@@ -88,6 +89,7 @@ class micro_batches {
                 source_location where)
       : n_(n), budget_(room.bytes - share_of(room.bytes, reserve_per_mille)) {
     if (n == 0) return;
+    if (room.is_asleep) throw detail::at(where, pool_asleep(bytes_per_item, device));
     std::size_t fit = bytes_per_item == 0 ? n : budget_ / bytes_per_item;
     if (fit == 0) {
       if (options.when_too_large == too_large_item::refuse) refuse(bytes_per_item, room, device, where);

@@ -51,6 +51,7 @@ struct memory_bound {
   std::size_t device_free = memory_report::unknown;   ///< as the driver reports
   std::size_t device_total = memory_report::unknown;  ///< likewise
   status query;                                       ///< of the driver's report
+  bool is_asleep = false;                             ///< the nearest pool sleeps
 
   void leave_headroom(std::size_t more) noexcept {
     if (device_free == memory_report::unknown || more == 0) return;
@@ -70,6 +71,13 @@ struct memory_bound {
     limit_used = live = used;
     headroom = memory_report::unknown;
   }
+  /// A pool that sleeps provides nothing.
+  void put_to_sleep() noexcept {
+    bytes = 0;
+    by = "the sleeping pool";
+    is_asleep = true;
+    limit = limit_used = headroom = memory_report::unknown;
+  }
   /// @param reusable  of what the pool has cached
   void add_pool(pool_state const& s, std::size_t reusable) noexcept {
     bytes += min_of(reusable, unknown_left - bytes);
@@ -79,7 +87,7 @@ struct memory_bound {
 };
 
 /// Returns what `layer` and those below it can still provide: the device's free memory, less headroom, within each limit, plus what
-/// a pool on the way caches. Of a layer that routes calls, only upstream() counts. One driver call, 5 to 100 us.
+/// a pool on the way caches; nothing while that pool sleeps. Of a layer that routes calls, only upstream() counts. One driver call, 5 to 100 us.
 template <class Layer>
 [[nodiscard]] memory_bound memory_left(Layer& layer) {
   memory_bound left;
@@ -101,6 +109,9 @@ template <class Layer>
     bool puts_together = page_source<typename Layer::upstream_type>;
     if constexpr (requires { layer.uses_pages(); }) puts_together = layer.uses_pages();
     left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
+    if constexpr (requires { layer.is_asleep(); }) {
+      if (layer.is_asleep()) left.put_to_sleep();
+    }
   }
   if constexpr (has_headroom<Layer>) left.leave_headroom(layer.headroom_bytes());
   if constexpr (has_limit<Layer>) left.keep_within(layer.limit(), layer.used());
