@@ -208,6 +208,48 @@ TEST_CASE("a task waits until its bytes are free", "[raii][reservation][threads]
   CHECK(memory->budget().waiting() == 0);
 }
 
+TEST_CASE("reserve that waits is refused when set_limit falls below it", "[raii][reservation][threads]") {
+  auto const memory = host_memory{} | limited{10_MiB};
+  auto const held = reserve(memory, 8_MiB);
+  std::atomic<bool> is_refused{false};
+  std::thread large([&] {
+    try {
+      (void)reserve(memory, 9_MiB, 3s);
+    } catch (out_of_memory const& error) {
+      is_refused = error.report().limit == 6_MiB;
+    }
+  });
+  until_waiting(memory, 1);
+  auto const begin = std::chrono::steady_clock::now();
+  (void)memory->set_limit(6_MiB);
+  large.join();
+  CHECK(is_refused);
+  CHECK(std::chrono::steady_clock::now() - begin < 2s);
+  CHECK(memory->budget().waiting() == 0);
+}
+
+TEST_CASE("zero bytes are not refused by a limit that was lowered below what is used, nor by a reservation",
+          "[raii][reservation][limited]") {
+  auto memory = sim_pages{} | pooled{} | limited{10_MiB};
+  void* const p = memory.allocate(stream_ref{}, 5_MiB);
+  (void)memory->set_limit(1_MiB);
+  CHECK(memory.allocate(stream_ref{}, 0) == nullptr);
+  CHECK_NOTHROW(make_device_buffer<float>(memory, 0, stream_ref{}));
+  memory.deallocate(stream_ref{}, p, 5_MiB);
+  auto const task = reserve(memory, 0);
+  auto handle = task.resource();
+  CHECK(handle.allocate(stream_ref{}, 0) == nullptr);
+  CHECK(handle.allocate_sync(0) == nullptr);
+}
+
+TEST_CASE("a reservation of all ones is refused, and the limit keeps its bytes", "[raii][reservation]") {
+  auto memory = sim_pages{} | pooled{} | limited{~std::size_t{0}};
+  CHECK_THROWS_AS(reserve(memory, ~std::size_t{0}), out_of_memory);
+  { auto const task = reserve(memory, max_request_bytes); }
+  CHECK(memory->used() == 0);
+  memory.deallocate(stream_ref{}, memory.allocate(stream_ref{}, 100), 100);
+}
+
 TEST_CASE("one that fits goes first, but a large request is passed 16 times at most",
           "[raii][reservation][threads]") {
   auto const memory = host_memory{} | limited{10_MiB};

@@ -25,7 +25,7 @@ class budget_waiter {
   explicit budget_waiter(std::size_t bytes) noexcept : bytes_(bytes) {}
   budget_waiter(budget_waiter const&) = delete;
   budget_waiter& operator=(budget_waiter const&) = delete;
-  /// Called once, when it has the bytes, under the budget's lock.
+  /// Called once, when it has the bytes or the limit has fallen below them, under the budget's lock.
   virtual void wake() noexcept = 0;
   virtual ~budget_waiter() = default;
 
@@ -60,7 +60,7 @@ class byte_budget {
     std::size_t used = used_.load(std::memory_order_seq_cst);
     do {
       std::size_t const limit = limit_.load(std::memory_order_relaxed);
-      if (used > limit || bytes > limit - used) return false;
+      if (bytes > limit - min_of(limit, used)) return false;
     } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
     return true;
   }
@@ -73,10 +73,11 @@ class byte_budget {
   [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
   /// The limit in force.
   [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
-  /// Sets the limit, and returns the previous one; bounds stay.
+  /// Sets the limit, and returns the previous one; bounds stay. Requests above it that wait get nothing.
   std::size_t set_limit(std::size_t limit) noexcept {
     std::lock_guard const guard(lock_);
     std::size_t const before = std::exchange(own_limit_, limit);
+    end_hopeless_waits();
     put_in_force();
     return before;
   }
@@ -163,6 +164,18 @@ class byte_budget {
       } else {
         at = &w.next_;
       }
+    }
+  }
+  /// Ends the waits for more bytes than the limit. Under the lock. O(waiters)
+  void end_hopeless_waits() noexcept {
+    for (budget_waiter** at = &waiters_; *at != nullptr;) {
+      budget_waiter& w = **at;
+      if (w.bytes_ <= own_limit_) {
+        at = &w.next_;
+        continue;
+      }
+      unlink(at);
+      w.wake();
     }
   }
   void unlink(budget_waiter** at) noexcept {

@@ -19,7 +19,10 @@ class limited_layer;
 
 /// Refuses allocations that would exceed `limit` bytes. Over a pool, blocks count as the pool rounds them.
 struct limited {
-  std::size_t limit = 0;
+  std::size_t limit;
+
+  limited() = delete;  // tarn: a limit needs a number of bytes: limited{60_GiB}
+  constexpr explicit limited(std::size_t bytes) noexcept : limit(bytes) {}
 
   template <class Upstream>
   using layer = limited_layer<Upstream>;
@@ -114,8 +117,7 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
 
  private:
   [[nodiscard]] std::size_t counted(request const& r) noexcept {
-    if (r.bytes > max_request_bytes) return r.bytes;
-    return detail::block_bytes_of(this->upstream(), r.bytes, r.alignment);
+    return detail::counted_bytes(this->upstream(), r.bytes, r.alignment);
   }
 };
 

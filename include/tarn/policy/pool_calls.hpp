@@ -25,6 +25,14 @@ template <class Upstream>
   }
 }
 
+/// The bytes of a request that count against a limit. Zero bytes need no memory.
+template <class Upstream>
+[[nodiscard]] std::size_t counted_bytes(Upstream& upstream, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+  if (bytes == 0 || bytes > max_request_bytes) return bytes;
+  return block_bytes_of(upstream, bytes, alignment);
+}
+
 /// Returns whether a pool below sleeps: then its memory must not be touched.
 template <class Upstream>
 [[nodiscard]] bool sleeps(Upstream& upstream) noexcept {

@@ -43,7 +43,7 @@ class waiting_thread final : public budget_waiter {
     is_awake_ = true;
     changed_.notify_one();
   }
-  /// Waits until the bytes were given, or the time is over.
+  /// Waits until the bytes were given or never can be, or the time is over.
   void wait(std::chrono::nanoseconds at_most) {
     std::unique_lock lock(mutex_);
     auto const is_awake = [this] { return is_awake_; };
@@ -85,7 +85,7 @@ class reserved_layer
 
   /// @throws reservation_exceeded  more than is left, or the reservation has ended; out_of_memory: the upstream refused
   void* around_allocate(request const& r, auto const& next) {
-    std::size_t const counted = counted_bytes(r);
+    std::size_t const counted = counted_bytes(this->upstream(), r.bytes, r.alignment);
     if (!take(counted)) [[unlikely]]
       refuse(r);
     void* p = nullptr;
@@ -102,7 +102,7 @@ class reserved_layer
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    std::size_t const counted = counted_bytes(r);
+    std::size_t const counted = counted_bytes(this->upstream(), r.bytes, r.alignment);
     next.deallocate(r, p);
     used_.fetch_sub(counted, std::memory_order_relaxed);
     give(counted);
@@ -131,12 +131,9 @@ class reserved_layer
   }
 
  private:
-  static constexpr std::size_t ended = ~std::size_t{0};
+  static constexpr std::size_t ended =
+      ~std::size_t{0};  ///< reserve() gives out no more than max_request_bytes
 
-  [[nodiscard]] std::size_t counted_bytes(request const& r) noexcept {
-    if (r.bytes > max_request_bytes) return r.bytes;
-    return block_bytes_of(this->upstream(), r.bytes, r.alignment);
-  }
   [[nodiscard]] bool take(std::size_t bytes) noexcept {
     std::size_t left = left_.load(std::memory_order_relaxed);
     do {
@@ -242,7 +239,8 @@ class [[nodiscard]] reservation {
 /// @param memory  has a limit on live bytes as its uppermost layer
 /// @param bytes   the peak of what is live at once, as the pool rounds it: peak() of an earlier run, for example
 /// @param wait    how long to wait until they are free; 0: not at all; nanoseconds::max(): without end
-/// @throws out_of_memory  the bytes are not free, or did not become free in time; or exceed the limit, which is not waited for
+/// @throws out_of_memory  the bytes are not free, or did not become free in time; or exceed the limit, now or as set_limit() lowers it
+///                        meanwhile, which is not waited for; or exceed max_request_bytes
 /// @throws std::bad_alloc, std::system_error  the host refused. Nothing has changed
 /// Thread-safe. A thread that waits must not hold a reservation that the others wait for. One host allocation; O(requests that wait).
 template <class Memory>
@@ -255,7 +253,7 @@ template <class Memory>
   if constexpr (detail::divides_a_limit<Memory>) {
     return detail::called_from(where, [&] {
       detail::byte_budget& budget = memory->budget();
-      if (!detail::take_or_wait(budget, bytes, wait)) {
+      if (bytes > max_request_bytes || !detail::take_or_wait(budget, bytes, wait)) {
         memory_report report;
         report.asked = bytes;
         report.device = memory.device().value;

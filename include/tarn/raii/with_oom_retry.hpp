@@ -29,7 +29,7 @@ enum class oom_errors {
 /// once is not tried again. Assign {} when memory has become free.
 struct oom_sizes {
   std::size_t good = 0;               ///< the largest that worked; 0: none yet
-  std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones: none yet
+  std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones, which is never tried: none yet
 };
 
 struct oom_retry_options {
@@ -74,7 +74,7 @@ class oom_retry {
 
   result run(std::size_t start) {
     auto const keep = [this](std::size_t size) { return call_keeping(size); };
-    start = first_size(start);
+    start = first_size(min_of(start, no_size - 1));
     if (options_.search == oom_search::downward) return descend(start, keep);
     auto const drop = [this](std::size_t size) { return call_dropping(size); };
     std::size_t good = 0;
@@ -190,7 +190,7 @@ class oom_retry {
     if (known_.good >= known_.bad) known_.good = 0;  // it no longer works
   }
 
-  static constexpr std::size_t no_size = ~std::size_t{0};
+  static constexpr std::size_t no_size = ~std::size_t{0};  ///< never tried
   F& f_;
   Clear const& clear_;
   oom_retry_options const& options_;
