@@ -124,6 +124,29 @@ TEST_CASE("out_of_memory gives advice that fits the request", "[core][error]") {
   says("The limit is below this request alone: raise it or ask for less.");
 }
 
+TEST_CASE("out_of_memory says how an amount differs that reads as the request", "[core][error]") {
+  memory_report r;
+  r.asked = 4608_MiB;
+  r.device = 0;
+  r.device_free = 4607_MiB;
+  CHECK(std::string(out_of_memory(r).what()).find("Free on the device 4.4 GiB.") != std::string::npos);
+  r.asked = 4608_MiB + 512;
+  r.device_free = 4608_MiB;
+  CHECK(std::string(out_of_memory(r).what()).find("Free on the device 4.5 GiB, 512 B less than asked.") !=
+        std::string::npos);
+  r.device_free = r.asked;
+  CHECK(std::string(out_of_memory(r).what()).find("Free on the device 4.5 GiB.") != std::string::npos);
+}
+
+TEST_CASE("cuda_error of a capture names capture_scope, and of an absent device the number of devices",
+          "[core][error]") {
+  cuda_error const captured({failure::other, 900, "cudaErrorStreamCaptureUnsupported", "cuMemCreate"}, 0);
+  CHECK(std::string(captured.what()).find("allocate in a tarn::capture_scope") != std::string::npos);
+  cuda_error const absent({failure::no_device, 101, "cudaErrorInvalidDevice", "page_granularity"}, 9);
+  CHECK(std::string(absent.what()).find("there is no device of this number, see cudaGetDeviceCount()") !=
+        std::string::npos);
+}
+
 TEST_CASE("An error's place can be replaced, also in its text", "[core][error][source_location]") {
   cuda_error e({failure::other, 700, "cudaErrorIllegalAddress", "cuMemMap"}, 3, {"library.hpp", 1, "f"});
   e.set_where({"solver.cpp", 42, "step"});

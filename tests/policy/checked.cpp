@@ -11,6 +11,7 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
+#include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_ptr.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/source/host_memory.hpp"
@@ -57,6 +58,21 @@ std::string line(int number) {
   return "checked.cpp:" + std::to_string(number);
 }
 }  // namespace
+
+TEST_CASE("checked names the user's lines for blocks of owners, and none of tarn's", "[policy][checked]") {
+  reported const log;
+  sim_machine const machine{sim_options{}};
+  auto memory = sim_pages{machine.driver(0)} | pooled{} | checked{};
+  void* p = nullptr;
+  {
+    auto const buffer = make_device_buffer<char>(memory, 1000, stream_ref{});
+    p = buffer.data();
+  }
+  memory.deallocate(stream_ref{}, p, 1000);
+  std::string const text = reported::one_of(misuse_kind::double_free);
+  CHECK(has(text, "checked.cpp"));
+  CHECK_FALSE(has(text, ".hpp"));
+}
 
 TEST_CASE("checked meets the resource contract and reports nothing in it", "[policy][checked]") {
   reported const t;

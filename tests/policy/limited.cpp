@@ -208,3 +208,36 @@ TEST_CASE("A refusal reports the free memory of the device after the attempt was
     CHECK(error.report().device_free == free);
   }
 }
+
+namespace {
+/// How many blocks of `bytes` a pool over `source` has within a limit of 64 MiB.
+template <class Source>
+std::size_t blocks_within_limit(Source const& source, std::size_t bytes) {
+  auto memory = source | limited{64_MiB} | pooled{};
+  std::vector<void*> blocks;
+  try {
+    for (;;) blocks.push_back(memory.allocate(stream_ref{}, bytes));
+  } catch (out_of_memory const&) {
+  }
+  for (void* p : blocks) memory.deallocate(stream_ref{}, p, bytes);
+  return blocks.size();
+}
+}  // namespace
+
+TEST_CASE("A pool fills the limit below it, with blocks of each size, over each source",
+          "[policy][limited][pool]") {
+  sim_machine const machine(sim_options{.capacity = 1_GiB, .taken = 0, .backing = sim_backing::address_only});
+  sim_driver const driver = machine.driver(0);
+  for (std::size_t bytes = 1_MiB; bytes <= 64_MiB; bytes += bytes < 32_MiB ? 1_MiB : 32_MiB) {
+    INFO(bytes / 1_MiB << " MiB");
+    std::size_t const all = 64_MiB / bytes;
+    CHECK(blocks_within_limit(host_memory{}, bytes) == all);
+    CHECK(blocks_within_limit(sim_pages{driver}, bytes) == all);
+    CHECK(blocks_within_limit(sim_malloc{driver}, bytes) == all);
+    CHECK(blocks_within_limit(sim_async{driver}, bytes) == all);
+    CHECK(blocks_within_limit(sim_pinned_host{driver}, bytes) == all);
+    CHECK(blocks_within_limit(sim_registered_host{driver}, bytes) == all);
+    CHECK(blocks_within_limit(sim_managed{driver}, bytes) == all);
+    CHECK(blocks_within_limit(sim_pages{driver} | pooled{}, bytes) == all);
+  }
+}

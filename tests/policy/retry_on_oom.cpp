@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/policy/retry_on_oom.hpp"
 
+#include <string>
 #include <vector>
 
 #include "catch.hpp"
@@ -12,6 +13,18 @@
 #include "tarn/source/sim_sources.hpp"
 
 using namespace tarn;
+
+TEST_CASE("the handler of retry_on_oom sees no line of tarn's own", "[policy][retry_on_oom]") {
+  std::string text;
+  auto const handler = [&](out_of_memory const& error, unsigned) {
+    text = error.what();
+    return false;
+  };
+  auto memory = host_memory{} | limited{1000} | retry_on_oom{handler};
+  CHECK_THROWS_AS(memory.allocate_sync(5000), out_of_memory);
+  CHECK(text.find("limited(1000 B)") != std::string::npos);
+  CHECK(text.find(".hpp") == std::string::npos);
+}
 
 TEST_CASE("retry_on_oom meets the resource contract", "[policy][retry_on_oom]") {
   tarn_test::resource_contract([] {

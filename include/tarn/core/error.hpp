@@ -78,6 +78,7 @@ class cuda_error : public detail::error_of<std::exception, 448> {
 
  private:
   [[nodiscard]] static constexpr std::string_view advice(status const& s) noexcept {
+    constexpr int invalid_device = 101;    // cudaErrorInvalidDevice, CUDA_ERROR_INVALID_DEVICE
     constexpr int invalid_handle = 400;    // cudaErrorInvalidResourceHandle, CUDA_ERROR_INVALID_HANDLE
     constexpr int first_of_capture = 900;  // cudaErrorStreamCaptureUnsupported
     constexpr int last_of_capture = 908;   // cudaErrorStreamCaptureWrongThread
@@ -87,7 +88,8 @@ class cuda_error : public detail::error_of<std::exception, 448> {
       case failure::not_ready:
         return "; earlier work has not finished, synchronise first";
       case failure::no_device:
-        return "; check that a device and its driver are installed";
+        return s.code == invalid_device ? "; there is no device of this number, see cudaGetDeviceCount()"
+                                        : "; check that a device and its driver are installed";
       case failure::forked:
         return "; a forked child has no device memory, fork before the first use or start another program";
       case failure::unsupported:
@@ -138,7 +140,8 @@ struct memory_report {
       unknown;  ///< bytes that must become free first, on the device or under `limit`, if wake() refused
   char const* refused_by = "the device";  ///< which layer refused: "limited", "the device", ...; static
   char const* call = nullptr;             ///< the driver call that failed, if one did; static storage
-  bytes_of_tag biggest_tags[3];           ///< largest live tags first, if a `with_history` layer exists
+  char const* reason = nullptr;  ///< why it failed, as a source of the user's reports it; static storage
+  bytes_of_tag biggest_tags[3];  ///< largest live tags first, if a `with_history` layer exists
 };
 
 /// More memory would have helped: reports which layer refused, the state, and what to try. Nothing has changed.
@@ -169,7 +172,10 @@ class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
     if (report_.device >= 0) text_.add(" on device ").add_number(report_.device);
     if (report_.stream != memory_report::no_stream) text_.add(", stream ").add_number(report_.stream);
     text_.add(": refused by ").add(report_.refused_by);
-    if (report_.call != nullptr) text_.add(" (").add(report_.call).add(")");
+    bool const has_reason = report_.reason != nullptr;
+    if (report_.call != nullptr) text_.add(" (").add(report_.call);
+    if (has_reason) text_.add(": ").add(report_.reason);
+    if (report_.call != nullptr) text_.add(")");
     if (report_.limit != unknown) text_.add("("), add_amount(report_.limit), text_.add(")");
     if (report_.headroom != unknown) text_.add("("), add_amount(report_.headroom), text_.add(")");
     if (report_.limit_used != unknown)

@@ -100,6 +100,20 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call cons
   return called_from(from.where, call);
 }
 
+/// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record places record that of a
+/// scope around it, or none.
+template <class Resource>
+void give_back(Resource& memory, stream_ref stream, void* p, std::size_t bytes,
+               std::size_t alignment) noexcept {
+  [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
+  memory.deallocate(stream, p, bytes, alignment);
+}
+template <class Resource>
+void give_back_sync(Resource& memory, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+  [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
+  memory.deallocate_sync(p, bytes, alignment);
+}
+
 /// Whether the device of a page source has pages; for nearest().
 struct has_pages_call {
   template <class Layer>

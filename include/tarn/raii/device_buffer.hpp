@@ -9,6 +9,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/config.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/raii/copy.hpp"
@@ -255,7 +256,7 @@ class device_buffer {
     });
   }
   void give() noexcept {
-    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment_);
+    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
     data_ = nullptr;
     size_ = capacity_ = 0;
   }

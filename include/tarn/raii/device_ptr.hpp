@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/stream.hpp"
@@ -127,7 +128,8 @@ class device_ptr {
   void replace(pointer p, std::size_t count) noexcept {
     pointer const old = std::exchange(p_, p);
     std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
-    if (old != nullptr) memory_.deallocate(stream_, old, old_count * sizeof(element_type), alignment());
+    if (old != nullptr)
+      detail::give_back(memory_, stream_, old, old_count * sizeof(element_type), alignment());
   }
 
   Resource memory_;

@@ -21,6 +21,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/raii/copy.hpp"
@@ -259,7 +260,7 @@ class evict_scope {
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
     void* const host = std::exchange(s.host, nullptr);
-    pinned_.deallocate(stream_, host, s.bytes(), alignment_of(s));
+    detail::give_back(pinned_, stream_, host, s.bytes(), alignment_of(s));
   }
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });

@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tarn/core/layers.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_ptr.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
@@ -57,7 +58,7 @@ void give_back_on(Owner& owner, stream_ref stream) noexcept {
   auto* const p = owner.release();
   if (p == nullptr) return;
   typename Owner::resource_type memory = owner.resource();
-  memory.deallocate(stream, p, count * sizeof(*p), owner.alignment());
+  give_back(memory, stream, p, count * sizeof(*p), owner.alignment());
 }
 
 /// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one event.

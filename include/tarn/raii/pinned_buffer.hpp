@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
@@ -168,7 +169,7 @@ class pinned_buffer {
   }
   /// Frees the elements; the buffer is empty and may be reused.
   void clear() noexcept {
-    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment());
+    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment());
     data_ = nullptr;
     size_ = capacity_ = 0;
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 
@@ -33,7 +34,7 @@ class pinned_slots {
   pinned_slots(pinned_slots const&) = delete;
   pinned_slots& operator=(pinned_slots const&) = delete;
   ~pinned_slots() {
-    for (T* const p : slots_) memory_.deallocate_sync(p, bytes_, alignment);
+    for (T* const p : slots_) give_back_sync(memory_, p, bytes_, alignment);
   }
 
   [[nodiscard]] std::span<T> operator[](std::size_t slot) const noexcept { return {slots_[slot], elements_}; }

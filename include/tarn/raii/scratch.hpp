@@ -14,6 +14,7 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/sequence.hpp"
@@ -208,7 +209,7 @@ class scratch {
   void give_from(std::size_t first) noexcept {
     while (chunks_.size() > first) {
       chunk const& c = chunks_.back();
-      memory_.deallocate(stream_, c.p, c.bytes, c.alignment);
+      detail::give_back(memory_, stream_, c.p, c.bytes, c.alignment);
       chunks_.pop_back();
     }
   }

@@ -22,7 +22,7 @@ struct host_calls {
   static status take(no_driver const&, std::size_t bytes, std::size_t alignment, void*& p) noexcept {
     if (bytes < address_space) p = ::operator new(bytes, std::align_val_t{alignment}, std::nothrow);
     if (p != nullptr) return {};
-    return {failure::out_of_memory, 0, "std::bad_alloc", "operator new"};
+    return {failure::out_of_memory, 0, "", "operator new"};
   }
   static status give(no_driver const&, void* p, std::size_t, std::size_t alignment) noexcept {
     ::operator delete(p, std::align_val_t{alignment});

@@ -4,6 +4,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <string_view>
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
@@ -46,6 +47,8 @@ template <class D>
     report.device_free = free;
     report.device_total = total;
   }
+  std::string_view const name = failed.name;  // the driver's own says no more than the type of this error
+  if (!name.empty() && !name.starts_with("cuda") && !name.starts_with("CUDA_")) report.reason = failed.name;
   if (failed.code == 0) {
     report.refused_by = failed.call;
   } else {

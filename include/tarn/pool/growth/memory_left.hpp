@@ -129,6 +129,21 @@ template <class Layer>
   return left;
 }
 
+/// Whether a limit bounds what `Layer` provides.
+template <class Layer>
+[[nodiscard]] constexpr bool is_limited() noexcept {
+  if constexpr (has_limit<Layer>) {
+    return true;
+  } else if constexpr (requires { typename Layer::described_type; }) {
+    return is_limited<
+        std::remove_reference_t<decltype(layer_of(std::declval<typename Layer::described_type&>()))>>();
+  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
+    return is_limited<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+  } else {
+    return false;
+  }
+}
+
 /// Whether the layers below a pool only bound what the device has. Another layer could get more where these refuse, as
 /// retry_on_oom does.
 template <class Layer>

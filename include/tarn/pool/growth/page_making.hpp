@@ -80,8 +80,7 @@ class page_making {
     std::size_t available = 0;
     std::size_t all = 0;
     if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
-    status const none{failure::out_of_memory, 0, "the device does not have that much free memory",
-                      name_of_memory(source_.driver())};
+    status const none{failure::out_of_memory, 0, "", name_of_memory(source_.driver())};
     refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 

@@ -4,23 +4,33 @@
 // A segment cannot be moved or extended; wholly free ones are given back when memory is short, and when too many would be kept
 // (ladder.hpp).
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
+#include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/driver/no_driver.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/memory_left.hpp"
 #include "tarn/pool/order/ordering.hpp"
 
 namespace tarn::detail {
 
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
 inline constexpr std::size_t segment_grain = 2_MiB;
+
+/// The same below a limit, which counts what is asked: rounded up to 2 MiB, blocks of 3 MiB would use it up at 48 of 64 MiB.
+[[nodiscard]] constexpr std::size_t segment_grain_below(bool limit, zone where) noexcept {
+  return limit && where == zone::large ? range_grain : segment_grain;
+}
 
 /// A source that can provide segments.
 template <class S>
@@ -49,22 +59,23 @@ class segment_growth {
     // Take the node now: other threads may use up the room while the lock is released.
     range_ref const r = a.ranges.take();
     std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
-    std::size_t bytes = align_up(max_of(exact, request.segment), segment_grain);
+    std::size_t const grain = segment_grain_below(is_limited<layer_type>(), request.where);
+    std::size_t bytes = align_up(max_of(exact, request.segment), grain);
     void* base = nullptr;
     try {
       unlocked const open(hot);
       try {
-        base = source_.allocate_sync(bytes, default_alignment);
+        base = source_.allocate_sync(bytes, source_alignment);
         // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
         // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
-          source_.deallocate_sync(base, bytes, default_alignment);
-          bytes = align_up(exact + range_grain, segment_grain);
-          base = source_.allocate_sync(bytes, default_alignment);
+          source_.deallocate_sync(base, bytes, source_alignment);
+          bytes = align_up(exact + range_grain, grain);
+          base = source_.allocate_sync(bytes, source_alignment);
         }
       } catch (out_of_memory const&) {
-        bytes = align_up(exact + range_grain, range_grain);
-        base = source_.allocate_sync(bytes, default_alignment);
+        bytes = align_up(exact + (source_alignment < range_grain ? range_grain : 0), range_grain);
+        base = source_.allocate_sync(bytes, source_alignment);
       }
     } catch (...) {
       a.ranges.put_back(r);
@@ -85,7 +96,8 @@ class segment_growth {
 
   /// How many bytes may stay reserved if the request is served by a new segment.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return most_beside(a, align_up(request.bytes, segment_grain));
+    return most_beside(a,
+                       align_up(request.bytes, segment_grain_below(is_limited<layer_type>(), request.where)));
   }
 
   /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
@@ -103,7 +115,7 @@ class segment_growth {
       counters_.release(reinterpret_cast<std::uintptr_t>(gone.base), gone.bytes, gone.where);
       given += gone.bytes;
       unlocked const open(hot);
-      source_.deallocate_sync(gone.base, gone.bytes, default_alignment);
+      source_.deallocate_sync(gone.base, gone.bytes, source_alignment);
     }
     return given;
   }
@@ -129,7 +141,7 @@ class segment_growth {
   /// Gives everything back; nothing on the device uses it any more.
   void close() noexcept {
     for (segment const& s : segments_) {
-      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, default_alignment);
+      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, source_alignment);
     }
     segments_.clear();
   }
@@ -137,6 +149,11 @@ class segment_growth {
   [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
 
  private:
+  using layer_type = std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>;
+  /// Host memory has any alignment. Of a device's memory no more is asked than every source of blocks has.
+  static constexpr std::size_t source_alignment =
+      std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
+
   struct segment {
     void* base = nullptr;
     std::size_t bytes = 0;

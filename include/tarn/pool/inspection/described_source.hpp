@@ -17,6 +17,7 @@ namespace tarn::detail {
 template <class Source, class Description>
 class described_source {
  public:
+  using described_type = Source;
   using driver_type = typename Source::driver_type;
   using properties = typename Source::properties;
 
