@@ -9,11 +9,18 @@
 //
 // | CCCL            | synchronous concept  | stream-ordered concept | references               |
 // |-----------------|----------------------|------------------------|--------------------------|
+// | 2.3 (CUDA 12.4) | resource             | async_resource         | experimental             |
 // | 3.0 (CUDA 13.0) | resource             | async_resource         | experimental             |
 // | 3.1             | synchronous_resource | resource               | experimental             |
 // | 3.2 and later   | synchronous_resource | resource               | and any_resource, buffer |
 
+#if __has_include(<cuda/version>)
 #include <cuda/version>
+#endif
+#if !defined(CCCL_VERSION) || CCCL_VERSION < 2003000
+#error "tarn/cuda_mr.hpp: needs CCCL 2.3, which CUDA 12.4 has, or later"
+#include <tarn-needs-CCCL-2.3>  // ends the compilation: what follows would only be errors that mislead
+#endif
 
 // Up to 3.1, parts of <cuda/memory_resource> exist only if this is defined before the first inclusion. Nothing else reads it,
 // so it is undefined again below.
@@ -90,19 +97,13 @@ struct errors_as {
     } catch (std::bad_alloc const& error) {
       if (is_theirs<OutOfMemory>() || is_theirs<Other>()) throw;
       throw_other(error);
-    } catch (cuda_error const& error) {
-      throw_other(error);
-    } catch (bad_alignment const& error) {
-      throw_other(error);
-    } catch (misuse const& error) {
+    } catch (any_error const& error) {
       throw_other(error);
     }
   }
 
  private:
-  [[noreturn]] static void throw_other(std::exception const& error) {
-    std::throw_with_nested(Other(error.what()));
-  }
+  [[noreturn]] static void throw_other(auto const& error) { std::throw_with_nested(Other(error.what())); }
   /// Whether the exception being handled is a Theirs. Not a handler beside those above: the two types may be one.
   template <class Theirs>
   [[nodiscard]] static bool is_theirs() noexcept {
@@ -243,7 +244,7 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource, 
     return called([&] { return memory_.allocate_sync(bytes, alignment); });
   }
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    memory_.deallocate_sync(p, bytes, alignment);
+    detail::give_back_sync(memory_, p, bytes, alignment);
   }
   [[nodiscard]] void* allocate(::cuda::stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment) {
@@ -251,21 +252,21 @@ class cuda_resource : public detail::cuda_resource_base<cuda_resource<Resource, 
   }
   void deallocate(::cuda::stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
-    memory_.deallocate(stream_ref(stream.get()), p, bytes, alignment);
+    detail::give_back(memory_, stream_ref(stream.get()), p, bytes, alignment);
   }
 #else
   [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = default_alignment) {
     return called([&] { return memory_.allocate_sync(bytes, alignment); });
   }
   void deallocate(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    memory_.deallocate_sync(p, bytes, alignment);
+    detail::give_back_sync(memory_, p, bytes, alignment);
   }
   [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, ::cuda::stream_ref stream) {
     return called([&] { return memory_.allocate(stream_ref(stream.get()), bytes, alignment); });
   }
   void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
                         ::cuda::stream_ref stream) noexcept {
-    memory_.deallocate(stream_ref(stream.get()), p, bytes, alignment);
+    detail::give_back(memory_, stream_ref(stream.get()), p, bytes, alignment);
   }
 #endif
 
@@ -393,8 +394,10 @@ class cuda_source_of<CudaResource, D>::source {
       } catch (out_of_memory const&) {
         throw;  // a tarn resource inside: its error has more information
       } catch (std::bad_alloc const&) {
+#if CCCL_VERSION >= 2005000  // earlier ones have no such error
       } catch (::cuda::cuda_error const& error) {
         if (!detail::means_out_of_memory(error)) throw;
+#endif
       }
     }
     detail::refuse(driver_, none_left, stream, bytes, alignment);

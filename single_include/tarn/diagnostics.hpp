@@ -121,8 +121,8 @@ class tag {
   std::uint32_t id_ = 0;
 };
 
-inline attribution::attribution(tag const& name, char const* file, int line, char const* function) noexcept
-    : where{file, line, function}, tag_id(name.id()) {}
+inline attribution::attribution(tag const& name, source_location at) noexcept
+    : where(at), tag_id(name.id()) {}
 
 /// Tags everything that this thread allocates in a scope: `tarn::tag_scope const here{"activations"};`. Scopes nest; the
 /// innermost one applies. They may end in any order, each on the thread that began it. Costs two writes of a thread-local word.
@@ -1122,7 +1122,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   void* allocate_or_note(request const& r, auto const& next) {
     try {
       return next.allocate(r);
-    } catch (out_of_memory const& refused) {
+    } catch (out_of_memory& refused) {
       memory_report report = refused.report();
       history_event e;
       e.kind = history_event_kind::refused;
@@ -1131,7 +1131,8 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
       e.tag = tag::current().id();
       e.time_ns = now();
       log_.note_refusal(e, origin(), report.biggest_tags);
-      refused.throw_with(report);
+      refused.set_report(report);
+      throw;
     }
   }
   using frame_names = std::unordered_map<void*, history_frame>;
@@ -3834,13 +3835,12 @@ template <class Resource>
 #include <fstream>
 #include <ostream>
 #include <string>
-#include <system_error>
 
 namespace tarn::detail {
 
 /// Calls write(std::ostream&) on the file, which replaces an existing one; if anything fails, the file is removed.
 /// @param what  of the report, for errors: "the snapshot"
-/// @throws std::system_error  the file cannot be created or not completely written; and what write() throws
+/// @throws file_error  the file cannot be created or not completely written; and what write() throws
 template <class Write>
 void write_file(std::string const& path, char const* what, Write const& write) {
   errno = 0;
@@ -3853,14 +3853,14 @@ void write_file(std::string const& path, char const* what, Write const& write) {
     throw;
   }
   if (!file.is_open())
-    throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
-                            concat({"tarn: cannot write ", what, " to '", path, "'; check the path"}));
+    throw file_error(path, message<96>().add(what).add(" cannot be written; check the path").view(),
+                     errno != 0 ? errno : EIO);
   file.close();
   if (!file) {
     int const why = errno != 0 ? errno : EIO;
     (void)std::remove(path.c_str());
-    throw std::system_error(why, std::generic_category(),
-                            concat({"tarn: writing ", what, " to '", path, "' failed; is the disk full?"}));
+    throw file_error(path, message<96>().add("writing ").add(what).add(" failed; is the disk full?").view(),
+                     why);
   }
 }
 
@@ -3868,39 +3868,51 @@ void write_file(std::string const& path, char const* what, Write const& write) {
 
 namespace tarn {
 
+/// The name of a file has no extension of a snapshot format.
+class unknown_format : public detail::error_of<std::invalid_argument, 512> {
+ public:
+  explicit unknown_format(std::string_view path) {
+    text_.add("tarn: '").add(detail::text_suffix(path, 200)).add("' has no extension of a snapshot format; ");
+    text_.add("use .pickle (PyTorch's memory_viz), .trace.json (Perfetto, Chrome) or .json");
+  }
+};
+
 namespace detail {
 
 using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 
-/// @throws std::invalid_argument  the extension is unknown
+/// @throws unknown_format  the extension is unknown
 [[nodiscard]] inline snapshot_writer writer_for(std::string_view path) {
   if (path.ends_with(".pickle") || path.ends_with(".pkl")) return write_pickle;
   if (path.ends_with(".trace.json"))
     return [](std::ostream& out, snapshot const& s) { write_perfetto(out, s); };
   if (path.ends_with(".json")) return write_json;
-  throw std::invalid_argument(
-      concat({"tarn: '", path,
-              "' has no extension of a snapshot format; use .pickle (PyTorch's memory_viz), .trace.json "
-              "(Perfetto, Chrome) or .json"}));
+  throw unknown_format(path);
 }
 
 }  // namespace detail
 
 /// Writes a snapshot to a file in the format of its extension: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
 /// Perfetto and Chrome, `.json` for other programs. An existing file is replaced.
-/// @throws std::invalid_argument  another extension; nothing was changed
-/// @throws std::system_error      the file cannot be created or not completely written; then it is removed
-/// @throws std::bad_alloc         the file is removed, too
-inline void save_snapshot(snapshot const& s, std::string const& path) {
-  auto const write = detail::writer_for(path);
-  detail::write_file(path, "the snapshot", [&](std::ostream& file) { write(file, s); });
+/// @throws unknown_format  another extension; nothing was changed
+/// @throws file_error      the file cannot be created or not completely written; then it is removed
+/// @throws std::bad_alloc  the file is removed, too
+inline void save_snapshot(snapshot const& s, std::string const& path,
+                          source_location where = source_location::current()) {
+  detail::called_from(where, [&] {
+    auto const write = detail::writer_for(path);
+    detail::write_file(path, "the snapshot", [&](std::ostream& file) { write(file, s); });
+  });
 }
 
 /// Saves take_snapshot() of `memory` by save_snapshot().
 template <has_driver Resource>
-void save_snapshot(Resource memory, std::string const& path) {
-  (void)detail::writer_for(path);  // report a wrong name before the snapshot blocks other threads
-  save_snapshot(take_snapshot(memory), path);
+void save_snapshot(Resource memory, std::string const& path,
+                   source_location where = source_location::current()) {
+  detail::called_from(where, [&] {
+    (void)detail::writer_for(path);  // report a wrong name before the snapshot blocks other threads
+    save_snapshot(take_snapshot(memory), path, where);
+  });
 }
 
 }  // namespace tarn
@@ -6245,15 +6257,18 @@ inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_h
 }
 
 /// Writes the page to a file; an existing file is replaced.
-/// @throws std::system_error  the file cannot be created or not completely written; then it is removed
-inline void save_timeline_html(snapshot const& s, std::string const& path,
-                               timeline_html_options options = {}) {
-  detail::write_file(path, "the page", [&](std::ostream& file) { write_timeline_html(file, s, options); });
+/// @throws file_error  the file cannot be created or not completely written; then it is removed
+inline void save_timeline_html(snapshot const& s, std::string const& path, timeline_html_options options = {},
+                               source_location where = source_location::current()) {
+  detail::called_from(where, [&] {
+    detail::write_file(path, "the page", [&](std::ostream& file) { write_timeline_html(file, s, options); });
+  });
 }
 /// Saves the page of take_snapshot(memory).
 template <has_driver Resource>
-void save_timeline_html(Resource memory, std::string const& path, timeline_html_options options = {}) {
-  save_timeline_html(take_snapshot(memory), path, options);
+void save_timeline_html(Resource memory, std::string const& path, timeline_html_options options = {},
+                        source_location where = source_location::current()) {
+  save_timeline_html(take_snapshot(memory), path, options, where);
 }
 
 }  // namespace tarn

@@ -14,7 +14,7 @@
 #endif
 
 #include <cstddef>
-#include <exception>
+#include <stdexcept>
 #include <utility>
 
 // ---- tarn/raii/page_registrations.hpp
@@ -354,20 +354,18 @@ static_assert(NCCL_VERSION_CODE >= 21903,
               "tarn: ncclCommRegister needs NCCL 2.19.3 or newer; this nccl.h is older");
 
 /// A call of NCCL failed.
-class nccl_error : public std::exception {
+class nccl_error : public detail::error_of<std::runtime_error, 512> {
  public:
-  nccl_error(ncclResult_t code, char const* call, ncclComm_t communicator) noexcept : code_(code) {
+  nccl_error(ncclResult_t code, char const* call, ncclComm_t communicator) : code_(code) {
     text_.add("tarn: ").add(call).add(" failed: ").add(ncclGetErrorString(code)).add(" (");
     text_.add_number(static_cast<int>(code)).add("); ");
     char const* const more = ncclGetLastError(communicator);
     text_.add(more != nullptr && *more != '\0' ? more : "set NCCL_DEBUG=INFO for more");
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] ncclResult_t code() const noexcept { return code_; }
 
  private:
   ncclResult_t code_;
-  message<384> text_;
 };
 
 /// Registers pages with a communicator (ncclCommRegister), which then sends from them and receives into them without a copy where

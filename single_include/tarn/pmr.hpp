@@ -39,7 +39,7 @@ class pmr_resource final : public std::pmr::memory_resource {
         detail::unknown_place(), [&] { return memory_.allocate_sync(at_least_one(bytes), alignment); });
   }
   void do_deallocate(void* p, std::size_t bytes, std::size_t alignment) override {
-    memory_.deallocate_sync(p, at_least_one(bytes), alignment);
+    detail::give_back_sync(memory_, p, at_least_one(bytes), alignment);
   }
   [[nodiscard]] bool do_is_equal(std::pmr::memory_resource const& other) const noexcept override {
     auto const* const same = dynamic_cast<pmr_resource const*>(&other);
@@ -70,6 +70,8 @@ class pmr_source {
     require_alignment(alignment);
     try {
       if (bytes <= max_request_bytes) return upstream_->allocate(bytes, alignment);
+    } catch (out_of_memory const&) {
+      throw;  // a tarn resource below: its error has more information
     } catch (std::bad_alloc const&) {
     }
     memory_report r;

@@ -80,7 +80,7 @@ class unique_descriptor {
 // sharing_error: why memory could not be shared with another process.
 
 #include <cstdint>
-#include <exception>
+#include <stdexcept>
 #include <string_view>
 
 namespace tarn {
@@ -102,14 +102,12 @@ enum class sharing_failure : std::uint8_t {
 };
 
 /// Memory could not be shared with another process. Nothing was mapped, and nothing is leaked.
-class sharing_error : public std::exception {
+class sharing_error : public detail::error_of<std::runtime_error, 512> {
  public:
-  sharing_error(sharing_failure kind, std::string_view text, int error = 0) noexcept
-      : kind_(kind), error_(error) {
+  sharing_error(sharing_failure kind, std::string_view text, int error = 0) : kind_(kind), error_(error) {
     text_.add("tarn: ").add(text);
     if (error != 0) text_.add(" (errno ").add_number(error).add(")");
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] sharing_failure kind() const noexcept { return kind_; }
   /// errno of a system call that failed; 0: none did.
   [[nodiscard]] int error() const noexcept { return error_; }
@@ -117,7 +115,6 @@ class sharing_error : public std::exception {
  private:
   sharing_failure kind_;
   int error_;
-  message<384> text_;
 };
 
 }  // namespace tarn
@@ -523,7 +520,7 @@ class shared_event {
   }
 
   /// @throws cuda_error
-  void record(stream_ref stream) const { check(driver_.record_event(event_, stream)); }
+  void record(stream_ref stream) const { check(record_in_order(driver_, event_, stream)); }
   /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process that recorded it, and
   /// throws `ended` instead if that work cannot end any more. Does not wait.
   /// @throws cuda_error; sharing_error (ended)

@@ -3163,11 +3163,13 @@ namespace tarn::detail {
 /// Callers hold the machine's lock.
 class sim_stream_table {
  public:
-  /// Returns the stream of a handle; default handles mean the given device's. Null if there is none. A per-thread default
-  /// stream of another thread cannot be reached by its handle: the legacy default stream, which is ordered with it, is returned
-  /// instead (as in cuda_driver).
+  /// Returns the stream of a handle; a default handle means the given device's, or that of the device which its identity names. Null
+  /// if there is none. A per-thread default stream of another thread cannot be reached by its handle: the legacy default stream, which
+  /// is ordered with it, is returned instead (as in cuda_driver).
   sim_stream* find(stream_ref stream, int device) {
     auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
+    if (handle <= per_thread_handle && stream.id() != stream_ref::unknown_id)
+      device = device_of_default(stream.id(), device);
     auto& d = devices_[static_cast<std::size_t>(device)];
     if (handle <= legacy_handle) return &d.legacy;
     if (handle == per_thread_handle) {
@@ -3282,6 +3284,16 @@ class sim_stream_table {
   static constexpr std::uintptr_t stream_handles = 0x51000000;
   static constexpr std::uintptr_t event_handles = 0x52000000;
 
+  /// The device of a default stream by its identity; `otherwise` if it is none's.
+  [[nodiscard]] int device_of_default(stream_id id, int otherwise) const noexcept {
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      if (devices_[d].legacy.id == id) return static_cast<int>(d);
+      for (auto const& [thread, s] : devices_[d].per_thread) {
+        if (s.id == id) return static_cast<int>(d);
+      }
+    }
+    return otherwise;
+  }
   sim_stream& own_default_stream(int device) {
     auto& streams_here = devices_[static_cast<std::size_t>(device)].per_thread;
     auto const thread = thread_number();
@@ -3774,6 +3786,7 @@ struct sim_state {
         streams(o.devices, memory, {o.seed, o.jitter, o.slow_streams, o.slowness, o.late_events}, order.get(),
                 o.checks == sim_checks::each_thread ? detail::sim_hosts::each_thread
                                                     : detail::sim_hosts::one_timeline) {
+    has_context.resize(static_cast<std::size_t>(o.devices > 0 ? o.devices : 0));
     for (int d = 0; d < o.devices; ++d) async.emplace_back(d, memory, order.get());
     if (order) memory.watch_gone();
     if (o.tool == sim_tool::attached) memory.attach_tool();
@@ -3801,6 +3814,9 @@ struct sim_state {
   sim_streams streams;
   std::vector<sim_async> async;
   sim_calls calls;
+  stream_devices devices_of_streams;
+  std::vector<bool>
+      has_context;      ///< of each device: whether a call of a driver or of the user's program has used it
   bool forked = false;  ///< this is a forked child's copy, which must not be used
 
  private:
@@ -4071,6 +4087,7 @@ class sim_machine {
     state_->streams.advance(state_->options.costs.launch);
     auto* const s = state_->streams.find(stream, device);
     if (s == nullptr) return detail::sim_status(detail::sim_code::invalid_handle, "launch");
+    state_->has_context[static_cast<std::size_t>(s->device)] = true;
     if (auto const broken = state_->streams.fault(s->device); broken != detail::sim_code::ok) {
       return detail::sim_status(broken, "launch");
     }
@@ -4207,15 +4224,33 @@ class sim_driver {
       return code::ok;
     });
   }
-  /// Whether the stream was created on another device.
-  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
-    int device = device_.value;
-    (void)call(driver_call::identify, costs().look, [&](state& m) {
-      if (auto const* const s = m.streams.find(stream, device); s != nullptr) device = s->device;
+  /// As cuda_driver's: where a stream lives, as far as it was learned.
+  [[nodiscard]] device_id known_device(stream_ref stream) const noexcept {
+    if (machine_.options().devices < 2) return device_;
+    if (!detail::is_default_stream(stream)) return devices_of_streams().find(stream.id());
+    std::lock_guard const lock(machine_.state_->mutex);
+    return machine_.state_->streams.find(stream, device_.value)->device;
+  }
+  /// Where an existing stream lives. As CUDA, refuses a captured stream, and invalidates the capture.
+  status ask_device(stream_ref stream, device_id& device) const noexcept {
+    return on_stream(driver_call::ask_device, costs().look, stream, [&](state& m, detail::sim_stream& s) {
+      if (!s.is_default && m.streams.is_capturing(s)) return m.streams.refuse_captured(s);
+      device = s.device;
       return code::ok;
     });
-    return device != device_.value;
   }
+  [[nodiscard]] detail::stream_devices& devices_of_streams() const noexcept {
+    return machine_.state_->devices_of_streams;
+  }
+  /// As cuda_driver's: the current device, or this one where nothing has used the current one yet.
+  [[nodiscard]] device_id named_device() const noexcept {
+    detail::sim_state& m = *machine_.state_;
+    std::lock_guard const lock(m.mutex);
+    return machine_.has(current()) && m.has_context[static_cast<std::size_t>(current().value)] ? current()
+                                                                                               : device_;
+  }
+  /// Makes this the driver of another device of the machine.
+  void retarget(device_id device) noexcept { device_ = device; }
   /// As cuda_driver's: the identity of an existing stream, without a call of the device.
   [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
     detail::sim_state& m = *machine_.state_;
@@ -4275,6 +4310,7 @@ class sim_driver {
   status create_stream(stream_ref& stream) const noexcept {
     return call(driver_call::create_stream, costs().create_stream, [&](state& m) {
       m.streams.create_stream(device_.value, detail::sim_blocking::independent, stream);
+      m.devices_of_streams.note(stream.id(), device_);
       return code::ok;
     });
   }
@@ -4293,9 +4329,11 @@ class sim_driver {
                           std::size_t bytes) const noexcept {
     return copy(stream, to, other, from, bytes);
   }
+  /// As CUDA's, and like a kernel, refuses a stream of another device.
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     return on_stream(driver_call::fill, costs().copy, stream, [&](state& m, detail::sim_stream& s) {
       if (bytes == 0) return code::ok;
+      if (s.device != device_.value) return code::invalid_handle;
       if (!m.memory.knows(to)) return code::invalid_value;
       auto work = std::make_shared<detail::sim_transfer_work>();
       work->to = to;
@@ -4311,6 +4349,7 @@ class sim_driver {
   status convert(stream_ref stream, To* to, From const* from, std::size_t count) const noexcept {
     return on_stream(driver_call::convert, costs().launch, stream, [&](state& m, detail::sim_stream& s) {
       if (count == 0) return code::ok;
+      if (s.device != device_.value) return code::invalid_handle;
       auto work = std::make_shared<detail::sim_conversion<To, From>>(to, from, count, device_.value);
       std::size_t const bytes = count * (sizeof(To) + sizeof(From)) / 2;
       return m.streams.enqueue(s, detail::sim_transfer(bytes, costs().on_device_rate), std::move(work),
@@ -4619,6 +4658,8 @@ class sim_driver {
     std::lock_guard const lock(m.mutex);
     if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
     if (m.forked) return detail::sim_status(code::forked, name);
+    m.devices_of_streams.use(device_);
+    m.has_context[static_cast<std::size_t>(device_.value)] = true;
     try {
       m.charge(which, cost);
       if (code const broken = m.streams.fault(device_.value); broken != code::ok) {
@@ -4710,7 +4751,8 @@ class sim_marking_driver : public sim_driver {
 
 static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driver<sim_driver> &&
               registering_driver<sim_driver> && describing_driver<sim_driver> &&
-              accounting_driver<sim_driver> && sharing_driver<sim_driver>);
+              accounting_driver<sim_driver> && sharing_driver<sim_driver> &&
+              detail::multi_device_driver<sim_driver> && detail::multi_device_driver<sim_marking_driver>);
 
 }  // namespace tarn
 // ---- tarn/source/registered_host.hpp

@@ -52,7 +52,7 @@ class allocator {
     }));
   }
   void deallocate(T* p, std::size_t count) noexcept {
-    memory_.deallocate_sync(p, count * sizeof(T), alignof(T));
+    detail::give_back_sync(memory_, p, count * sizeof(T), alignof(T));
   }
 
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }

@@ -24,12 +24,16 @@
 
 // ---- tarn/core/config.hpp
 // What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and system calls that
-// exist on one platform, and only in the file that wraps them: core/wait, core/at_fork, pool/front/owner_lock, policy/backtrace,
-// driver/ and the interop headers (tests/architecture/check.py).
+// exist on one platform, and only in the file that wraps them: core/wait, core/at_fork, core/source_location,
+// pool/front/owner_lock, policy/backtrace, driver/ and the interop headers (tests/architecture/check.py).
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
-#error "tarn needs C++20: compile with -std=c++20"
+#error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
 #include <tarn-needs-C++20>  // ends the compilation: what follows would only be errors that mislead
+#endif
+#if defined(__SIZEOF_POINTER__) && __SIZEOF_POINTER__ < 8
+#error "tarn needs 64-bit addresses: compile without -m32"
+#include <tarn-needs-64-bits>
 #endif
 
 #if !defined(TARN_NO_CUDA) && defined(__has_include)
@@ -113,6 +117,301 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 #define TARN_VERSION_MINOR 1
 #define TARN_VERSION_PATCH 0
 
+// ---- tarn/core/any_error.hpp
+// any_error: what every error of tarn is, and the place that it names. The errors are in core/error.hpp and beside what throws them.
+
+#include <cstddef>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/core/message.hpp
+// A fixed-size text buffer that never allocates, so that errors can be reported when memory has run out.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tarn {
+
+namespace detail {
+
+// Not templates on the capacity: every message<N> would compile them again in every file. They append after the first `size`
+// characters, reserve one for the terminator, and return the new size.
+
+constexpr std::size_t append(char* to, std::size_t size, std::size_t capacity, char const* text,
+                             std::size_t length) noexcept {
+  for (std::size_t i = 0; i < length && size + 1 < capacity; ++i) to[size++] = text[i];
+  to[size] = '\0';
+  return size;
+}
+
+constexpr std::size_t append_number(char* to, std::size_t size, std::size_t capacity,
+                                    std::uint64_t value) noexcept {
+  char digits[20]{};
+  std::size_t first = sizeof digits;
+  do {
+    digits[--first] = static_cast<char>('0' + value % 10);
+    value /= 10;
+  } while (value != 0);
+  return append(to, size, capacity, digits + first, sizeof digits - first);
+}
+
+constexpr std::size_t append_hex(char* to, std::size_t size, std::size_t capacity,
+                                 std::uint64_t value) noexcept {
+  size = append(to, size, capacity, "0x", 2);
+  int shift = 60;
+  while (shift > 0 && ((value >> shift) & 15U) == 0) shift -= 4;
+  for (; shift >= 0; shift -= 4)
+    size = append(to, size, capacity, &"0123456789abcdef"[(value >> shift) & 15U], 1);
+  return size;
+}
+
+constexpr std::size_t append_bytes(char* to, std::size_t size, std::size_t capacity,
+                                   std::uint64_t bytes) noexcept {
+  constexpr char prefixes[] = "KMGTPE";
+  std::size_t unit = 0;
+  std::uint64_t rest = 0;
+  for (; bytes >= 1024; bytes /= 1024, ++unit) rest = bytes % 1024;
+  size = append_number(to, size, capacity, bytes);
+  if (std::uint64_t const tenth = rest * 10 / 1024; tenth != 0) {
+    size = append(to, size, capacity, ".", 1);
+    size = append_number(to, size, capacity, tenth);
+  }
+  if (unit == 0) return append(to, size, capacity, " B", 2);
+  char const name[] = {' ', prefixes[unit - 1], 'i', 'B'};
+  return append(to, size, capacity, name, sizeof name);
+}
+
+}  // namespace detail
+
+/// Text of bounded size; text that does not fit is truncated.
+template <std::size_t Capacity>
+class message {
+ public:
+  constexpr message& add(std::string_view text) noexcept {
+    size_ = detail::append(text_, size_, Capacity, text.data(), text.size());
+    return *this;
+  }
+  constexpr message& add_number(std::uint64_t value) noexcept {
+    size_ = detail::append_number(text_, size_, Capacity, value);
+    return *this;
+  }
+  constexpr message& add_number(int value) noexcept {
+    if (value < 0) add("-");
+    auto const wide = static_cast<std::int64_t>(value);
+    return add_number(static_cast<std::uint64_t>(wide < 0 ? -wide : wide));
+  }
+  constexpr message& add_hex(std::uint64_t value) noexcept {
+    size_ = detail::append_hex(text_, size_, Capacity, value);
+    return *this;
+  }
+  /// Appends a byte count in human-readable form: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, truncated.
+  constexpr message& add_bytes(std::uint64_t bytes) noexcept {
+    size_ = detail::append_bytes(text_, size_, Capacity, bytes);
+    return *this;
+  }
+
+  /// Removes what follows the first `size` characters.
+  constexpr void truncate(std::size_t size) noexcept {
+    if (size < size_) text_[size_ = size] = '\0';
+  }
+
+  [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] constexpr char const* c_str() const noexcept { return text_; }
+  [[nodiscard]] constexpr std::string_view view() const noexcept { return {text_, size_}; }
+
+ private:
+  char text_[Capacity]{};
+  std::size_t size_ = 0;
+};
+
+}  // namespace tarn
+// ---- tarn/core/source_location.hpp
+// A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
+// available everywhere.
+
+#if defined(__NVCC__) && __CUDACC_VER_MAJOR__ < 13 && !defined(__clang__)
+// nvcc 12.4 corrupts a default argument that has one of these builtins where a constraint calls the function:
+// it crashes, or compiles another expression. So nvcc gets ordinary functions of the same names. The host
+// compiler preprocesses what nvcc writes: it expands the name of their namespace to nothing, so `::` finds the
+// builtins. The functions are templates because an unqualified call in other code must prefer the builtins.
+#pragma push_macro("__REGISTER_PREFIX__")
+#undef __REGISTER_PREFIX__
+namespace __REGISTER_PREFIX__ {
+template <class... None>
+constexpr char const* __builtin_FILE(None...) noexcept {
+  return "";
+}
+template <class... None>
+constexpr int __builtin_LINE(None...) noexcept {
+  return 0;
+}
+template <class... None>
+constexpr char const* __builtin_FUNCTION(None...) noexcept {
+  return "";
+}
+}  // namespace __REGISTER_PREFIX__
+#define TARN_OF_CALLER(WHAT) __REGISTER_PREFIX__::__builtin_##WHAT()
+#else
+#define TARN_OF_CALLER(WHAT) __builtin_##WHAT()
+#endif
+
+namespace tarn {
+
+/// File, line and function of a call; static storage. Use it as a default argument:
+/// `source_location where = source_location::current()`.
+struct source_location {
+  char const* file = "";
+  int line = 0;
+  char const* function = "";
+
+  [[nodiscard]] static constexpr source_location current(
+      char const* file = TARN_OF_CALLER(FILE), int line = TARN_OF_CALLER(LINE),
+      char const* function = TARN_OF_CALLER(FUNCTION)) noexcept {
+    return {file, line, function};
+  }
+};
+
+}  // namespace tarn
+
+#undef TARN_OF_CALLER
+#if defined(__NVCC__) && __CUDACC_VER_MAJOR__ < 13 && !defined(__clang__)
+#pragma pop_macro("__REGISTER_PREFIX__")
+#endif
+
+namespace tarn {
+
+/// What every error of tarn is, beside its standard exception type: `catch (tarn::any_error const& error)` handles all of them and
+/// nothing else. Not a std::exception itself, so that each error is one only once. One thread at a time per object.
+class any_error {
+ public:
+  virtual ~any_error() = default;
+  /// The message, which ends with the place if it is known: " [solver.cpp:42]". Valid as long as the error.
+  [[nodiscard]] virtual char const* what() const noexcept = 0;
+  /// The line of the user's program whose call failed; line 0: unknown.
+  [[nodiscard]] source_location where() const noexcept { return where_; }
+  /// Replaces the place, in what() too: for functions that know which line of the user's program called them. Line 0: unknown.
+  void set_where(source_location where) noexcept {
+    if (is_placed_) return;
+    where_ = where;
+    write_place();
+  }
+  /// Keeps the place from now on: for errors that pass through another call of the library.
+  void keep_where() noexcept { is_placed_ = true; }
+
+ protected:
+  any_error() = default;
+  any_error(any_error const&) = default;
+  any_error& operator=(any_error const&) = default;
+
+ private:
+  /// Ends the message with where().
+  virtual void write_place() noexcept = 0;
+
+  source_location where_;
+  bool is_placed_ = false;
+};
+
+namespace detail {
+
+/// Replaces the last `replaced` characters by " [solver.cpp:42]", or by nothing for an unknown place; returns how many follow. Of a
+/// long path the end is kept; a text that is too long loses its own end.
+template <std::size_t Capacity>
+[[nodiscard]] std::size_t end_with_place(message<Capacity>& text, std::size_t replaced,
+                                         source_location const& where) noexcept {
+  text.truncate(text.size() - replaced);
+  if (where.line == 0) return 0;
+  constexpr std::size_t longest = 100;
+  std::string_view file = where.file;
+  message<longest + 32> place;
+  place.add(" [");
+  if (file.size() > longest) {
+    file.remove_prefix(file.size() - longest);
+    place.add("...");
+  }
+  place.add(file).add(":").add_number(where.line).add("]");
+  static_assert(Capacity > sizeof place);
+  text.truncate(Capacity - 1 - place.size());
+  text.add(place.view());
+  return place.size();
+}
+
+/// The base of each error of tarn: its standard type, any_error, and a text of bounded size that is built without allocating.
+template <class Standard, std::size_t Capacity>
+class error_of : public Standard, public any_error {
+ public:
+  [[nodiscard]] char const* what() const noexcept final { return text_.c_str(); }
+
+ protected:
+  error_of() noexcept
+    requires std::is_nothrow_default_constructible_v<Standard>
+  = default;
+  /// A standard type that keeps a text of its own keeps an empty one.
+  error_of()
+    requires(!std::is_nothrow_default_constructible_v<Standard>)
+      : Standard("") {}
+  template <class... Arguments>
+  explicit error_of(std::in_place_t, Arguments const&... of_standard) : Standard(of_standard...) {}
+
+  /// Replaces the text by what write() adds to text_; it then ends with the place again.
+  template <class Write>
+  void rewrite_text(Write const& write) noexcept {
+    text_.truncate(0);
+    place_size_ = 0;
+    write();
+    write_place();
+  }
+
+  message<Capacity> text_;
+
+ private:
+  void write_place() noexcept final { place_size_ = end_with_place(text_, place_size_, where()); }
+
+  std::size_t place_size_ = 0;  ///< characters at the end of the text
+};
+
+/// Called while an exception is handled: throws it again; an error of tarn names the place of the user's call. Takes the parts
+/// of a source_location: in registers, they cost the caller no stack.
+[[noreturn]] TARN_NOINLINE inline void rethrow_from(char const* file, int line, char const* function) {
+  try {
+    throw;
+  } catch (any_error& error) {
+    error.set_where({file, line, function});
+    throw;
+  }
+}
+/// Calls a function of the user's; its errors keep their places.
+template <class Call>
+decltype(auto) call_user(Call const& call) {
+  try {
+    return call();
+  } catch (any_error& error) {
+    error.keep_where();
+    throw;
+  }
+}
+
+/// Returns the error with a place: `throw at(where, out_of_memory(report));`.
+template <class Error>
+[[nodiscard]] Error at(source_location where, Error error) noexcept {
+  error.set_where(where);
+  return error;
+}
+
+/// Runs `call`; the errors that it throws name the place of the user's call. Costs nothing unless it throws.
+template <class Call>
+TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call const& call) {
+  try {
+    return call();
+  } catch (...) {
+    rethrow_from(where.file, where.line, where.function);
+  }
+}
+
+}  // namespace detail
+
+}  // namespace tarn
 // ---- tarn/core/at_fork.hpp
 // Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held by other threads
 // would stay locked forever in the child, and the data they guard would be half changed. The forking thread therefore takes
@@ -501,130 +800,6 @@ class held_at_fork {
 #include <stdexcept>
 #include <string_view>
 
-// ---- tarn/core/message.hpp
-// A fixed-size text buffer that never allocates, so that errors can be reported when memory has run out.
-
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-
-namespace tarn {
-
-namespace detail {
-
-// Not templates on the capacity: every message<N> would compile them again in every file. They append after the first `size`
-// characters, reserve one for the terminator, and return the new size.
-
-constexpr std::size_t append(char* to, std::size_t size, std::size_t capacity, char const* text,
-                             std::size_t length) noexcept {
-  for (std::size_t i = 0; i < length && size + 1 < capacity; ++i) to[size++] = text[i];
-  to[size] = '\0';
-  return size;
-}
-
-constexpr std::size_t append_number(char* to, std::size_t size, std::size_t capacity,
-                                    std::uint64_t value) noexcept {
-  char digits[20]{};
-  std::size_t first = sizeof digits;
-  do {
-    digits[--first] = static_cast<char>('0' + value % 10);
-    value /= 10;
-  } while (value != 0);
-  return append(to, size, capacity, digits + first, sizeof digits - first);
-}
-
-constexpr std::size_t append_hex(char* to, std::size_t size, std::size_t capacity,
-                                 std::uint64_t value) noexcept {
-  size = append(to, size, capacity, "0x", 2);
-  int shift = 60;
-  while (shift > 0 && ((value >> shift) & 15U) == 0) shift -= 4;
-  for (; shift >= 0; shift -= 4)
-    size = append(to, size, capacity, &"0123456789abcdef"[(value >> shift) & 15U], 1);
-  return size;
-}
-
-constexpr std::size_t append_bytes(char* to, std::size_t size, std::size_t capacity,
-                                   std::uint64_t bytes) noexcept {
-  constexpr char prefixes[] = "KMGTPE";
-  std::size_t unit = 0;
-  std::uint64_t rest = 0;
-  for (; bytes >= 1024; bytes /= 1024, ++unit) rest = bytes % 1024;
-  size = append_number(to, size, capacity, bytes);
-  if (std::uint64_t const tenth = rest * 10 / 1024; tenth != 0) {
-    size = append(to, size, capacity, ".", 1);
-    size = append_number(to, size, capacity, tenth);
-  }
-  if (unit == 0) return append(to, size, capacity, " B", 2);
-  char const name[] = {' ', prefixes[unit - 1], 'i', 'B'};
-  return append(to, size, capacity, name, sizeof name);
-}
-
-}  // namespace detail
-
-/// Text of bounded size; text that does not fit is truncated.
-template <std::size_t Capacity>
-class message {
- public:
-  constexpr message& add(std::string_view text) noexcept {
-    size_ = detail::append(text_, size_, Capacity, text.data(), text.size());
-    return *this;
-  }
-  constexpr message& add_number(std::uint64_t value) noexcept {
-    size_ = detail::append_number(text_, size_, Capacity, value);
-    return *this;
-  }
-  constexpr message& add_number(int value) noexcept {
-    if (value < 0) add("-");
-    auto const wide = static_cast<std::int64_t>(value);
-    return add_number(static_cast<std::uint64_t>(wide < 0 ? -wide : wide));
-  }
-  constexpr message& add_hex(std::uint64_t value) noexcept {
-    size_ = detail::append_hex(text_, size_, Capacity, value);
-    return *this;
-  }
-  /// Appends a byte count in human-readable form: "96 B", "1.5 KiB", "512 MiB"; at most one decimal, truncated.
-  constexpr message& add_bytes(std::uint64_t bytes) noexcept {
-    size_ = detail::append_bytes(text_, size_, Capacity, bytes);
-    return *this;
-  }
-
-  /// Removes what follows the first `size` characters.
-  constexpr void truncate(std::size_t size) noexcept {
-    if (size < size_) text_[size_ = size] = '\0';
-  }
-
-  [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] constexpr char const* c_str() const noexcept { return text_; }
-  [[nodiscard]] constexpr std::string_view view() const noexcept { return {text_, size_}; }
-
- private:
-  char text_[Capacity]{};
-  std::size_t size_ = 0;
-};
-
-}  // namespace tarn
-// ---- tarn/core/source_location.hpp
-// A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
-// available everywhere.
-
-namespace tarn {
-
-/// File, line and function of a call; static storage. Use it as a default argument:
-/// `source_location where = source_location::current()`.
-struct source_location {
-  char const* file = "";
-  int line = 0;
-  char const* function = "";
-
-  [[nodiscard]] static constexpr source_location current(
-      char const* file = __builtin_FILE(), int line = __builtin_LINE(),
-      char const* function = __builtin_FUNCTION()) noexcept {
-    return {file, line, function};
-  }
-};
-
-}  // namespace tarn
-
 namespace tarn {
 
 /// The kind of a driver call's failure; the part of an error code that tarn acts on.
@@ -650,47 +825,28 @@ struct [[nodiscard]] status {
 };
 
 /// A count times a size overflows.
-class length_error : public std::length_error {
+class length_error : public detail::error_of<std::length_error, 512> {
  public:
-  using std::length_error::length_error;
+  explicit length_error(std::string_view text) { text_.add(text); }
 };
 
 /// An alignment that is not a power of two, or larger than the resource supports.
-class bad_alignment : public std::exception {
+class bad_alignment : public detail::error_of<std::invalid_argument, 288> {
  public:
-  bad_alignment(std::size_t alignment, std::size_t limit) noexcept : alignment_(alignment), limit_(limit) {
+  bad_alignment(std::size_t alignment, std::size_t limit) : alignment_(alignment), limit_(limit) {
     text_.add("tarn: alignment ").add_number(alignment).add(" is not supported; use a power of two up to ");
     text_.add_number(limit);
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] std::size_t alignment() const noexcept { return alignment_; }
   [[nodiscard]] std::size_t limit() const noexcept { return limit_; }
 
  private:
   std::size_t alignment_;
   std::size_t limit_;
-  message<128> text_;
 };
 
-namespace detail {
-/// Appends " [solver.cpp:42]" after the first `size` characters; nothing for an unknown place. Of a long path, the end.
-template <std::size_t Capacity>
-void end_with_place(message<Capacity>& text, std::size_t size, source_location const& where) noexcept {
-  text.truncate(size);
-  if (where.line == 0) return;
-  constexpr std::size_t longest = 100;
-  std::string_view file = where.file;
-  text.add(" [");
-  if (file.size() > longest) {
-    file.remove_prefix(file.size() - longest);
-    text.add("...");
-  }
-  text.add(file).add(":").add_number(where.line).add("]");
-}
-}  // namespace detail
-
 /// A driver call failed. Holds the code, its name, the call, and the line of the user's program that led to it.
-class cuda_error : public std::exception {
+class cuda_error : public detail::error_of<std::exception, 448> {
  public:
   explicit cuda_error(status what_happened, int device = -1,
                       source_location where = source_location::current()) noexcept
@@ -699,27 +855,17 @@ class cuda_error : public std::exception {
     if (device >= 0) text_.add(" on device ").add_number(device);
     text_.add(": ").add(status_.name).add(" (").add_number(status_.code).add(")");
     text_.add(advice(status_));
-    size_ = text_.size();
     set_where(where);
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] failure kind() const noexcept { return status_.kind; }
   [[nodiscard]] int code() const noexcept { return status_.code; }
   [[nodiscard]] char const* name() const noexcept { return status_.name; }
   [[nodiscard]] char const* call() const noexcept { return status_.call; }
   [[nodiscard]] int device() const noexcept { return device_; }
-  [[nodiscard]] source_location where() const noexcept { return where_; }
-  /// Replaces the place, in what() too: for functions that know which line of the user's program called them. Line 0: unknown.
-  void set_where(source_location where) noexcept {
-    if (is_placed_) return;
-    where_ = where;
-    detail::end_with_place(text_, size_, where);
-  }
-  /// Keeps the place from now on: for errors that pass through another call of the library.
-  void keep_where() noexcept { is_placed_ = true; }
 
  private:
   [[nodiscard]] static constexpr std::string_view advice(status const& s) noexcept {
+    constexpr int invalid_device = 101;    // cudaErrorInvalidDevice, CUDA_ERROR_INVALID_DEVICE
     constexpr int invalid_handle = 400;    // cudaErrorInvalidResourceHandle, CUDA_ERROR_INVALID_HANDLE
     constexpr int first_of_capture = 900;  // cudaErrorStreamCaptureUnsupported
     constexpr int last_of_capture = 908;   // cudaErrorStreamCaptureWrongThread
@@ -729,7 +875,8 @@ class cuda_error : public std::exception {
       case failure::not_ready:
         return "; earlier work has not finished, synchronise first";
       case failure::no_device:
-        return "; check that a device and its driver are installed";
+        return s.code == invalid_device ? "; there is no device of this number, see cudaGetDeviceCount()"
+                                        : "; check that a device and its driver are installed";
       case failure::forked:
         return "; a forked child has no device memory, fork before the first use or start another program";
       case failure::unsupported:
@@ -739,7 +886,9 @@ class cuda_error : public std::exception {
       case failure::other:
         return s.code == invalid_handle ? "; the stream may not exist any more, or is of another device"
                : s.code >= first_of_capture && s.code <= last_of_capture
-                   ? "; a stream is being captured into a graph, do this before or after"
+                   ? "; a stream is being captured into a graph: allocate in a tarn::capture_scope, or do "
+                     "this before "
+                     "or after"
                    : "; an earlier kernel or copy may have failed";
       case failure::none:
         break;
@@ -749,10 +898,6 @@ class cuda_error : public std::exception {
 
   status status_;
   int device_;
-  source_location where_;
-  bool is_placed_ = false;
-  std::size_t size_;  ///< of the text before the place
-  message<448> text_;
 };
 
 /// The live bytes of one tag, see core/tag.
@@ -782,75 +927,71 @@ struct memory_report {
       unknown;  ///< bytes that must become free first, on the device or under `limit`, if wake() refused
   char const* refused_by = "the device";  ///< which layer refused: "limited", "the device", ...; static
   char const* call = nullptr;             ///< the driver call that failed, if one did; static storage
-  source_location where;                  ///< of the user's call; line 0: unknown
-  bytes_of_tag biggest_tags[3];           ///< largest live tags first, if a `with_history` layer exists
+  char const* reason = nullptr;  ///< why it failed, as a source of the user's reports it; static storage
+  bytes_of_tag biggest_tags[3];  ///< largest live tags first, if a `with_history` layer exists
 };
 
-/// Memory ran out. Reports which layer refused, the state, and what to try. Nothing has changed.
-class out_of_memory : public std::bad_alloc {
+/// More memory would have helped: reports which layer refused, the state, and what to try. Nothing has changed.
+class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
  public:
   explicit out_of_memory(memory_report const& report) noexcept : out_of_memory(report, {}) {}
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] memory_report const& report() const noexcept { return report_; }
   [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
-  /// Throws an error of the same type with another report, for layers that add to it.
-  [[noreturn]] void throw_with(memory_report const& report) const {
-    throw_same(report);
-    throw out_of_memory(report);
+  /// Replaces the report, in what() too: for layers that catch the error, add to its report and throw it on.
+  void set_report(memory_report const& report) noexcept {
+    report_ = report;
+    rewrite_text([this] { write_report(); });
   }
-  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
-  void set_where(source_location where) noexcept {
-    if (is_placed_) return;
-    report_.where = where;
-    detail::end_with_place(text_, size_, where);
-  }
-  /// Keeps the place from now on: for errors that pass through another call of the library.
-  void keep_where() noexcept { is_placed_ = true; }
 
  protected:
-  /// @param advice  what to try; empty: chosen from the report
-  out_of_memory(memory_report const& report, std::string_view advice) noexcept : report_(report) {
-    constexpr std::size_t unknown = memory_report::unknown;
-    text_.add("tarn: ").add_bytes(report.asked).add(" asked");
-    if (report.device >= 0) text_.add(" on device ").add_number(report.device);
-    if (report.stream != memory_report::no_stream) text_.add(", stream ").add_number(report.stream);
-    text_.add(": refused by ").add(report.refused_by);
-    if (report.call != nullptr) text_.add(" (").add(report.call).add(")");
-    if (report.limit != unknown) text_.add("(").add_bytes(report.limit).add(")");
-    if (report.headroom != unknown) text_.add("(").add_bytes(report.headroom).add(")");
-    if (report.limit_used != unknown) text_.add(", of which ").add_bytes(report.limit_used).add(" are used");
-    text_.add(".");
-    std::size_t const nothing_known = text_.size();
-    field(nothing_known, "live ", report.live);
-    field(nothing_known, "cached ", report.cached);
-    field(nothing_known, "reserved ", report.reserved);
-    field(nothing_known, "largest free range ", report.largest_free_range);
-    field(nothing_known, report.device >= 0 ? "free on the device " : "free on the host ",
-          report.device_free);
-    field(nothing_known, "lacking ", report.lacking);
-    if (text_.size() != nothing_known) text_.add(".");
-    if (report.biggest_tags[0].name != nullptr) {
-      char const* before = " By tag: ";
-      for (bytes_of_tag const& t : report.biggest_tags) {
-        if (t.name != nullptr)
-          text_.add(before).add(std::string_view(t.name).substr(0, longest_tag)).add(" ").add_bytes(t.bytes);
-        before = ", ";
-      }
-      text_.add(".");
-    }
-    if (advice.empty()) {
-      add_advice();
-    } else {
-      text_.add(advice);
-    }
-    size_ = text_.size();
-    set_where(report.where);
+  /// @param advice  what to try, static storage; empty: chosen from the report
+  out_of_memory(memory_report const& report, std::string_view advice) noexcept : advice_(advice) {
+    set_report(report);
   }
 
  private:
   static constexpr std::size_t longest_tag = 63;  ///< longer names are cut, so that the advice has room
   static constexpr std::size_t max_sensible = std::size_t{1} << 46;  // 64 TiB, above any device of 2026
 
+  void write_report() noexcept {
+    constexpr std::size_t unknown = memory_report::unknown;
+    text_.add("tarn: ").add_bytes(report_.asked).add(" asked");
+    if (report_.device >= 0) text_.add(" on device ").add_number(report_.device);
+    if (report_.stream != memory_report::no_stream) text_.add(", stream ").add_number(report_.stream);
+    text_.add(": refused by ").add(report_.refused_by);
+    bool const has_reason = report_.reason != nullptr;
+    if (report_.call != nullptr) text_.add(" (").add(report_.call);
+    if (has_reason) text_.add(": ").add(report_.reason);
+    if (report_.call != nullptr) text_.add(")");
+    if (report_.limit != unknown) text_.add("("), add_amount(report_.limit), text_.add(")");
+    if (report_.headroom != unknown) text_.add("("), add_amount(report_.headroom), text_.add(")");
+    if (report_.limit_used != unknown)
+      text_.add(", of which ").add_bytes(report_.limit_used).add(" are used");
+    text_.add(".");
+    std::size_t const nothing_known = text_.size();
+    field(nothing_known, "live ", report_.live);
+    field(nothing_known, "cached ", report_.cached);
+    field(nothing_known, "reserved ", report_.reserved);
+    field(nothing_known, "largest free range ", report_.largest_free_range);
+    field(nothing_known, report_.device >= 0 ? "free on the device " : "free on the host ",
+          report_.device_free);
+    field(nothing_known, "lacking ", report_.lacking);
+    if (text_.size() != nothing_known) text_.add(".");
+    if (report_.biggest_tags[0].name != nullptr) {
+      char const* before = " By tag: ";
+      for (bytes_of_tag const& t : report_.biggest_tags) {
+        if (t.name != nullptr)
+          text_.add(before).add(std::string_view(t.name).substr(0, longest_tag)).add(" ").add_bytes(t.bytes);
+        before = ", ";
+      }
+      text_.add(".");
+    }
+    if (advice_.empty()) {
+      add_advice();
+    } else {
+      text_.add(advice_);
+    }
+  }
   /// What to try, from what is known.
   void add_advice() noexcept {
     constexpr std::size_t unknown = memory_report::unknown;
@@ -890,28 +1031,42 @@ class out_of_memory : public std::bad_alloc {
     if (value == memory_report::unknown) return;
     if (text_.size() == before) {
       char const capital[] = {static_cast<char>(label[0] - 'a' + 'A'), '\0'};
-      text_.add(" ").add(capital).add(label + 1).add_bytes(value);
+      text_.add(" ").add(capital).add(label + 1);
     } else {
-      text_.add(", ").add(label).add_bytes(value);
+      text_.add(", ").add(label);
     }
+    add_amount(value);
   }
-  /// For derived types.
-  virtual void throw_same(memory_report const&) const {}
+  /// Appends an amount, and how it differs from the request if both read the same.
+  void add_amount(std::size_t value) noexcept {
+    text_.add_bytes(value);
+    std::size_t const asked = report_.asked;
+    if (value == asked || message<32>().add_bytes(value).view() != message<32>().add_bytes(asked).view())
+      return;
+    text_.add(", ").add_bytes(value < asked ? asked - value : value - asked);
+    text_.add(value < asked ? " less than asked" : " more than asked");
+  }
 
   memory_report report_;
-  bool is_placed_ = false;
-  std::size_t size_;  ///< of the text before the place
-  message<960> text_;
+  std::string_view advice_;
 };
 
-/// An allocation while the pool sleeps. Nothing has changed.
-class pool_asleep : public out_of_memory {
+/// The pool sleeps. Nothing has changed. Not an out_of_memory: no memory would help.
+class pool_asleep : public detail::error_of<std::exception, 288> {
  public:
-  explicit pool_asleep(memory_report const& report) noexcept
-      : out_of_memory(report, " The pool is asleep: call tarn::wake(memory) first.") {}
+  /// @param asked   bytes of the request
+  /// @param device  of the pool; -1: the host's
+  pool_asleep(std::size_t asked, int device) noexcept : asked_(asked), device_(device) {
+    text_.add("tarn: ").add_bytes(asked).add(" asked");
+    if (device >= 0) text_.add(" on device ").add_number(device);
+    text_.add(": the pool is asleep; call tarn::wake(memory) first");
+  }
+  [[nodiscard]] std::size_t asked() const noexcept { return asked_; }
+  [[nodiscard]] int device() const noexcept { return device_; }
 
  private:
-  void throw_same(memory_report const& report) const override { throw pool_asleep(report); }
+  std::size_t asked_;
+  int device_;
 };
 
 namespace detail {
@@ -942,62 +1097,19 @@ enum class misuse_kind : std::uint8_t {
 };
 
 /// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse handler instead.
-class misuse : public std::exception {
+class misuse : public detail::error_of<std::exception, 640> {
  public:
   misuse(misuse_kind kind, void const* pointer, std::string_view text) noexcept
       : kind_(kind), pointer_(pointer) {
     text_.add("tarn: ").add(text);
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] misuse_kind kind() const noexcept { return kind_; }
   [[nodiscard]] void const* pointer() const noexcept { return pointer_; }
 
  private:
   misuse_kind kind_;
   void const* pointer_;
-  message<512> text_;
 };
-
-namespace detail {
-
-/// Called while an exception is handled: throws it again; errors that name a place name that of the user's call. Takes the parts
-/// of a source_location: in registers, they cost the caller no stack.
-[[noreturn]] TARN_NOINLINE inline void rethrow_from(char const* file, int line, char const* function) {
-  try {
-    throw;
-  } catch (cuda_error& error) {
-    error.set_where({file, line, function});
-    throw;
-  } catch (out_of_memory& error) {
-    error.set_where({file, line, function});
-    throw;
-  }
-}
-/// Calls a function of the user's; its errors keep their places.
-template <class Call>
-decltype(auto) call_user(Call const& call) {
-  try {
-    return call();
-  } catch (cuda_error& error) {
-    error.keep_where();
-    throw;
-  } catch (out_of_memory& error) {
-    error.keep_where();
-    throw;
-  }
-}
-
-/// Runs `call`; the errors that it throws name the place of the user's call. Costs nothing unless it throws.
-template <class Call>
-TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call const& call) {
-  try {
-    return call();
-  } catch (...) {
-    rethrow_from(where.file, where.line, where.function);
-  }
-}
-
-}  // namespace detail
 
 }  // namespace tarn
 
@@ -1060,9 +1172,11 @@ inline constexpr std::size_t max_request_bytes = std::numeric_limits<std::size_t
 }
 
 /// Checks an alignment passed by a caller.
+/// @param where  for the error
 /// @throws bad_alignment  not a power of two, or larger than `limit`
-constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_alignment) {
-  if (!is_alignment(alignment) || alignment > limit) throw bad_alignment(alignment, limit);
+constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_alignment,
+                                 source_location where = {}) {
+  if (!is_alignment(alignment) || alignment > limit) throw detail::at(where, bad_alignment(alignment, limit));
 }
 
 }  // namespace tarn
@@ -1341,6 +1455,123 @@ constexpr bool check_memory_source() {
 #include <atomic>
 #include <cstdint>
 
+namespace tarn::detail {
+
+/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
+/// waits for those calls, which take a microsecond.
+class capture_gate {
+ public:
+  /// One call that would invalidate a capture; converts to false if it must not be made now.
+  class passage {
+   public:
+    passage() noexcept : may_pass_(enter()) {}
+    passage(passage const&) = delete;
+    passage& operator=(passage const&) = delete;
+    ~passage() {
+      if (may_pass_) state.fetch_sub(one_call, std::memory_order_release);
+    }
+    explicit operator bool() const noexcept { return may_pass_; }
+
+   private:
+    bool may_pass_;
+  };
+
+  /// Made before a call: whether a capture was open at any time from then on.
+  class watch {
+   public:
+    watch() noexcept : begun_(begun.load(std::memory_order_relaxed)), had_captures_(has_captures()) {}
+    [[nodiscard]] bool saw_capture() const noexcept {
+      return had_captures_ || begun.load(std::memory_order_acquire) != begun_;
+    }
+
+   private:
+    std::uint64_t begun_;
+    bool had_captures_;
+  };
+
+  static void begin_capture() noexcept {
+    ++open_on_this_thread;
+    begun.fetch_add(1, std::memory_order_relaxed);  // before the capture can be seen
+    state.fetch_add(one_capture, std::memory_order_acq_rel);
+    // Not forever: in a forked child, a call that another thread of the parent was in never ends.
+    for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
+         ++tries)
+      spin_wait(tries);
+  }
+  /// The same, but returns false where it would wait.
+  [[nodiscard]] static bool try_begin_capture() noexcept {
+    std::uint64_t now = state.load(std::memory_order_relaxed);
+    while ((now & calls) == 0) {
+      begun.fetch_add(1, std::memory_order_relaxed);
+      if (!state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) continue;
+      ++open_on_this_thread;
+      return true;
+    }
+    return false;
+  }
+  static void end_capture() noexcept {
+    if (open_on_this_thread != 0) --open_on_this_thread;
+    state.fetch_sub(one_capture, std::memory_order_release);
+  }
+  /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
+  [[nodiscard]] static bool wait_for_captures() noexcept {
+    for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
+    return !has_captures();
+  }
+  /// Whether this thread has begun a capture that it has not ended. Stays true if another thread has ended it.
+  [[nodiscard]] static bool may_be_mine() noexcept { return open_on_this_thread != 0; }
+  [[nodiscard]] static bool has_captures() noexcept {
+    return state.load(std::memory_order_acquire) >= one_capture;
+  }
+
+ private:
+  static bool enter() noexcept {
+    std::uint64_t now = state.load(std::memory_order_relaxed);
+    while (now < one_capture) {
+      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;
+    }
+    return false;
+  }
+
+  static constexpr unsigned most_tries = 100'000;  ///< 5 to 10 s, see spin_wait()
+  static constexpr std::uint64_t one_call = 1;
+  static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
+  static constexpr std::uint64_t calls = one_capture - 1;
+  inline static constinit std::atomic<std::uint64_t> state{0};
+  inline static constinit std::atomic<std::uint64_t> begun{0};
+  inline static constinit thread_local unsigned open_on_this_thread = 0;
+};
+
+/// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
+[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
+  return s.code >= 900 && s.code <= 907;
+}
+/// The call that an allocation outside of a scope is refused as.
+inline constexpr char const* captured_without_scope =
+    "allocation on a captured stream (open a tarn::capture_scope for it, or join() it to the open one)";
+[[nodiscard]] constexpr status refused_for_capture(char const* call) noexcept {
+  return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
+}
+
+}  // namespace tarn::detail
+// ---- tarn/driver/captured_handles.hpp
+// The identities of captured streams by their handles. CUDA refuses to identify a stream that is captured (cudaStreamGetId returns
+// cudaErrorStreamCaptureUnsupported), and the call invalidates the capture. While a capture_scope is open, identities are therefore
+// found here: its streams are noted when they are named, before they are captured; the driver knows the streams that it created; and
+// any other captured stream gets an identity that holds until the last scope is closed.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+// ---- tarn/driver/stream_life.hpp
+// Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called with the handle
+// of a destroyed one.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
 // ---- tarn/driver/driver.hpp
 // The driver contract: each call with its cost and its failures. Two models ship: cuda_driver and sim_driver; no_driver
 // stands in where there are no streams (plain host memory).
@@ -1355,7 +1586,11 @@ constexpr bool check_memory_source() {
 // | device()                                                     | 0                | the device's ordinal                                                |
 // | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; false if absent          |
 // | identify(stream, id&)                                        | ~19 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
-// | is_of_other_device(stream), optional                         | ~20 ns           | whether another device's stream; false if unknown                   |
+// | several devices, optional                                    |                  | see multi_device_driver in stream_device.hpp                        |
+// |   known_device(stream)                                       | 0                | where a stream lives, as far as it was learned                      |
+// |   ask_device(stream, device&)                                | ~20 ns           | where an existing stream lives; ends a capture of the stream        |
+// |   named_device()                                             | ~20 ns           | whose default streams the calling thread means                      |
+// |   retarget(device)                                           | 0                | makes it the driver of another device                               |
 // | is_capturing(stream, bool&)                                  | ~19 ns           | true while the stream is captured into a graph                      |
 // | create_event(event&), destroy_event(event)                   | 230 ns           | without timing                                                      |
 // | record_event(event, stream)                                  | 250 ns           | marks all work on stream so far                                     |
@@ -1502,13 +1737,6 @@ concept accounting_driver = stream_driver<D> && requires(D const& d, device_acco
 };
 
 }  // namespace tarn
-// ---- tarn/driver/stream_life.hpp
-// Checks whether a stream still exists. An owner may outlive its stream, and CUDA may crash when it is called with the handle
-// of a destroyed one.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
 
 namespace tarn::detail {
 
@@ -1647,190 +1875,24 @@ template <stream_driver Driver>
 template <stream_driver Driver>
 class own_stream {
  public:
-  explicit own_stream(Driver const& driver) noexcept
-      : driver_(driver), made_(driver.create_stream(stream_).ok()) {
-    if (!made_) stream_ = {};
+  explicit own_stream(Driver const& driver) noexcept : driver_(driver), made_(driver.create_stream(stream_)) {
+    if (!made_.ok()) stream_ = {};
   }
   own_stream(own_stream const&) = delete;
   own_stream& operator=(own_stream const&) = delete;
   ~own_stream() {
-    if (made_) (void)driver_.destroy_stream(stream_);
+    if (made_.ok()) (void)driver_.destroy_stream(stream_);
   }
   [[nodiscard]] stream_ref get() const noexcept { return stream_; }
+  [[nodiscard]] status const& made() const noexcept { return made_; }
 
  private:
   Driver const& driver_;
   stream_ref stream_;
-  bool made_;
+  status made_;
 };
 
 }  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
-/// waits for those calls, which take a microsecond.
-class capture_gate {
- public:
-  /// One call that would invalidate a capture; converts to false if it must not be made now.
-  class passage {
-   public:
-    passage() noexcept : may_pass_(enter()) {}
-    passage(passage const&) = delete;
-    passage& operator=(passage const&) = delete;
-    ~passage() {
-      if (may_pass_) state.fetch_sub(one_call, std::memory_order_release);
-    }
-    explicit operator bool() const noexcept { return may_pass_; }
-
-   private:
-    bool may_pass_;
-  };
-
-  /// Made before a call: whether a capture was open at any time from then on.
-  class watch {
-   public:
-    watch() noexcept : begun_(begun.load(std::memory_order_relaxed)), had_captures_(has_captures()) {}
-    [[nodiscard]] bool saw_capture() const noexcept {
-      return had_captures_ || begun.load(std::memory_order_acquire) != begun_;
-    }
-
-   private:
-    std::uint64_t begun_;
-    bool had_captures_;
-  };
-
-  static void begin_capture() noexcept {
-    ++open_on_this_thread;
-    begun.fetch_add(1, std::memory_order_relaxed);  // before the capture can be seen
-    state.fetch_add(one_capture, std::memory_order_acq_rel);
-    // Not forever: in a forked child, a call that another thread of the parent was in never ends.
-    for (unsigned tries = 0; (state.load(std::memory_order_acquire) & calls) != 0 && tries < most_tries;
-         ++tries)
-      spin_wait(tries);
-  }
-  /// The same, but returns false where it would wait.
-  [[nodiscard]] static bool try_begin_capture() noexcept {
-    std::uint64_t now = state.load(std::memory_order_relaxed);
-    while ((now & calls) == 0) {
-      begun.fetch_add(1, std::memory_order_relaxed);
-      if (!state.compare_exchange_weak(now, now + one_capture, std::memory_order_acq_rel)) continue;
-      ++open_on_this_thread;
-      return true;
-    }
-    return false;
-  }
-  static void end_capture() noexcept {
-    if (open_on_this_thread != 0) --open_on_this_thread;
-    state.fetch_sub(one_capture, std::memory_order_release);
-  }
-  /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
-  [[nodiscard]] static bool wait_for_captures() noexcept {
-    for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
-    return !has_captures();
-  }
-  /// Whether this thread has begun a capture that it has not ended. Stays true if another thread has ended it.
-  [[nodiscard]] static bool may_be_mine() noexcept { return open_on_this_thread != 0; }
-  [[nodiscard]] static bool has_captures() noexcept {
-    return state.load(std::memory_order_acquire) >= one_capture;
-  }
-
- private:
-  static bool enter() noexcept {
-    std::uint64_t now = state.load(std::memory_order_relaxed);
-    while (now < one_capture) {
-      if (state.compare_exchange_weak(now, now + one_call, std::memory_order_acquire)) return true;
-    }
-    return false;
-  }
-
-  static constexpr unsigned most_tries = 100'000;  ///< 5 to 10 s, see spin_wait()
-  static constexpr std::uint64_t one_call = 1;
-  static constexpr std::uint64_t one_capture = std::uint64_t{1} << 32;
-  static constexpr std::uint64_t calls = one_capture - 1;
-  inline static constinit std::atomic<std::uint64_t> state{0};
-  inline static constinit std::atomic<std::uint64_t> begun{0};
-  inline static constinit thread_local unsigned open_on_this_thread = 0;
-};
-
-/// Whether a call was refused because a graph is being captured: CUDA's error codes, which every driver uses.
-[[nodiscard]] constexpr bool is_of_capture(status const& s) noexcept {
-  return s.code >= 900 && s.code <= 907;
-}
-/// The call that an allocation outside of a scope is refused as.
-inline constexpr char const* captured_without_scope =
-    "allocation on a captured stream (open a tarn::capture_scope for it, or join() it to the open one)";
-[[nodiscard]] constexpr status refused_for_capture(char const* call) noexcept {
-  return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
-}
-
-/// Marks all work of the device, unless that would invalidate a capture.
-template <class Driver>
-status record_all_work(Driver const& driver, event_handle event) noexcept {
-  capture_gate::passage const open;
-  return open ? driver.record_all(event) : refused_for_capture("record_all");
-}
-/// Waits on the host for all work of the device, unless that would invalidate a capture. If the driver cannot mark that work, a
-/// capture that begins meanwhile waits, too.
-template <class Driver>
-status wait_for_all_work(Driver const& driver) noexcept {
-  if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
-  if constexpr (marks_all_work<Driver>) {
-    event_handle event = nullptr;
-    status s = driver.create_event(event);
-    if (s.ok()) s = record_all_work(driver, event);
-    if (s.ok()) s = driver.synchronize_event(event);
-    if (event != nullptr) (void)driver.destroy_event(event);
-    if (s.ok() || capture_gate::has_captures()) return s;
-  }
-  capture_gate::passage const open;
-  return open ? driver.synchronize_device() : refused_for_capture("synchronize_device");
-}
-
-/// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if one is open still, or if
-/// the caller's own thread may have it open.
-template <class Driver>
-status wait_past_captures(Driver const& driver) noexcept {
-  status s = wait_for_all_work(driver);
-  for (int tries = 0; tries < 8 && is_of_capture(s); ++tries) {  // the next capture may have begun
-    if (capture_gate::may_be_mine() || !capture_gate::wait_for_captures()) break;
-    s = wait_for_all_work(driver);
-  }
-  return s;
-}
-/// Orders later work of `later` after the work on a stream that may be destroyed: after all work of the device. Waits on the host if
-/// the driver cannot mark that work. Fails if a capture forbids it.
-template <stream_driver Driver>
-status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
-  if constexpr (marks_all_work<Driver>) {
-    event_handle event = nullptr;
-    status s = driver.create_event(event);
-    if (s.ok()) s = record_all_work(driver, event);
-    if (s.ok()) s = driver.wait_event(later, event);
-    if (event != nullptr) (void)driver.destroy_event(event);
-    if (s.ok()) return s;
-  }
-  return wait_for_all_work(driver);
-}
-/// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default stream
-/// after waiting for the work on it. Returns false if a capture forbids to wait: the memory must not be accessed.
-template <stream_driver Driver>
-[[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
-  if (life_of(driver, stream) == stream_life::alive) return true;
-  stream = {};
-  return !is_of_capture(wait_for_all_work(driver));
-}
-
-}  // namespace tarn::detail
-// ---- tarn/driver/captured_handles.hpp
-// The identities of captured streams by their handles. CUDA refuses to identify a stream that is captured (cudaStreamGetId returns
-// cudaErrorStreamCaptureUnsupported), and the call invalidates the capture. While a capture_scope is open, identities are therefore
-// found here: its streams are noted when they are named, before they are captured; the driver knows the streams that it created; and
-// any other captured stream gets an identity that holds until the last scope is closed.
-
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
 
 namespace tarn::detail {
 
@@ -1984,6 +2046,196 @@ concept sharing_driver =
     };
 
 }  // namespace tarn
+// ---- tarn/driver/stream_device.hpp
+// The device of a stream. Every device may use pinned, managed and shared memory, so a block may be used and freed on a stream of
+// another device than its pool's. Events belong to a device: such a stream is marked and waited for through a driver of its own
+// device.
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// No device: where a stream lives was not learned.
+inline constexpr device_id unknown_device{-1};
+
+/// Where streams live, by their identities, which are never reused, and the devices in use: those whose drivers were called or
+/// whose streams were named. Lock-free and without allocation. One identity in 2,048 displaces another; a stream whose device is
+/// then unknown counts as one of every device in use, which only costs time.
+class stream_devices {
+ public:
+  void note(stream_id id, device_id device) noexcept {
+    use(device);
+    if (id >= too_large || device.value < 0 || device.value >= most_devices) return;
+    place_of(id).store(id << device_bits | static_cast<std::uint64_t>(device.value),
+                       std::memory_order_relaxed);
+  }
+  [[nodiscard]] device_id find(stream_id id) const noexcept {
+    std::uint64_t const noted = all_[id % places].load(std::memory_order_relaxed);
+    if (id == stream_ref::unknown_id || id >= too_large || noted >> device_bits != id) return unknown_device;
+    return device_id{static_cast<int>(noted & (most_devices - 1))};
+  }
+
+  void use(device_id device) noexcept {
+    if (device.value < 0 || device.value >= most_devices) return;
+    std::atomic<std::uint64_t>& word = in_use_[device.value / 64];
+    std::uint64_t const bit = std::uint64_t{1} << (device.value % 64);
+    if ((word.load(std::memory_order_relaxed) & bit) == 0) word.fetch_or(bit, std::memory_order_relaxed);
+  }
+  /// Calls f(device) for each device in use.
+  template <class F>
+  void for_each_in_use(F const& f) const {
+    for (int word = 0; word < most_devices / 64; ++word) {
+      std::uint64_t bits = in_use_[word].load(std::memory_order_relaxed);
+      for (int d = word * 64; bits != 0; ++d, bits >>= 1) {
+        if ((bits & 1) != 0) f(device_id{d});
+      }
+    }
+  }
+
+ private:
+  static constexpr int device_bits = 8;
+  static constexpr int most_devices = 256;
+  static constexpr std::size_t places = 2048;  // 16 KiB, committed only where used
+  /// Larger identities are those of CUDA's default streams, which name their device, and of captures.
+  static constexpr stream_id too_large = stream_id{1} << (64 - device_bits);
+
+  std::atomic<std::uint64_t>& place_of(stream_id id) noexcept { return all_[id % places]; }
+
+  std::atomic<std::uint64_t> all_[places]{};
+  std::atomic<std::uint64_t> in_use_[most_devices / 64]{};
+};
+
+/// A driver of one of several devices. Drivers without these calls have one device, on which all streams live.
+template <class D>
+concept multi_device_driver =
+    stream_driver<D> && requires(D const& d, D& other, stream_ref stream, device_id device) {
+      { d.known_device(stream) } noexcept -> std::same_as<device_id>;
+      { d.ask_device(stream, device) } noexcept -> std::same_as<status>;
+      { d.named_device() } noexcept -> std::same_as<device_id>;
+      { d.devices_of_streams() } noexcept -> std::same_as<stream_devices&>;
+      { other.retarget(device) } noexcept;
+    };
+
+/// The device of a stream, or unknown_device. No driver call.
+template <stream_driver Driver>
+[[nodiscard]] device_id device_of(Driver const& driver, stream_ref stream) noexcept {
+  if constexpr (multi_device_driver<Driver>) {
+    return driver.known_device(stream);
+  } else {
+    return driver.device();
+  }
+}
+
+/// The driver of another device; `driver` itself where the device is unknown.
+template <stream_driver Driver>
+[[nodiscard]] Driver driver_on(Driver const& driver, device_id device) noexcept {
+  Driver there = driver;
+  if constexpr (multi_device_driver<Driver>) {
+    if (device != unknown_device && device != driver.device()) there.retarget(device);
+  }
+  return there;
+}
+
+/// Learns where a stream lives that exists and has an identity. Two driver calls at the first time of each stream, none where there is
+/// one device; does nothing while the stream is captured, since the question would invalidate the capture.
+template <stream_driver Driver>
+void learn_device([[maybe_unused]] Driver const& driver, [[maybe_unused]] stream_ref stream) noexcept {
+  if constexpr (multi_device_driver<Driver>) {
+    if (driver.known_device(stream) != unknown_device) return;
+    capture_gate::passage const none_begins;
+    stream_ref const bare = stream_ref::from(stream.handle());
+    bool captured = false;
+    device_id device;
+    if (driver.is_capturing(bare, captured).ok() && !captured && driver.ask_device(bare, device).ok())
+      driver.devices_of_streams().note(stream.id(), device);
+  }
+}
+
+/// The driver of the device where a stream lives that exists; `driver` itself where that cannot be learned.
+template <stream_driver Driver>
+[[nodiscard]] Driver driver_of(Driver const& driver, stream_ref stream) noexcept {
+  learn_device(driver, stream);
+  return driver_on(driver, device_of(driver, stream));
+}
+
+/// Orders later work on `later` behind earlier work on `earlier`, on the device. Both streams must exist. Each is passed with the driver
+/// of its device: an event is recorded only on the device it was created for, but any device may wait for it.
+template <stream_driver Driver>
+status make_wait(Driver const& driver_of_later, stream_ref later, Driver const& driver_of_earlier,
+                 stream_ref earlier) noexcept {
+  event_handle event = nullptr;
+  status s = driver_of_earlier.create_event(event);
+  if (!s.ok()) return s;
+  s = driver_of_earlier.record_event(event, earlier);
+  if (s.ok()) s = driver_of_later.wait_event(later, event);
+  (void)driver_of_earlier.destroy_event(event);
+  return s;
+}
+
+/// Records an event of the driver's device behind the work of a stream of any device.
+template <stream_driver Driver>
+status record_in_order(Driver const& driver, event_handle event, stream_ref stream) noexcept {
+  Driver const there = driver_of(driver, stream);
+  if (there.device() == driver.device()) return driver.record_event(event, stream);
+  own_stream const here(driver);
+  status s = here.made();
+  if (s.ok()) s = make_wait(driver, here.get(), there, stream);
+  return s.ok() ? driver.record_event(event, here.get()) : s;
+}
+/// Sets bytes of the driver's memory in the order of a stream of any device. A stream of another device, which may not reach the memory,
+/// waits for a stream of the driver's device.
+template <stream_driver Driver>
+status fill_in_order(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
+                     std::size_t bytes) noexcept {
+  Driver const there = driver_of(driver, stream);
+  if (there.device() == driver.device()) return driver.fill(stream, p, byte, bytes);
+  own_stream const here(driver);
+  status s = here.made();
+  if (s.ok()) s = make_wait(driver, here.get(), there, stream);
+  if (s.ok()) s = driver.fill(here.get(), p, byte, bytes);
+  return s.ok() ? make_wait(there, stream, driver, here.get()) : s;
+}
+
+/// Calls f(driver) for the driver's own device and for each other device in use.
+template <stream_driver Driver, class F>
+void for_each_device_in_use(Driver const& driver, F const& f) {
+  f(driver);
+  if constexpr (multi_device_driver<Driver>) {
+    driver.devices_of_streams().for_each_in_use([&](device_id device) {
+      if (device != driver.device()) f(driver_on(driver, device));
+    });
+  }
+}
+template <stream_driver Driver>
+[[nodiscard]] bool uses_several_devices(Driver const& driver) noexcept {
+  int count = 0;
+  for_each_device_in_use(driver, [&](Driver const&) { ++count; });
+  return count > 1;
+}
+
+/// Which device a default stream belongs to that a call names without an identity.
+enum class default_streams : std::uint8_t {
+  of_own_device,  ///< of the driver's, whichever is current
+  of_current_device  ///< of the calling thread's current device, as CUDA has it: for memory that the host can access
+};
+
+/// The identity of the stream that a call names. At most one driver call, and one question for the current device.
+template <default_streams Which, stream_driver Driver>
+status identify_named(Driver const& driver, stream_ref stream, stream_id& id) noexcept {
+  if constexpr (Which == default_streams::of_current_device && multi_device_driver<Driver>) {
+    if (stream.id() == stream_ref::unknown_id && is_default_stream(stream)) {
+      device_id const named = driver.named_device();
+      driver.devices_of_streams().use(named);
+      return driver_on(driver, named).identify(stream, id);
+    }
+  }
+  return driver.identify(stream, id);
+}
+
+}  // namespace tarn::detail
 // ---- tarn/driver/thread_number.hpp
 // Process-wide unique thread numbers, which identify per-thread default streams.
 
@@ -2005,6 +2257,104 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 // ---- tarn/source/cuda_async.hpp
 // cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
 
+// ---- tarn/driver/all_work.hpp
+// Marks and waits for all work: of one device, or of each device in use where it is unknown on which one the work runs.
+
+namespace tarn::detail {
+
+/// Marks all work of the driver's device, unless that would invalidate a capture.
+template <class Driver>
+status record_all_work(Driver const& driver, event_handle event) noexcept {
+  capture_gate::passage const open;
+  return open ? driver.record_all(event) : refused_for_capture("record_all");
+}
+
+/// Orders later work of `later` behind what `mark(driver, event)` marks on each device in use. Returns the first failure; some devices
+/// may be waited for then.
+template <stream_driver Driver, class Mark>
+status order_behind_devices(Driver const& driver, stream_ref later, Mark const& mark) noexcept {
+  status result;
+  for_each_device_in_use(driver, [&](Driver const& there) {
+    if (!result.ok()) return;
+    event_handle event = nullptr;
+    result = there.create_event(event);
+    if (result.ok()) result = mark(there, event);
+    if (result.ok()) result = driver.wait_event(later, event);
+    if (event != nullptr) (void)there.destroy_event(event);
+  });
+  return result;
+}
+/// Records an event of the driver's own device behind what `mark(driver, event)` marks on each device in use.
+template <stream_driver Driver, class Mark>
+status record_behind_devices(Driver const& driver, event_handle event, Mark const& mark) noexcept {
+  if (!uses_several_devices(driver)) return mark(driver, event);
+  own_stream const joins(driver);
+  if (status const made = joins.made(); !made.ok()) return made;
+  status const s = order_behind_devices(driver, joins.get(), mark);
+  return s.ok() ? driver.record_event(event, joins.get()) : s;
+}
+/// Marks all work of each device in use with an event of the driver's own device.
+template <stream_driver Driver>
+status record_all_work_in_use(Driver const& driver, event_handle event) noexcept {
+  return record_behind_devices(
+      driver, event, [](Driver const& there, event_handle e) noexcept { return record_all_work(there, e); });
+}
+
+/// Waits on the host for all work of each device in use, unless that would invalidate a capture. If a driver cannot mark that work, a
+/// capture that begins meanwhile waits, too.
+template <class Driver>
+status wait_for_all_work(Driver const& driver) noexcept {
+  if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
+  status result;
+  for_each_device_in_use(driver, [&](Driver const& there) {
+    status s = refused_for_capture("synchronize_device");
+    if constexpr (marks_all_work<Driver>) {
+      event_handle event = nullptr;
+      s = there.create_event(event);
+      if (s.ok()) s = record_all_work(there, event);
+      if (s.ok()) s = there.synchronize_event(event);
+      if (event != nullptr) (void)there.destroy_event(event);
+    }
+    if (!s.ok() && !capture_gate::has_captures()) {
+      capture_gate::passage const open;
+      s = open ? there.synchronize_device() : refused_for_capture("synchronize_device");
+    }
+    if (result.ok()) result = s;
+  });
+  return result;
+}
+
+/// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if one is open still, or if
+/// the caller's own thread may have it open.
+template <class Driver>
+status wait_past_captures(Driver const& driver) noexcept {
+  status s = wait_for_all_work(driver);
+  for (int tries = 0; tries < 8 && is_of_capture(s); ++tries) {  // the next capture may have begun
+    if (capture_gate::may_be_mine() || !capture_gate::wait_for_captures()) break;
+    s = wait_for_all_work(driver);
+  }
+  return s;
+}
+/// Orders later work of `later` after the work on a stream that may be destroyed: after all work of each device in use. Waits on the
+/// host if the driver cannot mark that work. Fails if a capture forbids it.
+template <stream_driver Driver>
+status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
+  if constexpr (marks_all_work<Driver>) {
+    auto const mark = [](Driver const& there, event_handle e) noexcept { return record_all_work(there, e); };
+    if (status const s = order_behind_devices(driver, later, mark); s.ok()) return s;
+  }
+  return wait_for_all_work(driver);
+}
+/// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default stream
+/// after waiting for the work on it. Returns false if a capture forbids to wait: the memory must not be accessed.
+template <stream_driver Driver>
+[[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
+  if (life_of(driver, stream) == stream_life::alive) return true;
+  stream = {};
+  return !is_of_capture(wait_for_all_work(driver));
+}
+
+}  // namespace tarn::detail
 // ---- tarn/source/block_source.hpp
 // block_source<Driver, Calls>: the common part of all sources of whole blocks: checks, alignment, errors, and each call under
 // every name that CCCL versions use. `Calls` is the kind of memory: a struct with
@@ -2021,6 +2371,7 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
@@ -2035,6 +2386,7 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 
 #include <concepts>
 #include <cstddef>
+#include <string_view>
 
 // ---- tarn/driver/no_driver.hpp
 // The driver for plain host memory: no device, no streams; all work completes before the call returns.
@@ -2058,6 +2410,7 @@ namespace tarn {
 /// A call of the driver contract (driver/driver.hpp); device() is not included, it only reads a member.
 enum class driver_call : std::uint8_t {
   identify,
+  ask_device,
   is_capturing,
   create_event,
   destroy_event,
@@ -2113,6 +2466,7 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
 /// Returns the call's name in the contract; static storage.
 [[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
   constexpr char const* names[] = {"identify",
+                                   "ask_device",
                                    "is_capturing",
                                    "create_event",
                                    "destroy_event",
@@ -2159,9 +2513,10 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return names[static_cast<std::size_t>(call)];
 }
 
-/// Returns true for the two calls that only inspect a stream (about 19 ns); they neither order nor change anything.
+/// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change anything.
 [[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
-  return call == driver_call::identify || call == driver_call::is_capturing;
+  return call == driver_call::identify || call == driver_call::ask_device ||
+         call == driver_call::is_capturing;
 }
 
 /// Returns true for calls that allocate, map or free memory or address space.
@@ -2386,14 +2741,15 @@ template <class D>
     report.device_free = free;
     report.device_total = total;
   }
+  std::string_view const name = failed.name;  // the driver's own says no more than the type of this error
+  if (!name.empty() && !name.starts_with("cuda") && !name.starts_with("CUDA_")) report.reason = failed.name;
   if (failed.code == 0) {
     report.refused_by = failed.call;
   } else {
     report.refused_by = of_host ? "the host" : name_of_memory(driver);
     report.call = failed.call;
   }
-  report.where = where;
-  throw out_of_memory(report);
+  throw at(where, out_of_memory(report));
 }
 
 /// The status of a request too large to try: rounding it up could overflow.
@@ -2609,7 +2965,7 @@ class block_source {
   [[nodiscard]] void* take_aligned(block_wanted const& r, source_location where, Take const& take,
                                    Give const& give) {
     auto const [stream, bytes, alignment] = r;
-    require_alignment(alignment);
+    require_alignment(alignment, max_alignment, where);
     if (bytes == 0) return nullptr;
     void* p = nullptr;
     status taken = bytes <= max_request_bytes ? take(bytes, p) : detail::too_large();
@@ -2620,7 +2976,8 @@ class block_source {
       taken = take(pages, p);
       if (taken.ok() && !is_aligned(p, alignment)) {
         (void)give(p, pages);
-        throw bad_alignment(alignment, default_alignment);
+        auto const address = reinterpret_cast<std::uintptr_t>(p);
+        throw detail::at(where, bad_alignment(alignment, address & (~address + 1)));  // what the driver gave
       }
     }
     if (!taken.ok())
@@ -2633,9 +2990,21 @@ class block_source {
     if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
       return detail::wait_past_captures(driver_).kind != failure::unloading;
     }
+    bool const of_any_device =
+        has_property<block_source, host_accessible> && detail::is_default_stream(stream);
+    if (!of_any_device) return wait_for(driver_, stream);
+    bool loaded = true;
+    if constexpr (detail::multi_device_driver<D>) driver_.devices_of_streams().use(driver_.named_device());
+    detail::for_each_device_in_use(driver_, [&](D const& there) {
+      bool const own = there.device() == detail::device_of(driver_, stream);
+      loaded = wait_for(there, own ? stream : stream_ref::from(stream.handle())) && loaded;
+    });
+    return loaded;
+  }
+  [[nodiscard]] static bool wait_for(D const& driver, stream_ref stream) noexcept {
     bool capturing = false;
-    (void)driver_.is_capturing(stream, capturing);
-    return capturing || driver_.synchronize_stream(stream).kind != failure::unloading;
+    (void)driver.is_capturing(stream, capturing);
+    return capturing || driver.synchronize_stream(stream).kind != failure::unloading;
   }
 
   D driver_;
@@ -2670,6 +3039,11 @@ class block_source {
 // table serves both.
 
 #include <cuda_runtime_api.h>
+
+#if CUDART_VERSION < 12000
+#error "tarn needs CUDA 12 or later, or TARN_NO_CUDA"
+#include <tarn-needs-CUDA-12>  // ends the compilation: what follows would only be errors that mislead
+#endif
 
 namespace tarn::detail {
 
@@ -2734,10 +3108,13 @@ struct cuda_entry_points {
   CUresult(CUDAAPI* device_get_attribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
   CUresult(CUDAAPI* primary_context_retain)(CUcontext*, CUdevice) = nullptr;
   CUresult(CUDAAPI* primary_context_release)(CUdevice) = nullptr;
+  CUresult(CUDAAPI* primary_context_get_state)(CUdevice, unsigned*, int*) = nullptr;
   CUresult(CUDAAPI* context_record_event)(CUcontext, CUevent) = nullptr;  ///< since CUDA 12.5
   CUresult(CUDAAPI* device_get_uuid)(CUuuid*, CUdevice) = nullptr;   ///< since 11.4: UUID of the MIG instance
   CUresult(CUDAAPI* stream_get_id)(CUstream, flag_bits*) = nullptr;  ///< since CUDA 12.0
   CUresult(CUDAAPI* stream_get_device)(CUstream, CUdevice*) = nullptr;  ///< since CUDA 12.8
+  CUresult(CUDAAPI* stream_get_context)(CUstream, CUcontext*) = nullptr;
+  CUresult(CUDAAPI* context_get_device)(CUdevice*) = nullptr;
   CUresult(CUDAAPI* stream_is_capturing)(CUstream, CUstreamCaptureStatus*) = nullptr;
   CUresult(CUDAAPI* context_push)(CUcontext) = nullptr;
   CUresult(CUDAAPI* context_pop)(CUcontext*) = nullptr;
@@ -2789,6 +3166,9 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   find_entry_point(e.get_error_name, "cuGetErrorName", 6000, e.found);
   find_entry_point(e.device_get_attribute, "cuDeviceGetAttribute", 2000, e.found);
   find_entry_point(e.primary_context_retain, "cuDevicePrimaryCtxRetain", 7000, e.found);
+  find_entry_point(e.primary_context_get_state, "cuDevicePrimaryCtxGetState", 7000, e.found);
+  find_entry_point(e.context_get_device, "cuCtxGetDevice", 2000, e.found);
+  find_entry_point(e.stream_get_context, "cuStreamGetCtx", 9020, e.found);
   find_entry_point(e.context_push, "cuCtxPushCurrent", 4000, e.found);
   find_entry_point(e.context_pop, "cuCtxPopCurrent", 4000, e.found);
   find_entry_point(e.stream_is_capturing, "cuStreamIsCapturing", 10000, e.found);
@@ -2850,6 +3230,12 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
 
 namespace tarn::detail {
 
+/// Where the streams of CUDA live that tarn was given.
+[[nodiscard]] inline stream_devices& devices_of_cuda_streams() noexcept {
+  static constinit stream_devices all;
+  return all;
+}
+
 /// Retains a device's primary context until destruction. Handles are not cached: cudaDeviceReset destroys the context, and
 /// CUDA does not say what happens to the handle then. Retaining again costs two short calls, and only if another device is
 /// current.
@@ -2888,15 +3274,12 @@ class primary_context {
 
 /// Makes a device current for one call if it is not, and restores the previous state.
 ///
-/// Pushes the device's primary context rather than calling cudaSetDevice twice: switching back to a device that the program
+/// Around every call of the runtime, since most of them make a context on the current device, also those that name a stream or an event of
+/// another one. Pushes the device's primary context rather than calling cudaSetDevice twice: switching back to a device that the program
 /// has never used would create a context there, about 500 MiB, for nothing.
 class on_device {
  public:
   explicit on_device(int device) noexcept { enter(device); }
-  /// Only calls on default streams depend on the current device; other streams belong to theirs.
-  on_device(int device, cudaStream_t stream) noexcept {
-    if (stream == cudaStreamLegacy || stream == cudaStreamPerThread) enter(device);
-  }
   ~on_device() {
     if (!pushed_) return;
     CUcontext ours = nullptr;
@@ -2912,7 +3295,9 @@ class on_device {
   void enter(int device) noexcept {
     int current = 0;
     entered_ = cuda_status(cudaGetDevice(&current), "cudaGetDevice");
-    if (!entered_.ok() || current == device) return;
+    if (!entered_.ok()) return;
+    devices_of_cuda_streams().use(device_id{device});
+    if (current == device) return;
     auto const& calls = cuda_driver_calls();
     if (!calls.has_contexts()) {
       entered_ = cuda_lacks("cuCtxPushCurrent");
@@ -3399,6 +3784,16 @@ enum class null_stream : std::uint8_t {
 };
 
 namespace detail {
+/// Number of devices of the process; asked once. Makes no context.
+[[nodiscard]] inline int cuda_device_count() noexcept {
+  static int const count = [] {
+    int found = 0;
+    bool const asked = cudaGetDeviceCount(&found) == cudaSuccess;
+    if (!asked) (void)cudaGetLastError();
+    return asked ? found : 0;
+  }();
+  return count;
+}
 /// The streams that CUDA drivers of both kinds created.
 [[nodiscard]] inline made_streams& streams_made_by_cuda() noexcept {
   static constinit made_streams all;
@@ -3450,9 +3845,9 @@ class basic_cuda_driver {
     if (stream.id() != stream_ref::unknown_id) {
       id = stream.id();
     } else if (handle == cudaStreamLegacy) {
-      id = legacy_id();
+      id = stream_id{2} << 62 | bits_of(device_);
     } else if (handle == cudaStreamPerThread) {
-      id = per_thread_id();
+      id = per_thread_id(device_);
     } else if (status found; detail::identify_captured(*this, stream, id, found)) [[unlikely]] {
       return found;
     } else {
@@ -3474,16 +3869,53 @@ class basic_cuda_driver {
     return {};
   }
 
-  /// Whether the stream, which exists, was created on another device. False for default streams, for one that is being captured
-  /// (the question would invalidate the capture), and before CUDA 12.8.
-  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
+  /// Where a stream lives, as far as it was learned; no driver call. A default stream with an identity is that of the device which the
+  /// identity names, one without is this device's.
+  [[nodiscard]] device_id known_device(stream_ref stream) const noexcept {
+    if (is_default(resolve(stream)) || detail::cuda_device_count() < 2) return device_id{device_for(stream)};
+    return devices_of_streams().find(stream.id());
+  }
+  /// Where an existing stream lives. Invalidates a capture of the stream.
+  status ask_device(stream_ref stream, device_id& device) const noexcept {
     cudaStream_t const handle = resolve(stream);
     auto const ask = detail::cuda_driver_calls().stream_get_device;
-    bool capturing = false;
-    if (ask == nullptr || is_default(handle) || !is_capturing(stream, capturing).ok() || capturing)
-      return false;
-    CUdevice device = 0;
-    return ask(handle, &device) == CUDA_SUCCESS && device != device_;
+    if (ask == nullptr) return device_by_context(handle, device);  // before CUDA 12.8
+    CUdevice found = 0;
+    status const s = detail::cuda_status(ask(handle, &found), "cuStreamGetDevice");
+    if (s.ok()) device = device_id{found};
+    return s;
+  }
+  /// The same through the stream's context.
+  static status device_by_context(cudaStream_t handle, device_id& device) noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    if (calls.stream_get_context == nullptr || !calls.has_contexts())
+      return detail::cuda_lacks("cuStreamGetCtx");
+    CUcontext context = nullptr;
+    status s = detail::cuda_status(calls.stream_get_context(handle, &context), "cuStreamGetCtx");
+    if (s.ok()) s = detail::cuda_status(calls.context_push(context), "cuCtxPushCurrent");
+    if (!s.ok()) return s;
+    CUdevice found = 0;
+    s = detail::cuda_status(calls.context_get_device(&found), "cuCtxGetDevice");
+    (void)calls.context_pop(&context);
+    if (s.ok()) device = device_id{found};
+    return s;
+  }
+  [[nodiscard]] detail::stream_devices& devices_of_streams() const noexcept {
+    return detail::devices_of_cuda_streams();
+  }
+  /// Makes this the driver of another device.
+  void retarget(device_id device) noexcept { device_ = device.value; }
+  /// The device whose default streams the calling thread means: the current one, or this one where the current one has no context, so
+  /// that no work can be there.
+  [[nodiscard]] device_id named_device() const noexcept {
+    int current = device_;
+    auto const ask = detail::cuda_driver_calls().primary_context_get_state;
+    if (cudaGetDevice(&current) != cudaSuccess || current == device_ || ask == nullptr) return device();
+    unsigned flags = 0;
+    int active = 0;
+    bool const has_context =
+        ask(static_cast<CUdevice>(current), &flags, &active) == CUDA_SUCCESS && active != 0;
+    return has_context ? device_id{current} : device();
   }
 
   /// Also true if the capture was invalidated but not ended, and for the legacy default stream while a blocking stream is
@@ -3498,7 +3930,7 @@ class basic_cuda_driver {
       if (s.ok()) yes = now != CU_STREAM_CAPTURE_STATUS_NONE;
       return s;
     }
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaError_t const code = cudaStreamIsCapturing(handle, &capture);
@@ -3523,11 +3955,13 @@ class basic_cuda_driver {
     return s;
   }
   status destroy_event(event_handle event) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaEventDestroy(native(event)), "cudaEventDestroy");
   }
   status record_event(event_handle event, stream_ref stream) const noexcept {
     cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaEventRecord(native(event), handle), "cudaEventRecord");
   }
@@ -3538,6 +3972,8 @@ class basic_cuda_driver {
     if (calls.context_record_event == nullptr || calls.primary_context_release == nullptr) {
       return detail::cuda_lacks("cuCtxRecordEvent");
     }
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     CUcontext context = nullptr;
     status s =
         detail::cuda_status(calls.primary_context_retain(&context, device_), "cuDevicePrimaryCtxRetain");
@@ -3548,23 +3984,27 @@ class basic_cuda_driver {
     return s;
   }
   status query_event(event_handle event) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaEventQuery(native(event)), "cudaEventQuery");
   }
   status wait_event(stream_ref stream, event_handle event) const noexcept {
     cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaStreamWaitEvent(handle, native(event), 0), "cudaStreamWaitEvent");
   }
   status synchronize_event(event_handle event) const noexcept {
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
   }
   /// Must not be called for a stream that is being captured: that ends the capture.
   status synchronize_stream(stream_ref stream) const noexcept {
     cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     detail::beside_capture const permission;
     return detail::cuda_status(cudaStreamSynchronize(handle), "cudaStreamSynchronize");
@@ -3588,6 +4028,7 @@ class basic_cuda_driver {
     if (s.ok()) {
       stream = stream_ref::from(made, id);
       detail::streams_made_by_cuda().add(id, made);
+      devices_of_streams().note(id, device());
     } else {
       (void)cudaStreamDestroy(made);
     }
@@ -3597,6 +4038,8 @@ class basic_cuda_driver {
   status destroy_stream(stream_ref stream) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (is_default(handle)) return {};
+    detail::on_device const here(device_);
+    if (!here.entered().ok()) return here.entered();
     stream_id id = stream_ref::unknown_id;
     if (identify(stream, id).ok()) detail::streams_made_by_cuda().remove(id);
     return detail::cuda_status(cudaStreamDestroy(handle), "cudaStreamDestroy");
@@ -3617,7 +4060,7 @@ class basic_cuda_driver {
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
     // Memory that did not come from cudaMalloc can only be copied with its device current.
-    detail::on_device const here(device_);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)),
                                "cudaMemcpyAsync");
@@ -3627,14 +4070,14 @@ class basic_cuda_driver {
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    detail::on_device const here(device_);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream)),
                                "cudaMemcpyPeerAsync");
   }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    detail::on_device const here(device_);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
   }
@@ -3894,13 +4337,13 @@ class basic_cuda_driver {
   /// On a stream that is being captured this becomes a graph node, and the graph owns the memory.
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
     cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaMallocAsync(&p, bytes, handle), "cudaMallocAsync");
   }
   status free_async(void* p, stream_ref stream) const noexcept {
     cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_, handle);
+    detail::on_device const here(device_for(stream));
     if (!here.entered().ok()) return here.entered();
     return detail::cuda_status(cudaFreeAsync(p, handle), "cudaFreeAsync");
   }
@@ -3969,16 +4412,15 @@ class basic_cuda_driver {
   //   bits 61..54   device
   //   bits 53..0    the thread's number plus an offset that depends on the counter's address: shared objects built with hidden
   //                 visibility have their own counter, and no two threads collide before 2^54 threads
-  [[nodiscard]] stream_id legacy_id() const noexcept { return stream_id{2} << 62 | device_bits(); }
-  [[nodiscard]] stream_id per_thread_id() const noexcept {
+  [[nodiscard]] static stream_id per_thread_id(int device) noexcept {
     auto const counter =
         static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(&detail::next_thread_number));
     std::uint64_t const start = counter * 0x9E3779B97F4A7C15U >> 10;
-    return stream_id{3} << 62 | device_bits() |
+    return stream_id{3} << 62 | bits_of(device) |
            ((start + detail::thread_number()) & ((stream_id{1} << 54) - 1));
   }
-  [[nodiscard]] stream_id device_bits() const noexcept {
-    return stream_id{static_cast<unsigned>(device_) & 0xffU} << 54;
+  [[nodiscard]] static stream_id bits_of(int device) noexcept {
+    return stream_id{static_cast<unsigned>(device) & 0xffU} << 54;
   }
 
   /// Replaces a null handle.
@@ -3986,11 +4428,16 @@ class basic_cuda_driver {
     if (stream.handle() != nullptr) return static_cast<cudaStream_t>(stream.handle());
     return Null == null_stream::legacy ? cudaStreamLegacy : cudaStreamPerThread;
   }
+  /// The device to enter for a call on a stream: the handles of default streams mean the current device's, those of others their own.
+  [[nodiscard]] int device_for(stream_ref stream) const noexcept {
+    bool const names_device = stream.id() >> 63 != 0 && is_default(resolve(stream));
+    return names_device ? static_cast<int>(stream.id() >> 54 & 0xffU) : device_;
+  }
   /// Returns the stream to submit work to so that it is ordered with `stream`; see the class.
   [[nodiscard]] cudaStream_t reach(stream_ref stream) const noexcept {
     cudaStream_t const handle = resolve(stream);
     if (handle == cudaStreamPerThread && stream.id() != stream_ref::unknown_id &&
-        stream.id() != per_thread_id()) {
+        stream.id() != per_thread_id(device_for(stream))) {
       return cudaStreamLegacy;
     }
     return handle;
@@ -4058,7 +4505,8 @@ using cuda_driver = basic_cuda_driver<null_stream::legacy>;
 
 static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_driver<cuda_driver> &&
               registering_driver<cuda_driver> && describing_driver<cuda_driver> &&
-              accounting_driver<cuda_driver> && sharing_driver<cuda_driver>);
+              accounting_driver<cuda_driver> && sharing_driver<cuda_driver> &&
+              detail::multi_device_driver<cuda_driver>);
 
 }  // namespace tarn
 #endif
@@ -4223,13 +4671,11 @@ struct attribution {
   constexpr attribution() noexcept = default;
   constexpr attribution(source_location at) noexcept : where(at) {}
   /// Defined in core/tag.
-  attribution(tag const& name, char const* file = __builtin_FILE(), int line = __builtin_LINE(),
-              char const* function = __builtin_FUNCTION()) noexcept;
+  attribution(tag const& name, source_location at = source_location::current()) noexcept;
 
-  [[nodiscard]] static constexpr attribution current(char const* file = __builtin_FILE(),
-                                                     int line = __builtin_LINE(),
-                                                     char const* function = __builtin_FUNCTION()) noexcept {
-    return source_location{file, line, function};
+  [[nodiscard]] static constexpr attribution current(
+      source_location at = source_location::current()) noexcept {
+    return at;
   }
 };
 
@@ -4486,6 +4932,20 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call cons
   return called_from(from.where, call);
 }
 
+/// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record places record that of a
+/// scope around it, or none.
+template <class Resource>
+void give_back(Resource& memory, stream_ref stream, void* p, std::size_t bytes,
+               std::size_t alignment) noexcept {
+  [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
+  memory.deallocate(stream, p, bytes, alignment);
+}
+template <class Resource>
+void give_back_sync(Resource& memory, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+  [[maybe_unused]] location_of_call<Resource> const here{attribution{}};
+  memory.deallocate_sync(p, bytes, alignment);
+}
+
 /// Whether the device of a page source has pages; for nearest().
 struct has_pages_call {
   template <class Layer>
@@ -4738,7 +5198,7 @@ struct host_calls {
   static status take(no_driver const&, std::size_t bytes, std::size_t alignment, void*& p) noexcept {
     if (bytes < address_space) p = ::operator new(bytes, std::align_val_t{alignment}, std::nothrow);
     if (p != nullptr) return {};
-    return {failure::out_of_memory, 0, "std::bad_alloc", "operator new"};
+    return {failure::out_of_memory, 0, "", "operator new"};
   }
   static status give(no_driver const&, void* p, std::size_t, std::size_t alignment) noexcept {
     ::operator delete(p, std::align_val_t{alignment});
@@ -6252,13 +6712,6 @@ inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
 
 namespace detail {
 
-/// Writes a pattern in stream order. Host-accessible memory without a stream order is written directly.
-template <class Driver>
-status fill_bytes(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
-                  std::size_t bytes) noexcept {
-  return driver.fill(stream, p, byte, bytes);
-}
-
 /// Waits for the stream and finds the first byte that differs; `bytes` if none does, or if it cannot be read. Host cost: a copy
 /// of all bytes, up to 1 MiB at a time.
 template <class Driver>
@@ -6327,10 +6780,10 @@ class fences {
   template <class Driver>
   [[nodiscard]] status draw(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
                             std::size_t alignment) const noexcept {
-    status const s = fill_bytes(driver, stream, whole_of(p, alignment), pattern::fence, width(alignment));
+    status const s = fill_in_order(driver, stream, whole_of(p, alignment), pattern::fence, width(alignment));
     if (!s.ok()) return s;
-    return fill_bytes(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence,
-                      width(alignment));
+    return fill_in_order(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence,
+                         width(alignment));
   }
 
   /// Waits for the stream and compares both fences.
@@ -6353,10 +6806,11 @@ template <class Allocate>
 void* asking_for(std::size_t bytes, Allocate const& allocate) {
   try {
     return allocate();
-  } catch (out_of_memory const& error) {
+  } catch (out_of_memory& error) {
     memory_report report = error.report();
     report.asked = bytes;
-    error.throw_with(report);
+    error.set_report(report);
+    throw;
   }
 }
 
@@ -6422,6 +6876,14 @@ template <class Upstream>
   } else {
     return bytes;
   }
+}
+
+/// The bytes of a request that count against a limit. Zero bytes need no memory.
+template <class Upstream>
+[[nodiscard]] std::size_t counted_bytes(Upstream& upstream, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+  if (bytes == 0 || bytes > max_request_bytes) return bytes;
+  return block_bytes_of(upstream, bytes, alignment);
 }
 
 /// Returns whether a pool below sleeps: then its memory must not be touched.
@@ -6515,12 +6977,13 @@ class used_streams {
   /// this asks for a while, about 300 us.
   [[nodiscard]] static bool is_finished(Driver const& driver, stream_ref stream) noexcept {
     if (is_capturing(driver, stream)) return true;
+    Driver const there = driver_of(driver, stream);
     event_handle event = nullptr;
-    if (!driver.create_event(event).ok()) return true;
-    bool finished = !driver.record_event(event, stream).ok();
+    if (!there.create_event(event).ok()) return true;
+    bool finished = !there.record_event(event, stream).ok();
     for (int tries = 0; tries < 1000 && !finished; ++tries)
-      finished = driver.query_event(event).kind != failure::not_ready;
-    (void)driver.destroy_event(event);
+      finished = there.query_event(event).kind != failure::not_ready;
+    (void)there.destroy_event(event);
     return finished;
   }
 
@@ -6597,7 +7060,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   void* around_allocate(request const& r, auto const& next) {
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);
-    if (is_of_other_device(r.stream)) throw wrong_stream("an allocation was requested on", nullptr, r.stream);
     detail::block_record b;
     b.bytes = r.bytes;
     b.alignment = r.alignment;
@@ -6616,7 +7078,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     bool const captured = is_capturing(r.stream);
     // A fence that was not written would be reported as overwritten.
     b.fenced = !captured && fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
-    if (b.fenced) (void)detail::fill_bytes(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
+    if (b.fenced) (void)detail::fill_in_order(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
     {
       std::lock_guard const guard(mutex_);
       history_.begin(b);
@@ -6625,8 +7087,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return b.p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    if (detail::life_of(driver(), r.stream) == detail::stream_life::alive && is_of_other_device(r.stream))
-      return report_misuse(wrong_stream("a block was freed, and stays allocated, on", p, r.stream));
     detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
     if (b.p == nullptr) return;
     stream_ref on = r.stream;
@@ -6818,7 +7278,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that stream.
   bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
     if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
-    if (!detail::fill_bytes(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
+    if (!detail::fill_in_order(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
     if (!driver().synchronize_stream(stream).ok()) return false;
     std::lock_guard const guard(mutex_);
     if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
@@ -6845,26 +7305,6 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   // ---- reports
 
-  /// A pool could never learn that the work on such a stream is done: it would keep the memory for that stream for good.
-  [[nodiscard]] bool is_of_other_device(stream_ref stream) const noexcept {
-    if constexpr (requires { driver().is_of_other_device(stream); }) {
-      return driver().is_of_other_device(stream);
-    } else {
-      return false;
-    }
-  }
-  [[nodiscard]] misuse wrong_stream(std::string_view what, void const* p, stream_ref stream) const noexcept {
-    message<256> text;
-    text.add(what);
-    if (stream.id() == stream_ref::unknown_id) {
-      text.add(" a stream");
-    } else {
-      text.add(" stream ").add_number(stream.id());
-    }
-    text.add(" of another device; use a stream of device ");
-    text.add_number(member_.device);
-    return {misuse_kind::wrong_device, p, text.view()};
-  }
   static void report_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
     if (breach.before != 0) {
       report_misuse(
@@ -8716,6 +9156,7 @@ struct stream_domain {
   std::uint64_t recorded = 0;  ///< marks up to here are covered by `event`
   std::uint64_t completed = 0;  ///< marks up to here are complete on the device
   event_handle event = nullptr;
+  device_id event_device;          ///< where `event` was created
   domain_ref next_free = neutral;  ///< of a free place
   std::uint16_t generation = 0;    ///< number of streams that had this place before
   range_index index[zone_count];
@@ -10326,6 +10767,7 @@ struct memory_bound {
   std::size_t device_free = memory_report::unknown;   ///< as the driver reports
   std::size_t device_total = memory_report::unknown;  ///< likewise
   status query;                                       ///< of the driver's report
+  bool is_asleep = false;                             ///< the nearest pool sleeps
 
   void leave_headroom(std::size_t more) noexcept {
     if (device_free == memory_report::unknown || more == 0) return;
@@ -10345,6 +10787,13 @@ struct memory_bound {
     limit_used = live = used;
     headroom = memory_report::unknown;
   }
+  /// A pool that sleeps provides nothing.
+  void put_to_sleep() noexcept {
+    bytes = 0;
+    by = "the sleeping pool";
+    is_asleep = true;
+    limit = limit_used = headroom = memory_report::unknown;
+  }
   /// @param reusable  of what the pool has cached
   void add_pool(pool_state const& s, std::size_t reusable) noexcept {
     bytes += min_of(reusable, unknown_left - bytes);
@@ -10354,7 +10803,7 @@ struct memory_bound {
 };
 
 /// Returns what `layer` and those below it can still provide: the device's free memory, less headroom, within each limit, plus what
-/// a pool on the way caches. Of a layer that routes calls, only upstream() counts. One driver call, 5 to 100 us.
+/// a pool on the way caches; nothing while that pool sleeps. Of a layer that routes calls, only upstream() counts. One driver call, 5 to 100 us.
 template <class Layer>
 [[nodiscard]] memory_bound memory_left(Layer& layer) {
   memory_bound left;
@@ -10376,6 +10825,9 @@ template <class Layer>
     bool puts_together = page_source<typename Layer::upstream_type>;
     if constexpr (requires { layer.uses_pages(); }) puts_together = layer.uses_pages();
     left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
+    if constexpr (requires { layer.is_asleep(); }) {
+      if (layer.is_asleep()) left.put_to_sleep();
+    }
   }
   if constexpr (has_headroom<Layer>) left.leave_headroom(layer.headroom_bytes());
   if constexpr (has_limit<Layer>) left.keep_within(layer.limit(), layer.used());
@@ -10391,6 +10843,21 @@ template <class Layer>
     left = limits_left(layer_of(layer.upstream()));
   if constexpr (has_limit<Layer>) left.keep_within(layer.limit(), layer.used());
   return left;
+}
+
+/// Whether a limit bounds what `Layer` provides.
+template <class Layer>
+[[nodiscard]] constexpr bool is_limited() noexcept {
+  if constexpr (has_limit<Layer>) {
+    return true;
+  } else if constexpr (requires { typename Layer::described_type; }) {
+    return is_limited<
+        std::remove_reference_t<decltype(layer_of(std::declval<typename Layer::described_type&>()))>>();
+  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
+    return is_limited<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+  } else {
+    return false;
+  }
 }
 
 /// Whether the layers below a pool only bound what the device has. Another layer could get more where these refuse, as
@@ -11301,39 +11768,87 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// Marks the work of `stream`, which carries its identity. At most three driver calls.
-/// @param captured  set to whether the mark was refused because of a capture
+/// Records an event on a stream. @param captured  set to whether that was refused because of a capture
 template <stream_driver Driver>
-mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream, bool& captured) noexcept {
+mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
+                        bool& captured) noexcept {
   bool capturing = false;
-  captured = false;
-  if (!is_default_stream(stream)) {
-    if constexpr (marks_all_work<Driver>) {
-      status const s = record_all_work(driver, event);
-      if (s.ok()) return mark_result::marked;
-      captured = is_of_capture(s);
-      return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
-    } else {
-      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
-      capture_gate::passage const none_begins;
-      if (driver.is_capturing(stream_ref::from(stream.handle()), capturing).ok() && capturing) {
-        captured = true;
-        return mark_result::refused;
-      }
-      stream_id now = 0;
-      bool const same = driver.identify(stream_ref::from(stream.handle()), now).ok() && now == stream.id();
-      if (!same) return mark_result::gone;
-    }
-  }
   bool const recorded =
       driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
   captured = !recorded && capturing;
   return recorded ? mark_result::marked : mark_result::refused;
 }
+
+/// Marks what a default stream refers to where it may be any device's: the default stream of each device in use, by handle. Of another
+/// device it is the legacy one, which is ordered with every blocking stream there.
 template <stream_driver Driver>
-mark_result mark_work(Driver const& driver, event_handle event, stream_ref stream) noexcept {
-  bool captured = false;
-  return mark_work(driver, event, stream, captured);
+mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
+                                 bool& captured) noexcept {
+  device_id const own = device_of(driver, stream);
+  status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
+    stream_ref const of_there =
+        there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
+    bool capturing = false;
+    if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
+    return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
+  });
+  captured = is_of_capture(s);
+  return s.ok() ? mark_result::marked : mark_result::refused;
+}
+
+/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks() names. At most three
+/// driver calls; where the device is unknown, at most six for each device in use.
+/// @param device    where the stream lives; unknown_device: the work of each device in use is marked
+/// @param captured  set to whether the mark was refused because of a capture
+template <stream_driver Driver>
+mark_result mark_work(Driver const& driver, device_id device, event_handle event, stream_ref stream,
+                      bool& captured) noexcept {
+  captured = false;
+  if (is_default_stream(stream)) {
+    if (device == unknown_device) return mark_default_streams(driver, event, stream, captured);
+    return mark_stream(driver_on(driver, device), event, stream, captured);
+  }
+  Driver const there = driver_on(driver, device);
+  if constexpr (marks_all_work<Driver>) {
+    status const s =
+        device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
+    if (s.ok()) return mark_result::marked;
+    captured = is_of_capture(s);
+    return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
+  } else {
+    if (device == unknown_device) return mark_result::gone;
+    {
+      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
+      capture_gate::passage const none_begins;
+      stream_ref const bare = stream_ref::from(stream.handle());
+      bool capturing = false;
+      if (there.is_capturing(bare, capturing).ok() && capturing) {
+        captured = true;
+        return mark_result::refused;
+      }
+      stream_id now = 0;
+      if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;
+    }
+    return mark_stream(there, event, stream, captured);
+  }
+}
+
+/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is unknown.
+template <stream_driver Driver>
+[[nodiscard]] device_id device_of_marks(Driver const& driver, device_id device) noexcept {
+  return device == unknown_device ? driver.device() : device;
+}
+
+/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device in use. No driver call.
+/// @param which  of a default stream on memory that the host can access, any device's default stream may be meant: a program names one
+///               handle for all of them
+template <stream_driver Driver>
+[[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
+                                       default_streams which) noexcept {
+  if (which == default_streams::of_current_device && is_default_stream(stream) &&
+      uses_several_devices(driver))
+    return unknown_device;
+  return device_of(driver, stream);
 }
 
 }  // namespace tarn::detail
@@ -11356,10 +11871,11 @@ enum class gone_stream : std::uint8_t {
 template <stream_driver Driver>
 class ordering {
  public:
-  explicit ordering(Driver const& driver) : driver_(driver) {}
+  /// @param named  what a default stream refers to that is named without an identity
+  ordering(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
 
-  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most five driver calls, none if nothing was freed since
-  /// the last completed mark.
+  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most five
+  /// driver calls, none if nothing was freed since the last completed mark; more where it is unknown on which device the stream lives.
   ///
   /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
   /// holds. The mark is taken before the event is recorded, so frees in between get a later mark.
@@ -11376,7 +11892,11 @@ class ordering {
         unlocked const open(hot);
         // Waiting for the device would invalidate a capture on any stream; recording an event is merely refused then.
         if (!known_gone || marks_all_work<Driver>) {
-          result = ensure_event(domain) ? mark_work(driver_, domain.event, stream) : mark_result::refused;
+          device_id const device = device_to_mark(driver_, stream, named_);
+          bool captured = false;
+          result = ensure_event(domain, device_of_marks(driver_, device))
+                       ? mark_work(driver_, device, domain.event, stream, captured)
+                       : mark_result::refused;
         }
       }
       if (result == mark_result::refused) return progress::unknown;
@@ -11457,8 +11977,14 @@ class ordering {
   [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
 
  private:
-  bool ensure_event(stream_domain& domain) const noexcept {
-    return domain.event != nullptr || driver_.create_event(domain.event).ok();
+  /// Makes sure that the domain has an event of the device: its place may have been that of another device's stream.
+  bool ensure_event(stream_domain& domain, device_id device) const noexcept {
+    if (domain.event != nullptr && domain.event_device != device) {
+      (void)driver_.destroy_event(domain.event);
+      domain.event = nullptr;
+    }
+    domain.event_device = device;
+    return domain.event != nullptr || driver_on(driver_, device).create_event(domain.event).ok();
   }
 
   /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
@@ -11475,6 +12001,7 @@ class ordering {
   }
 
   Driver driver_;
+  default_streams named_;
   std::uint64_t host_waits_ = 0;
   std::uint64_t device_waits_ = 0;
 };
@@ -12225,8 +12752,7 @@ class page_making {
     std::size_t available = 0;
     std::size_t all = 0;
     if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
-    status const none{failure::out_of_memory, 0, "the device does not have that much free memory",
-                      name_of_memory(source_.driver())};
+    status const none{failure::out_of_memory, 0, "", name_of_memory(source_.driver())};
     refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
@@ -13271,14 +13797,21 @@ class page_growth {
 // A segment cannot be moved or extended; wholly free ones are given back when memory is short, and when too many would be kept
 // (ladder.hpp).
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 namespace tarn::detail {
 
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
 inline constexpr std::size_t segment_grain = 2_MiB;
+
+/// The same below a limit, which counts what is asked: rounded up to 2 MiB, blocks of 3 MiB would use it up at 48 of 64 MiB.
+[[nodiscard]] constexpr std::size_t segment_grain_below(bool limit, zone where) noexcept {
+  return limit && where == zone::large ? range_grain : segment_grain;
+}
 
 /// A source that can provide segments.
 template <class S>
@@ -13307,22 +13840,23 @@ class segment_growth {
     // Take the node now: other threads may use up the room while the lock is released.
     range_ref const r = a.ranges.take();
     std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
-    std::size_t bytes = align_up(max_of(exact, request.segment), segment_grain);
+    std::size_t const grain = segment_grain_below(is_limited<layer_type>(), request.where);
+    std::size_t bytes = align_up(max_of(exact, request.segment), grain);
     void* base = nullptr;
     try {
       unlocked const open(hot);
       try {
-        base = source_.allocate_sync(bytes, default_alignment);
+        base = source_.allocate_sync(bytes, source_alignment);
         // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
         // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
-          source_.deallocate_sync(base, bytes, default_alignment);
-          bytes = align_up(exact + range_grain, segment_grain);
-          base = source_.allocate_sync(bytes, default_alignment);
+          source_.deallocate_sync(base, bytes, source_alignment);
+          bytes = align_up(exact + range_grain, grain);
+          base = source_.allocate_sync(bytes, source_alignment);
         }
       } catch (out_of_memory const&) {
-        bytes = align_up(exact + range_grain, range_grain);
-        base = source_.allocate_sync(bytes, default_alignment);
+        bytes = align_up(exact + (source_alignment < range_grain ? range_grain : 0), range_grain);
+        base = source_.allocate_sync(bytes, source_alignment);
       }
     } catch (...) {
       a.ranges.put_back(r);
@@ -13343,7 +13877,8 @@ class segment_growth {
 
   /// How many bytes may stay reserved if the request is served by a new segment.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return most_beside(a, align_up(request.bytes, segment_grain));
+    return most_beside(a,
+                       align_up(request.bytes, segment_grain_below(is_limited<layer_type>(), request.where)));
   }
 
   /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
@@ -13361,7 +13896,7 @@ class segment_growth {
       counters_.release(reinterpret_cast<std::uintptr_t>(gone.base), gone.bytes, gone.where);
       given += gone.bytes;
       unlocked const open(hot);
-      source_.deallocate_sync(gone.base, gone.bytes, default_alignment);
+      source_.deallocate_sync(gone.base, gone.bytes, source_alignment);
     }
     return given;
   }
@@ -13387,7 +13922,7 @@ class segment_growth {
   /// Gives everything back; nothing on the device uses it any more.
   void close() noexcept {
     for (segment const& s : segments_) {
-      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, default_alignment);
+      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, source_alignment);
     }
     segments_.clear();
   }
@@ -13395,6 +13930,11 @@ class segment_growth {
   [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
 
  private:
+  using layer_type = std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>;
+  /// Host memory has any alignment. Of a device's memory no more is asked than every source of blocks has.
+  static constexpr std::size_t source_alignment =
+      std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
+
   struct segment {
     void* base = nullptr;
     std::size_t bytes = 0;
@@ -13852,6 +14392,7 @@ namespace tarn::detail {
 template <class Source, class Description>
 class described_source {
  public:
+  using described_type = Source;
   using driver_type = typename Source::driver_type;
   using properties = typename Source::properties;
 
@@ -14156,7 +14697,7 @@ class heap {
   heap(Upstream upstream, pooled const& chosen, recursive_fork_mutex* growth_lock)
       : options(chosen),
         cold(growth_lock != nullptr ? *growth_lock : own_cold_),
-        order(upstream.driver()),
+        order(upstream.driver(), named),
         growth(described::wrap(std::move(upstream), description), counters),
         description(order.driver()) {
     counters.sums = &sums;
@@ -14307,18 +14848,37 @@ class heap {
 
   // ---- streams
 
+  /// What a default stream refers to that a call names without an identity.
+  static constexpr default_streams named = has_property<Upstream, host_accessible>
+                                               ? default_streams::of_current_device
+                                               : default_streams::of_own_device;
+  [[nodiscard]] TARN_ALWAYS_INLINE status identify(stream_ref stream, stream_id& id) const noexcept {
+    return identify_named<named>(driver(), stream, id);
+  }
   /// @throws cuda_error  the driver does not know the stream
   [[nodiscard]] TARN_ALWAYS_INLINE stream_id identity(stream_ref stream) const {
     if (stream.id() != stream_ref::unknown_id) [[likely]]
       return stream.id();
     stream_id id = 0;
-    status const s = driver().identify(stream, id);
+    status const s = identify(stream, id);
     if (!s.ok()) {
       if (is_lost()) refuse_forked();
       throw cuda_error(is_of_capture(s) ? refused_for_capture(captured_without_scope) : s,
                        driver().device().value);
     }
     return id;
+  }
+
+  /// Learns where the stream of a deallocation lives if the call names it by a bare handle, so that it exists.
+  void learn_if_named(stream_id id, stream_ref stream) const noexcept {
+    if (stream.id() == stream_ref::unknown_id) learn_device(driver(), stream_ref::from(stream.handle(), id));
+  }
+  /// Learns where the stream of an allocation lives, which exists. @throws misuse  its device cannot use the memory
+  void require_access(stream_ref stream) {
+    learn_device(driver(), stream);
+    device_id const device = device_of(driver(), stream);
+    if (device == driver().device() || device == unknown_device || can_use(device)) return;
+    refuse_device(stream, device);
   }
 
   /// Returns whether streams should be swept. Needs no lock.
@@ -14482,11 +15042,33 @@ class heap {
                            char const* refused_by = "the pool") const {
     throw out_of_memory(refusal_of(id, bytes, alignment, refused_by));
   }
-  [[noreturn]] void refuse_asleep(stream_id id, std::size_t bytes, std::size_t alignment) const {
-    throw pool_asleep(refusal_of(id, bytes, alignment, "the sleeping pool"));
+  [[noreturn]] void refuse_asleep(std::size_t bytes) const {
+    throw pool_asleep(bytes, driver().device().value);
   }
 
  private:
+  /// Whether work on another device may use the memory. Pages say which devices reach them. A program may have enabled peer access to
+  /// plain blocks, which tarn cannot see.
+  [[nodiscard]] bool can_use(device_id device) {
+    constexpr auto reached_from = [](auto& layer) -> decltype(layer.reached_from()) {
+      return layer.reached_from();
+    };
+    if (has_property<Upstream, host_accessible> || !uses_pages()) return true;
+    if constexpr (reachable<Upstream, decltype(reached_from)>) {
+      for (device_id const other : nearest(upstream(), reached_from)) {
+        if (other == device) return true;
+      }
+    }
+    return false;
+  }
+  [[noreturn]] TARN_NOINLINE void refuse_device(stream_ref stream, device_id device) const {
+    message<256> text;
+    text.add("stream ").add_number(stream.id()).add(" is of device ").add_number(device.value);
+    text.add(", which cannot use this memory of device ").add_number(driver().device().value);
+    text.add("; allocate on a stream of that device, or add accessible_from to its pages");
+    throw misuse(misuse_kind::wrong_device, nullptr, text.view());
+  }
+
   using looked_up_domain = looked_up<domain_ref>;
   /// If the host has no memory to record a free and the device cannot be waited for, the block stays live until the pool ends:
   /// no thread may reuse it while work may still use it.
@@ -14673,8 +15255,7 @@ class ladder {
       renew_left();
     set_budget();
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
-    bool const flush_early = idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved;
-    if (flush_early) {
+    if (idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved) {
       {
         unlocked const open(hot_);
         front_.flush_all();
@@ -14696,7 +15277,7 @@ class ladder {
     heap_.left.forget();
     request_.segment = 0;
     ++heap_.alloc_retries;
-    if (take_what_is_waited_for(flush_early) || put_together()) return;
+    if (take_what_is_waited_for() || put_together()) return;
     bool const has_given = heap_.growth.shrink(space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
       request_.may_exceed = true;
@@ -14821,10 +15402,11 @@ class ladder {
   }
 
   /// Rung 5: everything that is free after the host has waited.
-  bool take_what_is_waited_for(bool has_flushed) {
+  bool take_what_is_waited_for() {
     {
       unlocked const open(hot_);
-      if (!has_flushed) front_.flush_all();
+      front_
+          .flush_all();  // also after rung 1: the lock was released since, and threads have cached blocks again
       end_quarantine(heap_);
       waiting_.release(true);
     }
@@ -15457,7 +16039,7 @@ class end_mark {
     if constexpr (marks_all_work<Driver>) {
       if (!is_marked_) {
         status s = event_ != nullptr ? status{} : driver_.create_event(event_);
-        if (s.ok()) s = record_all_work(driver_, event_);
+        if (s.ok()) s = record_all_work_in_use(driver_, event_);
         waits_for_capture_ = is_of_capture(s);
         if (s.kind == failure::unloading || s.kind == failure::unsupported)
           return is_complete_ = host_waits();
@@ -16590,7 +17172,7 @@ class graph_memories {
   void* take(Pool& whole, part& from, stream_ref as, stream_id id, std::size_t bytes, std::size_t alignment) {
     try {
       return from.memory.allocate(as, bytes, alignment);
-    } catch (out_of_memory const& refused) {
+    } catch (out_of_memory& refused) {
       memory_report report = refused.report();
       if (whole.trim(0) != 0) {
         try {
@@ -16600,7 +17182,8 @@ class graph_memories {
         }
       }
       report.stream = id;
-      refused.throw_with(report);
+      refused.set_report(report);
+      throw;
     }
   }
 
@@ -16764,7 +17347,7 @@ template <class Heap, class Front, class Then>
   if (heap.is_lost()) heap.refuse_forked();
   if (!heap.growth.contains(address)) return false;
   if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
-  if (heap.is_asleep()) heap.refuse_asleep(memory_report::no_stream, wanted.bytes, default_alignment);
+  if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
   front.flush_all();
   bool are_live = false;
   {
@@ -16879,7 +17462,8 @@ class recorded_streams {
     stream_ref stream;
   };
 
-  explicit recorded_streams(Driver const& driver) : driver_(driver) {}
+  /// @param named  what a default stream refers to that is named without an identity
+  recorded_streams(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
   recorded_streams(recorded_streams const&) = delete;
   recorded_streams& operator=(recorded_streams const&) = delete;
 
@@ -16898,14 +17482,10 @@ class recorded_streams {
     return waiting_count_.load(std::memory_order_relaxed) != 0;
   }
 
-  /// Records a use, and makes room for all that deallocation needs. Amortised O(1); O(streams that the block is used on).
-  /// @throws std::bad_alloc, cuda_error: nothing has changed
+  /// Records a use on a stream with its identity, whose device was learned, and makes room for all that deallocation needs. Amortised
+  /// O(1); O(streams that the block is used on). @throws std::bad_alloc: nothing has changed
   void note(void* p, stream_ref stream) {
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id) {
-      if (status const s = driver_.identify(stream, id); !s.ok()) throw cuda_error(s, driver_.device().value);
-      stream = stream_ref::from(stream.handle(), id);
-    }
+    stream_id const id = stream.id();
     std::lock_guard const guard(mutex_);
     slot_number b = noted_.find(p);
     for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
@@ -17009,7 +17589,7 @@ class recorded_streams {
     lock held(mutex_);
     for (slot_number q = 1; q <= queues_.last(); ++q) {
       for (slot_number u = std::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
-        recycle(held, uses_[u].event);
+        recycle(held, q, uses_[u].event);
     }
     while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
   }
@@ -17052,10 +17632,11 @@ class recorded_streams {
     std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
     event_handle event = nullptr;
   };
-  /// The uses of one stream, or of all but the default streams if the driver marks the whole device's work.
+  /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole device's work.
   struct use_queue {
     stream_id key = 0;
     stream_ref stream;
+    device_id device;  ///< where it lives; unknown_device: each device in use is marked
     slot_number next = 0;
     slot_number first = 0;  ///< marked groups, linked by `next`
     slot_number last = 0;
@@ -17075,10 +17656,18 @@ class recorded_streams {
 
   // ---- under the mutex
 
+  /// The key of the uses of a device. No stream has such an identity.
+  [[nodiscard]] static stream_id key_of(device_id device) noexcept {
+    return neutral_id - static_cast<stream_id>(device.value - unknown_device.value);
+  }
+  [[nodiscard]] bool is_own(slot_number q) const noexcept {
+    return device_of_marks(driver_, queues_[q].device) == driver_.device();
+  }
   /// @throws std::bad_alloc, nothing has changed
   slot_number queue_of(stream_ref stream) {
+    device_id const device = device_to_mark(driver_, stream, named_);
     bool const shared = marks_all_work<Driver> && !is_default_stream(stream);
-    stream_id const key = shared ? neutral_id : stream.id();
+    stream_id const key = shared ? key_of(device) : stream.id();
     if (slot_number const known = by_stream_.find(key); known != 0) return known;
     by_stream_.make_room(1);
     queues_.make_room();
@@ -17086,6 +17675,7 @@ class recorded_streams {
     by_stream_.insert(key, q);
     queues_[q].key = key;
     queues_[q].stream = stream;
+    queues_[q].device = device;
     queues_[q].gone = key == stream_ref::unknown_id;
     return q;
   }
@@ -17190,14 +17780,17 @@ class recorded_streams {
   bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
     slot_number const q = uses_[g].queue;
     stream_ref const stream = queues_[q].stream;
+    device_id const device = queues_[q].device;
     bool const known_gone = queues_[q].gone;
-    event_handle event = !known_gone && idle_count_ != 0 ? idle_[--idle_count_] : nullptr;
+    bool const takes_idle = !known_gone && is_own(q) && idle_count_ != 0;
+    event_handle event = takes_idle ? idle_[--idle_count_] : nullptr;
     held.unlock();
     bool captured = false;
     mark_result result = mark_result::gone;
     if (!known_gone) {
-      bool const has_event = event != nullptr || driver_.create_event(event).ok();
-      result = has_event ? mark_work(driver_, event, stream, captured) : mark_result::refused;
+      bool const has_event =
+          event != nullptr || driver_on(driver_, device_of_marks(driver_, device)).create_event(event).ok();
+      result = has_event ? mark_work(driver_, device, event, stream, captured) : mark_result::refused;
     }
     bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
     held.lock();
@@ -17205,7 +17798,7 @@ class recorded_streams {
     in.captured = captured;
     in.gone = in.gone || result == mark_result::gone;
     if (result == mark_result::marked) {
-      recycle(held, append(g, ticket, event));
+      recycle(held, q, append(g, ticket, event));
       return false;
     }
     if (!over) {
@@ -17238,13 +17831,14 @@ class recorded_streams {
     in.marked -= uses_[g].count;
     uses_[g].event = nullptr;
     is_over(g);
-    recycle(held, event);
+    recycle(held, q, event);
     return true;
   }
 
-  void recycle(lock& held, event_handle event) noexcept {
+  /// Keeps an event of the driver's own device for a later mark.
+  void recycle(lock& held, slot_number q, event_handle event) noexcept {
     if (event == nullptr) return;
-    if (idle_count_ == most_idle) return destroy(held, event);
+    if (idle_count_ == most_idle || !is_own(q)) return destroy(held, event);
     idle_[idle_count_++] = event;
   }
   void destroy(lock& held, event_handle event) const noexcept {
@@ -17254,6 +17848,7 @@ class recorded_streams {
   }
 
   Driver driver_;
+  default_streams named_;
   mutable fork_mutex mutex_;
   slots<block> blocks_;
   slots<use> uses_;
@@ -17277,12 +17872,21 @@ class waiting_blocks {
  public:
   using driver_type = typename Heap::driver_type;
 
-  explicit waiting_blocks(Heap& heap) : heap_(heap), uses_(heap.driver()) {}
+  explicit waiting_blocks(Heap& heap) : heap_(heap), uses_(heap.driver(), Heap::named) {}
   waiting_blocks(waiting_blocks const&) = delete;
   waiting_blocks& operator=(waiting_blocks const&) = delete;
 
-  /// See recorded_streams::note().
-  void note(void* p, stream_ref stream) { uses_.note(p, stream); }
+  /// See recorded_streams::note(). @throws std::bad_alloc, cuda_error: nothing has changed
+  void note(void* p, stream_ref stream) {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id) {
+      if (status const s = heap_.identify(stream, id); !s.ok())
+        throw cuda_error(s, heap_.driver().device().value);
+      stream = stream_ref::from(stream.handle(), id);
+      learn_device(heap_.driver(), stream);
+    }
+    uses_.note(p, stream);
+  }
 
   /// Returns false if no block has a recorded use, or is noted elsewhere. One relaxed load.
   [[nodiscard]] TARN_ALWAYS_INLINE bool any_noted() const noexcept { return uses_.any(); }
@@ -17834,7 +18438,7 @@ class cache_misses : public pool_parts<Upstream> {
   [[nodiscard]] void* allocate_from(Part& from, stream_ref stream, std::size_t bytes, std::size_t alignment) {
     stream_id const id = heap_.identity(stream);
     if (heap_.is_lost()) heap_.refuse_forked();
-    if (heap_.is_asleep()) heap_.refuse_asleep(id, bytes, alignment);
+    if (heap_.is_asleep()) heap_.refuse_asleep(bytes);
     if (bytes > max_request_bytes) heap_.refuse(id, bytes, alignment);
     return graphs_.allocate_from(whole(), from, id, stream, bytes, alignment);
   }
@@ -17886,6 +18490,7 @@ class cache_misses : public pool_parts<Upstream> {
   TARN_NOINLINE bool take_back_noted(stream_id id, stream_ref stream, void* p, std::size_t bytes,
                                      std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
+    heap_.learn_if_named(id, stream);
     if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
     if (!waiting_.may_hold(p)) return false;
     if (graphs_.watches_frees() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
@@ -17916,8 +18521,9 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.is_lost()) [[unlikely]]
       heap_.refuse_forked();
     if (heap_.is_asleep()) [[unlikely]]
-      heap_.refuse_asleep(id, bytes, alignment);
+      heap_.refuse_asleep(bytes);
     if (bytes > max_request_bytes) heap_.refuse(id, bytes, alignment);
+    if (id != neutral_id) heap_.require_access(stream_ref::from(stream.handle(), id));
     if (graphs_.is_watching() && id != neutral_id) [[unlikely]] {
       if (void* const p = graphs_.allocate(whole(), id, stream, bytes, alignment); p != nullptr) return p;
       if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes) {
@@ -17987,8 +18593,6 @@ class cache_misses : public pool_parts<Upstream> {
     try {
       with_help_of_others([&] { climb_alone(position, request, batch); },
                           [&](memory_report const& refused) { return lacking(refused, request); });
-    } catch (pool_asleep const&) {
-      throw;
     } catch (out_of_memory const&) {
       std::lock_guard const cold(heap_.cold);
       ++heap_.ooms;
@@ -18005,8 +18609,6 @@ class cache_misses : public pool_parts<Upstream> {
     for (std::size_t asked = 0;;) {
       try {
         return attempt();
-      } catch (pool_asleep const&) {
-        throw;
       } catch (out_of_memory const& refused) {
         std::size_t given = 0;
         while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
@@ -18034,7 +18636,7 @@ class cache_misses : public pool_parts<Upstream> {
                    block_batch& batch) {
     std::lock_guard const cold(heap_.cold);
     if (heap_.is_asleep()) [[unlikely]]
-      heap_.refuse_asleep(request.id, request.asked, request.alignment);
+      heap_.refuse_asleep(request.asked);
     waiting_.release(false);
     if (graphs_.has_ended_parts()) (void)graphs_.reap(whole(), false);
     try {
@@ -18068,6 +18670,7 @@ class cache_misses : public pool_parts<Upstream> {
     if (heap_.is_lost()) [[unlikely]]
       return;
     misuse_report const last = report_misuse_at_end();
+    heap_.learn_if_named(id, stream);
     if (graphs_.is_watching()) [[unlikely]] {
       if_unknown const then = asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
       if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;
@@ -18279,12 +18882,14 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   }
 
   /// Allocates for work on `stream`.
-  /// @param stream     of the pool's device. Memory that is freed on another device's stream stays cached for that stream until the
-  ///                   pool ends; `checked` refuses such streams
+  /// @param stream     of any device that can use the memory: every device can use pinned and managed memory, and pages those that
+  ///                   accessible_from names. A default stream is that of the pool's device, whichever is current; of host memory it is
+  ///                   the calling thread's current device's
   /// @param bytes      zero returns null; blocks up to 1 MiB are rounded to a size class, others to 512 bytes
   /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
   /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see
   /// pool/arena/stream_order.hpp).
+  /// @throws misuse  the stream is of a device that cannot use the memory
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
   /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder, sweeps streams that ended, or
   /// must query the identity of a stream.
@@ -18293,7 +18898,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
   }
 
-  /// Frees a block; work enqueued on `stream` before this call may still use it. `bytes` and `alignment` are those of the
+  /// Frees a block; work enqueued on `stream`, of any device, before this call may still use it. `bytes` and `alignment` are those of the
   /// allocation. Never throws; detected misuse is reported to the misuse handler.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
@@ -18312,7 +18917,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     bool asks = misses::asks_at_frees();
     if (id == stream_ref::unknown_id) {
       detail::capture_gate::watch const scopes;
-      if (!heap_.driver().identify(stream, id).ok()) [[unlikely]]
+      if (!heap_.identify(stream, id).ok()) [[unlikely]]
         return misses::deallocate_unknown(stream, p, bytes, alignment);
       // While no scope is open, CUDA refuses to identify a captured stream.
       asks = asks && (scopes.saw_capture() || detail::is_default_stream(stream));
@@ -21146,7 +21751,7 @@ class budget_waiter {
   explicit budget_waiter(std::size_t bytes) noexcept : bytes_(bytes) {}
   budget_waiter(budget_waiter const&) = delete;
   budget_waiter& operator=(budget_waiter const&) = delete;
-  /// Called once, when it has the bytes, under the budget's lock.
+  /// Called once, when it has the bytes or the limit has fallen below them, under the budget's lock.
   virtual void wake() noexcept = 0;
   virtual ~budget_waiter() = default;
 
@@ -21181,7 +21786,7 @@ class byte_budget {
     std::size_t used = used_.load(std::memory_order_seq_cst);
     do {
       std::size_t const limit = limit_.load(std::memory_order_relaxed);
-      if (used > limit || bytes > limit - used) return false;
+      if (bytes > limit - min_of(limit, used)) return false;
     } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
     return true;
   }
@@ -21194,10 +21799,11 @@ class byte_budget {
   [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
   /// The limit in force.
   [[nodiscard]] std::size_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
-  /// Sets the limit, and returns the previous one; bounds stay.
+  /// Sets the limit, and returns the previous one; bounds stay. Requests above it that wait get nothing.
   std::size_t set_limit(std::size_t limit) noexcept {
     std::lock_guard const guard(lock_);
     std::size_t const before = std::exchange(own_limit_, limit);
+    end_hopeless_waits();
     put_in_force();
     return before;
   }
@@ -21286,6 +21892,18 @@ class byte_budget {
       }
     }
   }
+  /// Ends the waits for more bytes than the limit. Under the lock. O(waiters)
+  void end_hopeless_waits() noexcept {
+    for (budget_waiter** at = &waiters_; *at != nullptr;) {
+      budget_waiter& w = **at;
+      if (w.bytes_ <= own_limit_) {
+        at = &w.next_;
+        continue;
+      }
+      unlink(at);
+      w.wake();
+    }
+  }
   void unlink(budget_waiter** at) noexcept {
     *at = (*at)->next_;
     waiting_.fetch_sub(1, std::memory_order_seq_cst);
@@ -21324,7 +21942,10 @@ class limited_layer;
 
 /// Refuses allocations that would exceed `limit` bytes. Over a pool, blocks count as the pool rounds them.
 struct limited {
-  std::size_t limit = 0;
+  std::size_t limit;
+
+  limited() = delete;  // tarn: a limit needs a number of bytes: limited{60_GiB}
+  constexpr explicit limited(std::size_t bytes) noexcept : limit(bytes) {}
 
   template <class Upstream>
   using layer = limited_layer<Upstream>;
@@ -21419,8 +22040,7 @@ class limited_layer : public detail::limited_base<limited_layer<Upstream>, Upstr
 
  private:
   [[nodiscard]] std::size_t counted(request const& r) noexcept {
-    if (r.bytes > max_request_bytes) return r.bytes;
-    return detail::block_bytes_of(this->upstream(), r.bytes, r.alignment);
+    return detail::counted_bytes(this->upstream(), r.bytes, r.alignment);
   }
 };
 
@@ -21485,7 +22105,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   void* around_allocate(request const& r, auto const& next) {
     void* const p = next.allocate(r);
     if (p == nullptr || detail::is_capturing(driver(), r.stream)) return p;
-    (void)detail::fill_bytes(driver(), r.stream, p, pattern::uninitialised, r.bytes);
+    (void)detail::fill_in_order(driver(), r.stream, p, pattern::uninitialised, r.bytes);
     if (!r.is_synchronous()) return p;
     if (status const s = driver().synchronize_stream(r.stream); !s.ok()) {
       // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in stream order.
@@ -21522,7 +22142,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
       if (!detail::order_behind_lost(driver(), on).ok()) return;
     }
     if (detail::is_capturing(driver(), on)) return;
-    bool const filled = detail::fill_bytes(driver(), on, p, pattern::freed, r.bytes).ok();
+    bool const filled = detail::fill_in_order(driver(), on, p, pattern::freed, r.bytes).ok();
     if (r.is_synchronous()) {
       if (!driver().synchronize_stream(on).ok()) r = r.in_stream_order();  // the fill may still run
     } else if (filled) {
@@ -21565,7 +22185,8 @@ struct retry_on_oom {
     for (unsigned attempt = 1;; ++attempt) {
       try {
         return next.allocate(r);
-      } catch (out_of_memory const& error) {
+      } catch (out_of_memory& error) {
+        error.set_where(location_scope::current());  // otherwise that of the policy's own call
         if (!detail::call_user([&] { return handler(error, attempt); })) throw;
       }
     }
@@ -21581,9 +22202,76 @@ struct retry_on_oom {
 #include <cstdint>
 #include <cstdio>
 #include <mutex>
+#include <utility>
+
+// ---- tarn/core/file_error.hpp
+// file_error: why a file cannot be read or written.
+
+#include <cstddef>
+#include <cstring>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
+// ---- tarn/core/text_prefix.hpp
+// Truncates text to a number of bytes without splitting a UTF-8 character.
+
+#include <cstddef>
+#include <string_view>
+
+namespace tarn::detail {
+
+/// Returns true for a UTF-8 continuation byte.
+[[nodiscard]] constexpr bool continues_character(char c) noexcept {
+  return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
+}
+
+/// Returns at most `most` bytes from the front. O(1).
+[[nodiscard]] constexpr std::string_view text_prefix(std::string_view text, std::size_t most) noexcept {
+  if (text.size() <= most) return text;
+  while (most > 0 && continues_character(text[most])) --most;
+  return text.substr(0, most);
+}
+/// Returns at most `most` bytes from the end. O(1).
+[[nodiscard]] constexpr std::string_view text_suffix(std::string_view text, std::size_t most) noexcept {
+  if (text.size() <= most) return text;
+  std::size_t begin = text.size() - most;
+  while (begin < text.size() && continues_character(text[begin])) ++begin;
+  return text.substr(begin);
+}
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+namespace detail {
+// strerror_r returns a text (GNU) or a status (POSIX).
+[[nodiscard]] inline char const* error_text(char const* text, char const*) noexcept {
+  return text;
+}
+[[nodiscard]] inline char const* error_text(int failed, char const* text) noexcept {
+  return failed == 0 ? text : "unknown error";
+}
+}  // namespace detail
+
+/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno (0 if no system call failed).
+/// Of a long path, the message has the end.
+class file_error : public detail::error_of<std::system_error, 512> {
+ public:
+  file_error(std::string_view path, std::string_view what, int error)
+      : error_of(std::in_place, std::error_code(error, std::generic_category())) {
+    constexpr std::size_t longest = 200;
+    text_.add("tarn: ").add(path.size() > longest ? "..." : "").add(detail::text_suffix(path, longest));
+    text_.add(": ").add(what);
+    if (error == 0) return;
+    char reason[96] = "";
+    text_.add(" (errno ").add_number(error).add(", ");
+    text_.add(detail::error_text(::strerror_r(error, reason, sizeof reason), reason)).add(")");
+  }
+  [[nodiscard]] int error() const noexcept { return code().value(); }
+};
+
+}  // namespace tarn
 // ---- tarn/policy/trace_format.hpp
 // The trace format: one line per event, readable by people and by tarn_replay.
 //
@@ -21594,24 +22282,22 @@ struct retry_on_oom {
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
+#include <stdexcept>
 #include <string_view>
 #include <type_traits>
 
 namespace tarn {
 
 /// A line that is not an event. Reports the line number and the reason.
-class trace_error : public std::exception {
+class trace_error : public detail::error_of<std::runtime_error, 448> {
  public:
-  trace_error(std::uint64_t line, std::string_view reason) noexcept : line_(line) {
+  trace_error(std::uint64_t line, std::string_view reason) : line_(line) {
     text_.add("line ").add_number(line).add(": ").add(reason);
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   [[nodiscard]] std::uint64_t line() const noexcept { return line_; }
 
  private:
   std::uint64_t line_;
-  message<256> text_;
 };
 
 /// Streams that a trace can distinguish, including the default one. The limit of `traced` and of tarn_replay.
@@ -21641,16 +22327,16 @@ struct trace_event {
     constexpr auto most = static_cast<number_type>(-1);
     message<96> reason;
     if (line.empty() || line.front() < '0' || line.front() > '9')
-      throw trace_error(number, reason.add(what).add(" is missing or not a number").c_str());
+      throw trace_error(number, reason.add(what).add(" is missing or not a number").view());
     for (value = 0; !line.empty() && line.front() >= '0' && line.front() <= '9'; line.remove_prefix(1)) {
       auto const digit = static_cast<number_type>(line.front() - '0');
       if (value > most / 10 || value * 10 > most - digit) {
-        throw trace_error(number, reason.add(what).add(" is too large").c_str());
+        throw trace_error(number, reason.add(what).add(" is too large").view());
       }
       value = value * 10 + digit;
     }
     if (!line.empty() && line.front() != ' ' && line.front() != '\t') {
-      throw trace_error(number, reason.add(what).add(" is not a number").c_str());
+      throw trace_error(number, reason.add(what).add(" is not a number").view());
     }
   };
   trace_event event;
@@ -21698,8 +22384,12 @@ struct traced {
   char const* path = nullptr;
   std::FILE* file = nullptr;
 
-  constexpr explicit traced(char const* name) noexcept : path(name) {}
-  constexpr explicit traced(std::FILE* open) noexcept : file(open) {}
+  source_location where;  ///< for errors
+
+  constexpr explicit traced(char const* name, source_location at = source_location::current()) noexcept
+      : path(name), where(at) {}
+  constexpr explicit traced(std::FILE* open, source_location at = source_location::current()) noexcept
+      : file(open), where(at) {}
 
   template <class Upstream>
   using layer = traced_layer<Upstream>;
@@ -21715,13 +22405,14 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   using base = resource_adaptor<traced_layer<Upstream>, Upstream>;
 
  public:
-  /// @throws std::system_error  the file cannot be created
+  /// @throws file_error  the file cannot be created
   traced_layer(Upstream upstream, traced const& options)
       : base(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
     if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
-    if (file_ == nullptr) {
-      throw std::system_error(errno, std::generic_category(), "tarn: cannot write the trace; check the path");
-    }
+    if (file_ == nullptr)
+      throw detail::at(options.where, file_error(options.path != nullptr ? options.path : "(null)",
+                                                 "the trace cannot be written; check the path",
+                                                 options.path != nullptr ? errno : 0));
     put("# a <id> <bytes> <stream> | f <id>\n");
   }
   ~traced_layer() {
@@ -21978,11 +22669,11 @@ namespace detail {
 
 /// @throws misuse  of kind `overlap`, with `what_to_do`, if the ranges share a byte
 inline void require_no_overlap(void const* from, std::size_t from_bytes, void const* to, std::size_t to_bytes,
-                               char const* what_to_do) {
+                               char const* what_to_do, source_location where) {
   auto const source = reinterpret_cast<std::uintptr_t>(from);
   auto const target = reinterpret_cast<std::uintptr_t>(to);
   if (source < target + to_bytes && target < source + from_bytes)
-    throw misuse(misuse_kind::overlap, to, what_to_do);
+    throw at(where, misuse(misuse_kind::overlap, to, what_to_do));
 }
 
 }  // namespace detail
@@ -22003,8 +22694,7 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
     text.add("tarn: copy of ").add_number(static_cast<std::uint64_t>(from.size()));
     text.add(" elements to a span of ").add_number(static_cast<std::uint64_t>(to.size()));
     text.add("; take a subspan of the longer one");
-    detail::end_with_place(text, text.size(), where);
-    throw length_error(text.c_str());
+    throw detail::at(where, length_error(text.view()));
   }
   if (from.empty()) return;
   status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());
@@ -22044,23 +22734,69 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 
 namespace tarn {
 
+namespace detail {
+
+template <class Resource>
+[[nodiscard]] constexpr default_streams default_streams_of() noexcept {
+  if constexpr (requires { typename Resource::properties; }) {
+    return has_property<Resource, host_accessible> ? default_streams::of_current_device
+                                                   : default_streams::of_own_device;
+  } else {
+    return default_streams::of_own_device;
+  }
+}
+/// Finds the identity of a stream that exists, and learns where it lives. Returns it unchanged if the driver does not know it.
+template <default_streams Which, stream_driver Driver>
+[[nodiscard]] stream_ref identify_and_learn(Driver const& driver, stream_ref stream,
+                                            status& result) noexcept {
+  stream_id id = 0;
+  result = identify_named<Which>(driver, stream, id);
+  if (!result.ok()) return stream;
+  stream = stream_ref::from(stream.handle(), id);
+  learn_device(driver, stream);
+  return stream;
+}
+
+}  // namespace detail
+
 /// Queries the driver once for a stream's identity, so that a pool need not query it at every call (about 18 ns each).
 /// Query again if the stream is destroyed and its handle is reused.
+/// @param memory  a resource or a driver. A default stream is that of its device, whichever is current; of memory that the host can
+///                access it is that of the calling thread's current device
 /// @throws cuda_error  the driver does not know the stream
 template <stream_driver Driver>
-[[nodiscard]] stream_ref identified(Driver const& driver, stream_ref stream,
+[[nodiscard]] stream_ref identified(Driver const& memory, stream_ref stream,
                                     source_location where = source_location::current()) {
   if (stream.id() != stream_ref::unknown_id) return stream;
-  stream_id id = 0;
-  if (status const s = driver.identify(stream, id); !s.ok())
-    throw cuda_error(s, driver.device().value, where);
-  return stream_ref::from(stream.handle(), id);
+  status s;
+  stream = detail::identify_and_learn<detail::default_streams::of_own_device>(memory, stream, s);
+  if (!s.ok()) throw cuda_error(s, memory.device().value, where);
+  return stream;
 }
 template <has_driver Resource>
 [[nodiscard]] stream_ref identified(Resource const& memory, stream_ref stream,
                                     source_location where = source_location::current()) {
-  return stream.id() != stream_ref::unknown_id ? stream : identified(memory.driver(), stream, where);
+  if (stream.id() != stream_ref::unknown_id) return stream;
+  status s;
+  stream = detail::identify_and_learn<detail::default_streams_of<Resource>()>(memory.driver(), stream, s);
+  if (!s.ok()) throw cuda_error(s, memory.driver().device().value, where);
+  return stream;
 }
+
+/// Returns the default stream of a driver's device, with its identity: the stream that a null handle means there, whichever device is
+/// current when it is used. @throws cuda_error
+template <stream_driver Driver>
+[[nodiscard]] stream_ref default_stream(Driver const& driver,
+                                        source_location where = source_location::current()) {
+  return identified(driver, stream_ref{}, where);
+}
+#if TARN_HAS_CUDA
+/// Returns the default stream of a device. @throws cuda_error  there is no such device
+[[nodiscard]] inline stream_ref default_stream(device_id device,
+                                               source_location where = source_location::current()) {
+  return default_stream(cuda_driver{device}, where);
+}
+#endif
 
 /// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
 /// wait: the driver completes the stream's work. The constructor takes no place for its errors: nvcc 13.0 ends without a message
@@ -22136,33 +22872,27 @@ struct stream_at {
 template <has_driver Resource>
 [[nodiscard]] stream_ref identified_if_known(Resource const& memory, stream_ref stream) noexcept {
   if (stream.id() != stream_ref::unknown_id) return stream;
-  stream_id id = 0;
-  return memory.driver().identify(stream, id).ok() ? stream_ref::from(stream.handle(), id) : stream;
+  status s;
+  return identify_and_learn<default_streams_of<Resource>()>(memory.driver(), stream, s);
 }
 
-/// Whether two streams of a device are the same one: by their identities if both are known, else by their handles.
+/// Whether two streams are the same one: by their identities if both are known, else by their handles.
 [[nodiscard]] inline bool same_stream(stream_ref a, stream_ref b) noexcept {
   bool const known = a.id() != stream_ref::unknown_id && b.id() != stream_ref::unknown_id;
   return known ? a.id() == b.id() : a == b;
 }
 
-/// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist. Each is passed with
-/// the driver of its device: an event is recorded only on the device it was created for, but any device may wait for it.
-/// @throws cuda_error
+/// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist, and may be of any devices. A
+/// default stream without an identity is that of its driver's device. @throws cuda_error
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
                    stream_ref before, source_location where = source_location::current()) {
-  if (driver_of_after.device() == driver_of_before.device() && same_stream(after, before)) return;
-  event_handle event = nullptr;
-  status s = driver_of_before.create_event(event);
-  if (s.ok()) {
-    s = driver_of_before.record_event(event, before);
-    if (s.ok()) s = driver_of_after.wait_event(after, event);
-    (void)driver_of_before.destroy_event(event);
-  }
-  if (!s.ok()) throw cuda_error(s, driver_of_after.device().value, where);
+  Driver const of_after = driver_of(driver_of_after, after);
+  Driver const of_before = driver_of(driver_of_before, before);
+  if (of_after.device() == of_before.device() && same_stream(after, before)) return;
+  status const s = make_wait(of_after, after, of_before, before);
+  if (!s.ok()) throw cuda_error(s, of_after.device().value, where);
 }
-/// Orders two streams of one device.
 template <stream_driver Driver>
 void order_streams(Driver const& driver, stream_ref after, stream_ref before,
                    source_location where = source_location::current()) {
@@ -22400,7 +23130,8 @@ class device_buffer {
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
-    status const s = driver().fill(stream_, data_, std::to_integer<int>(value), bytes());
+    status const s =
+        detail::fill_in_order(driver(), stream_, data_, std::to_integer<unsigned char>(value), bytes());
     if (!s.ok()) throw cuda_error(s, driver().device().value, where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error
@@ -22439,7 +23170,7 @@ class device_buffer {
     });
   }
   void give() noexcept {
-    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment_);
+    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
     data_ = nullptr;
     size_ = capacity_ = 0;
   }
@@ -22689,7 +23420,8 @@ class device_ptr {
   void replace(pointer p, std::size_t count) noexcept {
     pointer const old = std::exchange(p_, p);
     std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
-    if (old != nullptr) memory_.deallocate(stream_, old, old_count * sizeof(element_type), alignment());
+    if (old != nullptr)
+      detail::give_back(memory_, stream_, old, old_count * sizeof(element_type), alignment());
   }
 
   Resource memory_;
@@ -22931,8 +23663,9 @@ using default_pinned_resource = name_a_pinned_resource;
 
 /// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span and with
 /// std::ranges. Freed on stream(): a running copy on that stream keeps its memory, since a pool reuses it only behind that
-/// work, and a bare pinned source waits for the stream. Set the stream that the copies run on, here or by set_stream(); report
-/// further streams to a pool by record_stream(). The host does not wait for anything: synchronise before it reads what a device
+/// work, and a bare pinned source waits for the stream. Set the stream that the copies run on, of any device, here or by set_stream();
+/// report further streams to a pool by record_stream(). A default stream without a device is the current device's at that call; since
+/// one handle means those of all devices, such a buffer is freed behind the default streams of each device in use. The host does not wait for anything: synchronise before it reads what a device
 /// writes. Holds its resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
 /// never throws, and does nothing once the driver is unloaded. Not thread-safe.
 template <class T, class Resource = detail::default_pinned_resource>
@@ -23057,7 +23790,7 @@ class pinned_buffer {
   }
   /// Frees the elements; the buffer is empty and may be reused.
   void clear() noexcept {
-    if (data_ != nullptr) memory_.deallocate(stream_, data_, capacity_ * sizeof(T), alignment());
+    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment());
     data_ = nullptr;
     size_ = capacity_ = 0;
   }
@@ -23488,34 +24221,6 @@ namespace tarn::detail {
   out.reserve(size);
   for (std::string_view const part : parts) out += part;
   return out;
-}
-
-}  // namespace tarn::detail
-// ---- tarn/core/text_prefix.hpp
-// Truncates text to a number of bytes without splitting a UTF-8 character.
-
-#include <cstddef>
-#include <string_view>
-
-namespace tarn::detail {
-
-/// Returns true for a UTF-8 continuation byte.
-[[nodiscard]] constexpr bool continues_character(char c) noexcept {
-  return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
-}
-
-/// Returns at most `most` bytes from the front. O(1).
-[[nodiscard]] constexpr std::string_view text_prefix(std::string_view text, std::size_t most) noexcept {
-  if (text.size() <= most) return text;
-  while (most > 0 && continues_character(text[most])) --most;
-  return text.substr(0, most);
-}
-/// Returns at most `most` bytes from the end. O(1).
-[[nodiscard]] constexpr std::string_view text_suffix(std::string_view text, std::size_t most) noexcept {
-  if (text.size() <= most) return text;
-  std::size_t begin = text.size() - most;
-  while (begin < text.size() && continues_character(text[begin])) ++begin;
-  return text.substr(begin);
 }
 
 }  // namespace tarn::detail

@@ -54,22 +54,21 @@ template <class T>
 // place, and copies between the devices are direct.
 
 #include <cstddef>
-#include <exception>
 #include <initializer_list>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
 namespace tarn {
 
 /// Thrown if a device cannot access another's memory: no NVLink or PCIe path between them allows it.
-class unreachable_device : public std::exception {
+class unreachable_device : public detail::error_of<std::runtime_error, 320> {
  public:
-  unreachable_device(device_id memory, device_id from) noexcept : memory_(memory), from_(from) {
+  unreachable_device(device_id memory, device_id from) : memory_(memory), from_(from) {
     text_.add("tarn: memory of device ").add_number(memory.value).add(" cannot be reached from device ");
     text_.add_number(from.value).add("; remove it from accessible_from: copies do not need it");
   }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
   /// The device that has the memory.
   [[nodiscard]] device_id memory() const noexcept { return memory_; }
   /// The device that cannot reach it.
@@ -78,7 +77,6 @@ class unreachable_device : public std::exception {
  private:
   device_id memory_;
   device_id from_;
-  message<192> text_;
 };
 
 template <class Upstream>
@@ -93,13 +91,20 @@ class accessible_from {
 
   /// No other device.
   accessible_from() = default;
-  accessible_from(std::initializer_list<device_id> devices) : devices_(devices) {}
-  explicit accessible_from(std::span<device_id const> devices) : devices_(devices.begin(), devices.end()) {}
+  accessible_from(std::initializer_list<device_id> devices,
+                  source_location where = source_location::current())
+      : devices_(devices), where_(where) {}
+  explicit accessible_from(std::span<device_id const> devices,
+                           source_location where = source_location::current())
+      : devices_(devices.begin(), devices.end()), where_(where) {}
 
   [[nodiscard]] std::vector<device_id> const& devices() const noexcept { return devices_; }
+  /// For errors.
+  [[nodiscard]] source_location where() const noexcept { return where_; }
 
  private:
   std::vector<device_id> devices_;
+  source_location where_;
 };
 
 /// A page source whose mappings are shared with other devices when they are made. It does not pass plain blocks on:
@@ -125,8 +130,8 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
       detail::require_pages(this->upstream(), detail::sharing_refused);
       bool yes = false;
       if (status const s = driver().can_share(other, yes); !s.ok())
-        throw cuda_error(s, other.value, source_location{});
-      if (!yes) throw unreachable_device(driver().device(), other);
+        throw cuda_error(s, other.value, options.where());
+      if (!yes) throw detail::at(options.where(), unreachable_device(driver().device(), other));
       others_.push_back(other);
     }
   }
@@ -205,8 +210,8 @@ class batch_iterator {
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <span>
+#include <stdexcept>
 #include <string_view>
 
 namespace tarn {
@@ -226,13 +231,9 @@ struct batch_options {
 };
 
 /// Reports options that cannot be met, or a generator that overruns its slot. No data was copied for it.
-class bad_batch : public std::exception {
+class bad_batch : public detail::error_of<std::invalid_argument, 320> {
  public:
-  explicit bad_batch(std::string_view text) noexcept { text_.add("tarn: ").add(text); }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
-
- private:
-  message<192> text_;
+  explicit bad_batch(std::string_view text) { text_.add("tarn: ").add(text); }
 };
 
 /// Elements of one batch and their position in the source. A non-owning view, valid until the loop advances.
@@ -371,9 +372,9 @@ class copy_stream {
     bool capturing = false;
     require(driver_.is_capturing(user_, capturing));
     if (capturing) {
-      throw misuse(
-          misuse_kind::capture, nullptr,
-          "batches cannot be copied on a stream that is being captured; copy before or after the capture");
+      throw at(where, misuse(misuse_kind::capture, nullptr,
+                             "batches cannot be copied on a stream that is being captured; copy before or "
+                             "after the capture"));
     }
   }
   void require(status const& s) const {
@@ -418,7 +419,7 @@ class pinned_slots {
   pinned_slots(pinned_slots const&) = delete;
   pinned_slots& operator=(pinned_slots const&) = delete;
   ~pinned_slots() {
-    for (T* const p : slots_) memory_.deallocate_sync(p, bytes_, alignment);
+    for (T* const p : slots_) give_back_sync(memory_, p, bytes_, alignment);
   }
 
   [[nodiscard]] std::span<T> operator[](std::size_t slot) const noexcept { return {slots_[slot], elements_}; }
@@ -1135,14 +1136,13 @@ namespace detail {
   text.add("tarn: conversion of ").add_number(std::uint64_t{from});
   text.add(" elements to a span of ").add_number(std::uint64_t{to});
   text.add("; take a subspan of the longer one");
-  end_with_place(text, text.size(), where);
-  throw length_error(text.c_str());
+  throw at(where, length_error(text.view()));
 }
-[[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to) {
+[[noreturn]] inline void refuse_devices(void const* p, device_id from, device_id to, source_location where) {
   message<200> text;
   text.add("elements of device ").add_number(from.value).add(" cannot be converted into a buffer of device ");
   text.add_number(to.value).add("; call convert() on one device and copy_from() between the devices");
-  throw misuse(misuse_kind::wrong_device, p, text.view());
+  throw at(where, misuse(misuse_kind::wrong_device, p, text.view()));
 }
 
 /// Whether only its own device can access the memory.
@@ -1166,7 +1166,8 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
   if (from.empty()) return;
   detail::require_no_overlap(from.data(), from.size_bytes(), to.data(), to.size_bytes(),
-                             "the target of a conversion overlaps its source; convert into separate memory");
+                             "the target of a conversion overlaps its source; convert into separate memory",
+                             where);
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
     tarn::copy(driver, from, to, stream, where);
   } else {
@@ -1188,7 +1189,7 @@ void convert(device_buffer<From, FromResource> const& from, device_buffer<To, To
   auto const& theirs = from.resource().driver();
   if constexpr (detail::is_devices_own<FromResource> && detail::is_devices_own<ToResource>) {
     if (theirs.device() != driver.device()) {
-      detail::refuse_devices(from.data(), theirs.device(), driver.device());
+      detail::refuse_devices(from.data(), theirs.device(), driver.device(), where);
     }
   }
   if (from.size() != to.size()) detail::refuse_sizes(from.size(), to.size(), where);
@@ -1313,7 +1314,7 @@ void give_back_on(Owner& owner, stream_ref stream) noexcept {
   auto* const p = owner.release();
   if (p == nullptr) return;
   typename Owner::resource_type memory = owner.resource();
-  memory.deallocate(stream, p, count * sizeof(*p), owner.alignment());
+  give_back(memory, stream, p, count * sizeof(*p), owner.alignment());
 }
 
 /// Orders `stream` behind the streams of non-empty owners. Adjacent owners on the same stream share one event.
@@ -1334,7 +1335,7 @@ void order_behind(stream_ref stream, Owners const&... owners) {
 /// Frees the memory of owners now, in the order of their last user, a stream: later work on it may reuse it at once,
 /// other streams once they are ordered. The owners are then empty, keep their streams and may be reused. Over a pool it never
 /// waits; without one, sources that cannot free in stream order wait as usual.
-/// @param last_user  a stream of the owners' device; all work that uses the memory is enqueued on it or on the owners' streams
+/// @param last_user  a stream of any device; all work that uses the memory is enqueued on it or on the owners' streams
 /// @param earlier    whether it must first be made to wait for the owners' streams
 /// @throws cuda_error  a stream could not be made to wait: nothing was freed
 template <class... Owners>
@@ -1344,7 +1345,7 @@ void free_on(detail::stream_at last_user, earlier_work earlier, Owners&&... owne
                 "tarn: free_on takes the memory of its owners; pass std::move(owner)");
   stream_ref stream = last_user.stream;
   detail::called_from(last_user.where, [&] {
-    ((stream = identified(owners.resource().driver(), stream)), ...);
+    ((stream = identified(owners.resource(), stream)), ...);
     if (earlier == earlier_work::wait_for) detail::order_behind(stream, owners...);
   });
   (detail::give_back_on(owners, stream), ...);
@@ -1390,7 +1391,7 @@ struct lost_elements {
 /// nothing is done.
 ///
 /// Host memory: as many bytes as the buffers have elements, from `pinned`. Use a pool: pinning costs 460 ms per GiB, and a bare
-/// source waits for the stream when it frees; so does the scope if `pinned` belongs to another device. One thread at a time.
+/// source waits for the stream when it frees. `pinned` may belong to another device. One thread at a time.
 template <class Pinned, class... Buffers>
 class evict_scope {
   static_assert(sizeof...(Buffers) != 0,
@@ -1517,11 +1518,8 @@ class evict_scope {
   void require(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
-  /// Whether `pinned_` belongs to another device; its pool then cannot use streams of the buffers' device.
-  [[nodiscard]] bool is_anothers() const noexcept { return pinned_.driver().device() != driver().device(); }
   template <class Slot>
   [[nodiscard]] void* host_memory_for(Slot const& s) {
-    if (is_anothers()) return pinned_.allocate_sync(s.buffer->bytes(), alignment_of(s));
     return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
   }
 
@@ -1598,9 +1596,7 @@ class evict_scope {
   void give(Slot& s) noexcept {
     if (s.host == nullptr) return;
     void* const host = std::exchange(s.host, nullptr);
-    if (!is_anothers()) return pinned_.deallocate(stream_, host, s.bytes(), alignment_of(s));
-    if (!finish()) (void)finish();
-    pinned_.deallocate_sync(host, s.bytes(), alignment_of(s));
+    detail::give_back(pinned_, stream_, host, s.bytes(), alignment_of(s));
   }
   void give_host_memory() noexcept {
     each([&](auto& s) { give(s); });
@@ -1656,7 +1652,6 @@ evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <span>
 #include <string>
 #include <string_view>
@@ -1665,21 +1660,6 @@ evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 
 namespace tarn {
 
-/// Reports a file that cannot be read as requested: its path, the failed operation, and errno (0 if no system call failed).
-class file_error : public std::exception {
- public:
-  file_error(std::string_view path, std::string_view what, int error) noexcept : error_(error) {
-    text_.add("tarn: ").add(path).add(": ").add(what);
-    if (error != 0) text_.add(" (errno ").add_number(error).add(")");
-  }
-  [[nodiscard]] char const* what() const noexcept override { return text_.c_str(); }
-  [[nodiscard]] int error() const noexcept { return error_; }
-
- private:
-  int error_;
-  message<384> text_;
-};
-
 /// Owns a read-only mapping of a whole file. Move-only; a moved-from object is empty. The system reads ahead for one sequential
 /// pass. Any thread may read. If another process shortens the file, access to its missing pages ends the program (SIGBUS);
 /// read() throws instead, and is what streamed batches use.
@@ -1687,24 +1667,9 @@ class mapped_file {
  public:
   /// Never waits for a writer and never opens a device. @throws file_error  the file does not exist, is not readable, is not a
   /// regular file, or is generated by the system when read (/proc), so that its size is unknown
-  explicit mapped_file(std::string path) : path_(std::move(path)) {
-    struct ::stat facts {};
-    if (::stat(path_.c_str(), &facts) == 0) require_regular(facts);
-    // Without O_NONBLOCK, opening a FIFO that has just replaced the file would wait for a writer.
-    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (file_ < 0) throw file_error(path_, "cannot be opened for reading", errno);
-    if (::fstat(file_, &facts) != 0) fail("cannot be inspected");
-    require_regular(facts);
-    bytes_ = static_cast<std::size_t>(facts.st_size);
-    if (bytes_ == 0) {
-      require_empty();
-      return;
-    }
-    void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
-    if (mapped == MAP_FAILED) fail("cannot be mapped");
-    data_ = static_cast<std::byte*>(mapped);
-    (void)::madvise(mapped, bytes_, MADV_SEQUENTIAL);  // only a hint: failure is not an error
-    (void)::madvise(mapped, bytes_, MADV_WILLNEED);
+  explicit mapped_file(std::string path, source_location where = source_location::current())
+      : path_(std::move(path)) {
+    detail::called_from(where, [&] { open(); });
   }
   mapped_file(mapped_file&& other) noexcept { swap(other); }
   mapped_file& operator=(mapped_file&& other) noexcept {
@@ -1752,6 +1717,25 @@ class mapped_file {
   }
 
  private:
+  void open() {
+    struct ::stat facts {};
+    if (::stat(path_.c_str(), &facts) == 0) require_regular(facts);
+    // Without O_NONBLOCK, opening a FIFO that has just replaced the file would wait for a writer.
+    file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (file_ < 0) fail("cannot be opened for reading");
+    if (::fstat(file_, &facts) != 0) fail("cannot be inspected");
+    require_regular(facts);
+    bytes_ = static_cast<std::size_t>(facts.st_size);
+    if (bytes_ == 0) {
+      require_empty();
+      return;
+    }
+    void* const mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file_, 0);
+    if (mapped == MAP_FAILED) fail("cannot be mapped");
+    data_ = static_cast<std::byte*>(mapped);
+    (void)::madvise(mapped, bytes_, MADV_SEQUENTIAL);  // only a hint: failure is not an error
+    (void)::madvise(mapped, bytes_, MADV_WILLNEED);
+  }
   void require_regular(struct ::stat const& facts) {
     if (S_ISREG(facts.st_mode)) return;
     errno = 0;
@@ -1808,6 +1792,7 @@ struct memory_availability {
   std::size_t live = memory_report::unknown;         ///< allocated, as the nearest layer that knows reports
   std::size_t cached = memory_report::unknown;       ///< held by the nearest pool but not allocated
   std::size_t device_free = memory_report::unknown;  ///< as the driver reports
+  bool is_asleep = false;  ///< the nearest pool sleeps: nothing is available before tarn::wake(memory)
 };
 
 namespace detail {
@@ -1828,7 +1813,8 @@ constexpr bool knows_available() noexcept {
 
 /// Returns how much `memory` could allocate now. Computed from the source upwards: free memory as the driver reports it;
 /// bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it; over blocks, and where the device has
-/// no pages, the largest free range, since blocks are not combined); bounded by each `limited` layer above that. Memory that a
+/// no pages, the largest free range, since blocks are not combined); bounded by each `limited` layer above that. 0 while the
+/// pool sleeps. Memory that a
 /// `fallback_to` or `retry_on_oom` could add is not counted, nor is memory held back by recorded uses. A snapshot: other threads and
 /// processes continue. Takes the pool's locks briefly and queries the driver once (5 us). Never waits for a stream. Thread-safe.
 /// @throws cuda_error  the driver did not report free memory
@@ -1842,7 +1828,7 @@ template <class Resource>
   Resource handle = memory;
   detail::memory_bound const left = detail::memory_left(detail::layer_of(handle));
   if (!left.query.ok()) throw cuda_error(left.query, memory.device().value, where);
-  return {left.bytes, left.by, left.limit, left.live, left.cached, left.device_free};
+  return {left.bytes, left.by, left.limit, left.live, left.cached, left.device_free, left.is_asleep};
 }
 
 }  // namespace tarn
@@ -1895,7 +1881,8 @@ class micro_batches {
                       0, -1, options, where) {}
 
   /// Splits by what a resource could allocate now: available_memory(memory) minus the reserve.
-  /// @throws cuda_error  the driver did not report free memory
+  /// @throws pool_asleep  the pool sleeps
+  /// @throws cuda_error   the driver did not report free memory
   template <has_driver Resource>
   micro_batches(std::size_t n, std::size_t bytes_per_item, Resource const& memory,
                 micro_batch_options const& options = {}, source_location where = source_location::current())
@@ -1925,6 +1912,7 @@ class micro_batches {
                 source_location where)
       : n_(n), budget_(room.bytes - share_of(room.bytes, reserve_per_mille)) {
     if (n == 0) return;
+    if (room.is_asleep) throw detail::at(where, pool_asleep(bytes_per_item, device));
     std::size_t fit = bytes_per_item == 0 ? n : budget_ / bytes_per_item;
     if (fit == 0) {
       if (options.when_too_large == too_large_item::refuse) refuse(bytes_per_item, room, device, where);
@@ -1951,9 +1939,8 @@ class micro_batches {
     r.device_free = room.device_free;
     r.limit = is_reserve ? budget_ : room.limit;
     r.refused_by = is_reserve ? "the reserve of micro_batches" : room.bounded_by;
-    r.where = where;
     r.stream = memory_report::no_stream;
-    throw out_of_memory(r);
+    throw detail::at(where, out_of_memory(r));
   }
 
   std::size_t n_ = 0;
@@ -2018,14 +2005,15 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <string_view>
 #include <vector>
 
 namespace tarn {
 
 /// Reports a partition that cannot be made, and why.
-class bad_partition : public std::invalid_argument {
+class bad_partition : public detail::error_of<std::invalid_argument, 320> {
  public:
-  using std::invalid_argument::invalid_argument;
+  explicit bad_partition(std::string_view text) { text_.add(text); }
 };
 
 /// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be empty. A value type.
@@ -2034,8 +2022,9 @@ class partition {
   /// Divides into parts whose sizes differ by at most one step.
   /// @param multiple_of  the step: a part begins at a multiple of this many elements (a row, a cache line)
   /// @throws bad_partition  `parts` or `multiple_of` is 0
-  [[nodiscard]] static partition even(std::size_t count, std::size_t parts, std::size_t multiple_of = 1) {
-    partition made(count, parts, multiple_of);
+  [[nodiscard]] static partition even(std::size_t count, std::size_t parts, std::size_t multiple_of = 1,
+                                      source_location where = source_location::current()) {
+    partition made(count, parts, multiple_of, where);
     std::size_t const steps = steps_of(count, multiple_of);
     for (std::size_t i = 1; i < parts; ++i) {
       std::size_t const before = steps / parts * i + detail::min_of(i, steps % parts);
@@ -2046,14 +2035,15 @@ class partition {
   /// Divides in proportion to weights (memory, speed); each part is within one step of its share.
   /// @throws bad_partition  no weights, a weight is negative or not finite, no weight is positive, or `multiple_of` is 0
   [[nodiscard]] static partition weighted(std::size_t count, std::span<double const> weights,
-                                          std::size_t multiple_of = 1) {
-    partition made(count, weights.size(), multiple_of);
+                                          std::size_t multiple_of = 1,
+                                          source_location where = source_location::current()) {
+    partition made(count, weights.size(), multiple_of, where);
     double total = 0;
     for (double const w : weights) {
-      if (!(w >= 0)) refuse("a weight must be a number of at least 0");
+      if (!(w >= 0)) refuse("a weight must be a number of at least 0", where);
       total += w;
     }
-    if (!(total > 0) || !std::isfinite(total)) refuse("the weights must add up to a number above 0");
+    if (!(total > 0) || !std::isfinite(total)) refuse("the weights must add up to a number above 0", where);
     auto const steps = static_cast<double>(steps_of(count, multiple_of));
     double before = 0;
     for (std::size_t i = 1; i < weights.size(); ++i) {
@@ -2083,10 +2073,10 @@ class partition {
   friend bool operator==(partition const&, partition const&) = default;
 
  private:
-  partition(std::size_t count, std::size_t parts, std::size_t multiple_of) {
-    if (parts == 0) refuse("it needs at least one part");
-    if (parts >= first_.max_size()) refuse("the number of parts is too large; check it for overflow");
-    if (multiple_of == 0) refuse("the multiple at which parts begin must be at least 1 element");
+  partition(std::size_t count, std::size_t parts, std::size_t multiple_of, source_location where) {
+    if (parts == 0) refuse("it needs at least one part", where);
+    if (parts >= first_.max_size()) refuse("the number of parts is too large; check it for overflow", where);
+    if (multiple_of == 0) refuse("the multiple at which parts begin must be at least 1 element", where);
     first_.resize(parts + 1);
     first_.back() = count;
   }
@@ -2096,9 +2086,9 @@ class partition {
   static std::size_t position_of(std::size_t step, std::size_t count, std::size_t multiple_of) noexcept {
     return step > count / multiple_of ? count : step * multiple_of;
   }
-  [[noreturn]] static void refuse(char const* why) {
+  [[noreturn]] static void refuse(char const* why, source_location where) {
     message<128> text;
-    throw bad_partition(text.add("tarn: invalid partition: ").add(why).c_str());
+    throw detail::at(where, bad_partition(text.add("tarn: invalid partition: ").add(why).view()));
   }
 
   std::vector<std::size_t> first_;
@@ -2116,12 +2106,13 @@ namespace tarn {
 
 namespace detail {
 
-inline void require_elements(char const* whose, std::size_t first, std::size_t count, std::size_t size) {
+inline void require_elements(char const* whose, std::size_t first, std::size_t count, std::size_t size,
+                             source_location where) {
   if (first <= size && count <= size - first) return;
   message<160> text;
   text.add("tarn: peer_copy of ").add_number(std::uint64_t{count}).add(" elements, starting at element ");
   text.add_number(std::uint64_t{first}).add(" of the ").add(whose).add(", which has ");
-  throw length_error(text.add_number(std::uint64_t{size}).c_str());
+  throw at(where, length_error(text.add_number(std::uint64_t{size}).view()));
 }
 
 template <class Resource>
@@ -2142,15 +2133,16 @@ template <class T, class FromResource, class ToResource>
 void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_first,
                device_buffer<T, ToResource>& to, std::size_t to_first, std::size_t count,
                source_location where = source_location::current()) {
-  detail::require_elements("source", from_first, count, from.size());
-  detail::require_elements("target", to_first, count, to.size());
+  detail::require_elements("source", from_first, count, from.size(), where);
+  detail::require_elements("target", to_first, count, to.size(), where);
   if (count == 0) return;
   auto const& theirs = from.resource().driver();
   auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
   detail::require_no_overlap(source, count * sizeof(T), target, count * sizeof(T),
-                             "the target of a copy overlaps its source; copy through a separate buffer");
+                             "the target of a copy overlaps its source; copy through a separate buffer",
+                             where);
   using driver_type = typename ToResource::driver_type;
   detail::driven_stream<driver_type> const on_source{theirs, from.stream()};
   detail::driven_stream<driver_type> const on_target{driver, to.stream()};
@@ -2191,7 +2183,7 @@ template <class T, class FromResource, class ToResource>
   requires std::is_same_v<typename FromResource::driver_type, typename ToResource::driver_type>
 void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToResource>& to,
                source_location where = source_location::current()) {
-  detail::require_elements("source", 0, to.size(), from.size());
+  detail::require_elements("source", 0, to.size(), from.size(), where);
   tarn::peer_copy(from, 0, to, 0, from.size(), where);
 }
 
@@ -2399,7 +2391,7 @@ class partitioned_buffer {
       message<160> text;
       text.add("tarn: ").add_number(std::uint64_t{layout_.parts()}).add(" parts and ");
       text.add_number(std::uint64_t{memories.size()}).add(" memories; pass one memory per part");
-      throw bad_partition(text.c_str());
+      throw detail::at(call.where, bad_partition(text.view()));
     }
     parts_.reserve(memories.size());
     for (std::size_t i = 0; i < memories.size(); ++i) parts_.emplace_back(memories[i], layout_.size(i), call);
@@ -2442,12 +2434,12 @@ class partitioned_buffer {
   /// @throws length_error  the number of elements differs; nothing is copied
   /// @throws cuda_error    some parts may have been copied
   void scatter(std::span<T const> from, source_location where = source_location::current()) {
-    require_size("scatter", from.size());
+    require_size("scatter", from.size(), where);
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_from(piece(from, i), where);
   }
   /// Copies to size() host elements in the same way. @throws as scatter
   void gather(std::span<T> to, source_location where = source_location::current()) const {
-    require_size("gather", to.size());
+    require_size("gather", to.size(), where);
     for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i), where);
   }
   /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it throws, so `to` may be
@@ -2467,7 +2459,7 @@ class partitioned_buffer {
     requires std::is_same_v<typename Other::driver_type, driver_type>
   void copy_from(partitioned_buffer<T, Other> const& other,
                  source_location where = source_location::current()) {
-    require_size("copy_from", other.size());
+    require_size("copy_from", other.size(), where);
     for (std::size_t at = 0; at < size();) {
       std::size_t const mine = layout_.part_of(at);
       std::size_t const theirs = other.layout().part_of(at);
@@ -2546,7 +2538,7 @@ class partitioned_buffer {
   [[nodiscard]] std::span<Element> piece(std::span<Element> whole, std::size_t i) const noexcept {
     return whole.subspan(layout_.first(i), layout_.size(i));
   }
-  void require_size(char const* what, std::size_t count) const {
+  void require_size(char const* what, std::size_t count, source_location where) const {
     if (count == size()) return;
     message<160> text;
     text.add("tarn: ")
@@ -2554,7 +2546,7 @@ class partitioned_buffer {
         .add(" of ")
         .add_number(std::uint64_t{count})
         .add(" elements does not match a buffer of ");
-    throw length_error(text.add_number(std::uint64_t{size()}).c_str());
+    throw detail::at(where, length_error(text.add_number(std::uint64_t{size()}).view()));
   }
 
   partition layout_;
@@ -2579,9 +2571,6 @@ class reservation_exceeded : public out_of_memory {
  public:
   explicit reservation_exceeded(memory_report const& report) noexcept
       : out_of_memory(report, " Reserve more, or free memory of this reservation first.") {}
-
- private:
-  void throw_same(memory_report const& report) const override { throw reservation_exceeded(report); }
 };
 
 namespace detail {
@@ -2601,7 +2590,7 @@ class waiting_thread final : public budget_waiter {
     is_awake_ = true;
     changed_.notify_one();
   }
-  /// Waits until the bytes were given, or the time is over.
+  /// Waits until the bytes were given or never can be, or the time is over.
   void wait(std::chrono::nanoseconds at_most) {
     std::unique_lock lock(mutex_);
     auto const is_awake = [this] { return is_awake_; };
@@ -2643,7 +2632,7 @@ class reserved_layer
 
   /// @throws reservation_exceeded  more than is left, or the reservation has ended; out_of_memory: the upstream refused
   void* around_allocate(request const& r, auto const& next) {
-    std::size_t const counted = counted_bytes(r);
+    std::size_t const counted = counted_bytes(this->upstream(), r.bytes, r.alignment);
     if (!take(counted)) [[unlikely]]
       refuse(r);
     void* p = nullptr;
@@ -2660,7 +2649,7 @@ class reserved_layer
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    std::size_t const counted = counted_bytes(r);
+    std::size_t const counted = counted_bytes(this->upstream(), r.bytes, r.alignment);
     next.deallocate(r, p);
     used_.fetch_sub(counted, std::memory_order_relaxed);
     give(counted);
@@ -2689,12 +2678,9 @@ class reserved_layer
   }
 
  private:
-  static constexpr std::size_t ended = ~std::size_t{0};
+  static constexpr std::size_t ended =
+      ~std::size_t{0};  ///< reserve() gives out no more than max_request_bytes
 
-  [[nodiscard]] std::size_t counted_bytes(request const& r) noexcept {
-    if (r.bytes > max_request_bytes) return r.bytes;
-    return block_bytes_of(this->upstream(), r.bytes, r.alignment);
-  }
   [[nodiscard]] bool take(std::size_t bytes) noexcept {
     std::size_t left = left_.load(std::memory_order_relaxed);
     do {
@@ -2800,7 +2786,8 @@ class [[nodiscard]] reservation {
 /// @param memory  has a limit on live bytes as its uppermost layer
 /// @param bytes   the peak of what is live at once, as the pool rounds it: peak() of an earlier run, for example
 /// @param wait    how long to wait until they are free; 0: not at all; nanoseconds::max(): without end
-/// @throws out_of_memory  the bytes are not free, or did not become free in time; or exceed the limit, which is not waited for
+/// @throws out_of_memory  the bytes are not free, or did not become free in time; or exceed the limit, now or as set_limit() lowers it
+///                        meanwhile, which is not waited for; or exceed max_request_bytes
 /// @throws std::bad_alloc, std::system_error  the host refused. Nothing has changed
 /// Thread-safe. A thread that waits must not hold a reservation that the others wait for. One host allocation; O(requests that wait).
 template <class Memory>
@@ -2813,7 +2800,7 @@ template <class Memory>
   if constexpr (detail::divides_a_limit<Memory>) {
     return detail::called_from(where, [&] {
       detail::byte_budget& budget = memory->budget();
-      if (!detail::take_or_wait(budget, bytes, wait)) {
+      if (bytes > max_request_bytes || !detail::take_or_wait(budget, bytes, wait)) {
         memory_report report;
         report.asked = bytes;
         report.device = memory.device().value;
@@ -3036,7 +3023,7 @@ class scratch {
   void give_from(std::size_t first) noexcept {
     while (chunks_.size() > first) {
       chunk const& c = chunks_.back();
-      memory_.deallocate(stream_, c.p, c.bytes, c.alignment);
+      detail::give_back(memory_, stream_, c.p, c.bytes, c.alignment);
       chunks_.pop_back();
     }
   }
@@ -3657,7 +3644,7 @@ enum class oom_errors {
 /// once is not tried again. Assign {} when memory has become free.
 struct oom_sizes {
   std::size_t good = 0;               ///< the largest that worked; 0: none yet
-  std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones: none yet
+  std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones, which is never tried: none yet
 };
 
 struct oom_retry_options {
@@ -3702,7 +3689,7 @@ class oom_retry {
 
   result run(std::size_t start) {
     auto const keep = [this](std::size_t size) { return call_keeping(size); };
-    start = first_size(start);
+    start = first_size(min_of(start, no_size - 1));
     if (options_.search == oom_search::downward) return descend(start, keep);
     auto const drop = [this](std::size_t size) { return call_dropping(size); };
     std::size_t good = 0;
@@ -3818,7 +3805,7 @@ class oom_retry {
     if (known_.good >= known_.bad) known_.good = 0;  // it no longer works
   }
 
-  static constexpr std::size_t no_size = ~std::size_t{0};
+  static constexpr std::size_t no_size = ~std::size_t{0};  ///< never tried
   F& f_;
   Clear const& clear_;
   oom_retry_options const& options_;
