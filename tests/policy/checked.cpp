@@ -65,7 +65,7 @@ TEST_CASE("checked names the user's lines for blocks of owners, and none of tarn
   auto memory = sim_pages{machine.driver(0)} | pooled{} | checked{};
   void* p = nullptr;
   {
-    auto const buffer = make_device_buffer<char>(memory, 1000, stream_ref{});
+    auto buffer = make_device_buffer<char>(memory, 1000, stream_ref{});
     p = buffer.data();
   }
   memory.deallocate(stream_ref{}, p, 1000);

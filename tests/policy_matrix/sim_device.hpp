@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -83,21 +84,25 @@ class sim_device final : public test_device {
   explicit sim_device(unsigned mode)
       : machine_(options(mode)), hooks_(std::make_shared<matrix_driver::hooks>()) {
     has_pages_ = mode_has_pages(mode);
-    hooks_->can_mark = mode != 1;
+    hooks_->can_mark = mode != 1 && mode != 7;
     foreign_streams_ = mode == 2;
   }
   [[nodiscard]] matrix_driver driver() const { return {machine_.driver(), hooks_}; }
 
   tarn::stream_ref new_stream() override {
     tarn::stream_ref stream;
-    (void)(foreign_streams_ ? machine_.driver().create_stream(stream) : driver().create_stream(stream));
+    int const device = static_cast<int>(streams_++ % static_cast<unsigned>(machine_.options().devices));
+    tarn::sim_driver const there = machine_.driver(device);
+    (void)(foreign_streams_ ? there.create_stream(stream)
+                            : matrix_driver(there, hooks_).create_stream(stream));
+    devices_[stream.id()] = device;
     return stream;
   }
   void end_stream(tarn::stream_ref stream) override {
     (void)(foreign_streams_ ? machine_.driver().destroy_stream(stream) : driver().destroy_stream(stream));
   }
   void order(tarn::stream_ref first, tarn::stream_ref second) override {
-    auto const driver = machine_.driver();
+    auto const driver = machine_.driver(devices_[first.id()]);
     tarn::event_handle event = nullptr;
     if (!driver.create_event(event).ok() || !driver.record_event(event, first).ok() ||
         !driver.wait_event(second, event).ok()) {
@@ -115,7 +120,9 @@ class sim_device final : public test_device {
     return is_stamped(p, bytes, byte);
   }
   void wait(tarn::stream_ref stream) override { (void)machine_.driver().synchronize_stream(stream); }
-  void wait() override { (void)machine_.driver().synchronize_device(); }
+  void wait() override {
+    for (int d = 0; d < machine_.options().devices; ++d) (void)machine_.driver(d).synchronize_device();
+  }
   /// The driver cannot query the capture state of a stream that it did not create and that is not a default stream.
   bool begin_capture(tarn::stream_ref stream) override {
     if (foreign_streams_) return false;
@@ -172,6 +179,7 @@ class sim_device final : public test_device {
  private:
   static tarn::sim_options options(unsigned mode) {
     tarn::sim_options o;
+    if (mode_has_two_devices(mode)) o.devices = 2;
     if (!mode_has_pages(mode)) o.paging = tarn::sim_paging::missing;
     if (!mode_has_memory_pools(mode)) o.memory_pools = tarn::sim_memory_pools::missing;
     o.capacity = tarn::operator""_MiB(24);
@@ -185,6 +193,8 @@ class sim_device final : public test_device {
   std::shared_ptr<matrix_driver::hooks> hooks_;
   bool foreign_streams_ = false;
   bool has_pages_ = true;
+  unsigned streams_ = 0;  ///< made so far
+  std::map<tarn::stream_id, int> devices_;
   std::vector<std::string> failed_;
   std::size_t seen_ = 0;
   std::size_t captured_before_ = 0;

@@ -185,20 +185,23 @@ struct stack_under_test {
 /// Modes of make_device(): 0: the driver can record the work of the whole device; 1: an older driver that cannot; 2: as 0,
 /// with streams whose existence the driver does not know, as CUDA streams that a program creates itself; 3 to 5: as 0, on a device
 /// that lacks virtual memory management, memory pools, or both. Only stacks over pages have these: the others need the one that is
-/// missing, or neither.
-inline constexpr unsigned device_modes = 6;
+/// missing, or neither. 6 and 7: two devices, whose streams are made in turn, as 0 and as 1.
+inline constexpr unsigned device_modes = 8;
 inline constexpr unsigned first_lacking_mode = 3;
 [[nodiscard]] constexpr bool mode_has_pages(unsigned mode) {
-  return mode != 3 && mode != 5;
+  return mode != 3 && mode < 5;
 }
 [[nodiscard]] constexpr bool mode_has_memory_pools(unsigned mode) {
   return mode != 4 && mode != 5;
 }
 inline constexpr char const* mode_names[device_modes] = {
     ", ",           ", older driver, ",    ", foreign streams, ",
-    ", no pages, ", ", no memory pools, ", ", no pages and no memory pools, "};
+    ", no pages, ", ", no memory pools, ", ", no pages and no memory pools, ",
+    ", streams of two devices, ", ", streams of two devices and older driver, "};
+/// Every second stream is of another device. There are no pages: plain blocks may be used from both.
+[[nodiscard]] constexpr bool mode_has_two_devices(unsigned mode) { return mode >= 6; }
 [[nodiscard]] inline bool has_mode(stack_under_test const& stack, unsigned mode) {
-  return mode < first_lacking_mode || stack.over_pages;
+  return mode < first_lacking_mode || mode_has_two_devices(mode) || stack.over_pages;
 }
 
 }  // namespace policy_matrix

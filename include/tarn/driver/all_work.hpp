@@ -18,29 +18,59 @@ status record_all_work(Driver const& driver, event_handle event) noexcept {
   return open ? driver.record_all(event) : refused_for_capture("record_all");
 }
 
-/// Orders later work of `later` behind what `mark(driver, event)` marks on each device in use. Returns the first failure; some devices
+/// Makes a stream of the driver's device wait for what `mark(there, event)` marks on the device of `there`, unless that is complete
+/// already. @param later  finds the stream; called only if there is something to wait for
+template <stream_driver Driver, class Mark, class Later>
+status order_behind_device(Driver const& driver, Driver const& there, Mark const& mark,
+                           Later const& later) noexcept {
+  event_handle event = nullptr;
+  status s = there.create_event(event);
+  if (!s.ok()) return s;
+  s = mark(there, event);
+  if (s.ok() && !there.query_event(event).ok()) {
+    stream_ref waits;
+    s = later(waits);
+    if (s.ok()) s = driver.wait_event(waits, event);
+  }
+  (void)there.destroy_event(event);
+  return s;
+}
+/// Orders later work of `later` behind what `mark(there, event)` marks on each device in use. Returns the first failure; some devices
 /// may be waited for then.
 template <stream_driver Driver, class Mark>
 status order_behind_devices(Driver const& driver, stream_ref later, Mark const& mark) noexcept {
   status result;
   for_each_device_in_use(driver, [&](Driver const& there) {
-    if (!result.ok()) return;
-    event_handle event = nullptr;
-    result = there.create_event(event);
-    if (result.ok()) result = mark(there, event);
-    if (result.ok()) result = driver.wait_event(later, event);
-    if (event != nullptr) (void)there.destroy_event(event);
+    if (result.ok())
+      result = order_behind_device(driver, there, mark, [later](stream_ref& waits) {
+        waits = later;
+        return status{};
+      });
   });
   return result;
 }
-/// Records an event of the driver's own device behind what `mark(driver, event)` marks on each device in use.
+/// Records an event of the driver's own device behind what `mark(there, event)` marks on each device in use. Where work of another
+/// device is not complete, a temporary stream joins the devices; the event is then complete some microseconds after all work is.
 template <stream_driver Driver, class Mark>
 status record_behind_devices(Driver const& driver, event_handle event, Mark const& mark) noexcept {
-  if (!uses_several_devices(driver)) return mark(driver, event);
-  own_stream const joins(driver);
-  if (status const made = joins.made(); !made.ok()) return made;
-  status const s = order_behind_devices(driver, joins.get(), mark);
-  return s.ok() ? driver.record_event(event, joins.get()) : s;
+  stream_ref joins;
+  bool has_joined = false;
+  status result;
+  auto const later = [&](stream_ref& waits) {
+    status const made = has_joined ? status{} : driver.create_stream(joins);
+    has_joined = made.ok();
+    waits = joins;
+    return made;
+  };
+  for_each_device_in_use(driver, [&](Driver const& there) {
+    if (result.ok() && there.device() != driver.device())
+      result = order_behind_device(driver, there, mark, later);
+  });
+  if (!has_joined) return result.ok() ? mark(driver, event) : result;
+  if (result.ok()) result = order_behind_device(driver, driver, mark, later);
+  if (result.ok()) result = driver.record_event(event, joins);
+  (void)driver.destroy_stream(joins);
+  return result;
 }
 /// Marks all work of each device in use with an event of the driver's own device.
 template <stream_driver Driver>
