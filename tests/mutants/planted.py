@@ -1016,6 +1016,13 @@ PLANTED = {
     ],
     "a pool knows what memory is left below it": [
         Mutant(
+            "largest_available_block forgets the free starts of handles",
+            "pool/growth/largest_block.hpp",
+            "        found.starts.push_back(p);\n",
+            "        ;\n",
+            finder="tests/raii/available_memory.cpp",
+        ),
+        Mutant(
             "other pools are not asked for what the driver needs beside the headroom",
             "pool/cache_misses.hpp",
             "wanted += refused.headroom + allocation_overhead(heap_.driver());",
@@ -1290,6 +1297,13 @@ PLANTED = {
     ],
     "a reservation keeps its bytes for its task": [
         Mutant(
+            "a limit lowered below a waiting reservation does not end the wait",
+            "policy/byte_budget.hpp",
+            "    end_hopeless_waits();\n",
+            "",
+            finder="tests/raii/reservation.cpp",
+        ),
+        Mutant(
             "freed bytes wake no task",
             "policy/byte_budget.hpp",
             "    if (waiting_.load(std::memory_order_seq_cst) != 0) [[unlikely]]\n      serve_waiting();\n",
@@ -1404,6 +1418,13 @@ PLANTED = {
         ),
     ],
     "values looked up under a lock are invalid after its release": [
+        Mutant(
+            "the ladder does not empty the caches again after the source was asked",
+            "pool/ladder.hpp",
+            "      front_.flush_all();  // also after rung 1",
+            "      if (front_.idle().threads == 0) front_.flush_all();  // also after rung 1",
+            finder="tests/pool/growth.cpp",
+        ),
         Mutant(
             "a free range that is extended stays free while its handles are created",
             "pool/growth/page_growth.hpp",
@@ -1734,13 +1755,6 @@ PLANTED = {
         ),
     ],
     "a sleeping pool keeps addresses and contents, and gives no block out": [
-        Mutant(
-            "the ladder does not empty the caches again after the source was asked",
-            "pool/ladder.hpp",
-            "      front_.flush_all();  // also after rung 1",
-            "      if (front_.idle().threads == 0) front_.flush_all();  // also after rung 1",
-            finder="tests/pool/growth.cpp",
-        ),
         Mutant(
             "fallback_to takes a sleeping pool for one that has no memory",
             "policy/fallback_to.hpp",

@@ -71,7 +71,7 @@ TEST_CASE("checked names the user's lines for blocks of owners, and none of tarn
   memory.deallocate(stream_ref{}, p, 1000);
   std::string const text = reported::one_of(misuse_kind::double_free);
   CHECK(has(text, "checked.cpp"));
-  CHECK_FALSE(has(text, ".hpp"));
+  CHECK(text.find(".hpp") == std::string::npos);
 }
 
 TEST_CASE("checked meets the resource contract and reports nothing in it", "[policy][checked]") {

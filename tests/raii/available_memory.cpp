@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/raii/available_memory.hpp"
 
+#include <random>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "catch.hpp"
 #include "driver/faulty.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/fenced.hpp"
+#include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/micro_batches.hpp"
@@ -47,6 +51,101 @@ TEST_CASE("available_memory of a sleeping pool is 0, and micro_batches plans not
                   pool_asleep);
   (void)wake(pool);
   CHECK(available_memory(pool).bytes == 50_MiB);
+}
+
+namespace {
+/// Checks that the largest block is served, and the next larger one is not, after random calls on several streams.
+template <class Memory>
+void check_largest_block(sim_machine const& machine, Memory memory, std::mt19937& random) {
+  struct held_block {
+    void* p;
+    std::size_t bytes;
+    stream_ref stream;
+  };
+  std::vector<held_block> held;
+  stream_ref streams[3];
+  for (stream_ref& s : streams) REQUIRE(machine.driver().create_stream(s).ok());
+  unsigned exact = 0;
+  for (unsigned step = 0; step < 400; ++step) {
+    if (held.size() < 12 && random() % 3 != 0) {
+      std::size_t const bytes = random() % 4 == 0 ? 1 + random() % 100'000 : 1_MiB + random() % 30_MiB;
+      stream_ref const s = streams[random() % 3];
+      try {
+        held.push_back({memory.allocate(s, bytes), bytes, s});
+      } catch (out_of_memory const&) {
+      }
+    } else if (!held.empty()) {
+      std::swap(held[random() % held.size()], held.back());
+      memory.deallocate(held.back().stream, held.back().p, held.back().bytes);
+      held.pop_back();
+    }
+    if (step % 8 != 7) continue;
+    std::size_t const largest = largest_available_block(memory);
+    INFO("step " << step << ", largest " << largest);
+    if (largest <= 1_MiB) continue;
+    stream_ref const s = streams[random() % 3];
+    CHECK_THROWS_AS(memory.deallocate(s, memory.allocate(s, largest + 1), largest + 1), out_of_memory);
+    REQUIRE(largest_available_block(memory) == largest);  // a refusal changes nothing
+    void* p = nullptr;
+    CHECK_NOTHROW(p = memory.allocate(s, largest));
+    if (p != nullptr) memory.deallocate(s, p, largest);
+    ++exact;
+  }
+  CHECK(exact > 20);
+  for (held_block const& b : held) memory.deallocate(b.stream, b.p, b.bytes);
+}
+}  // namespace
+
+TEST_CASE("largest_available_block is served, and no larger one", "[raii][memory_availability][pages]") {
+  std::mt19937 random(5);
+  sim_options o;
+  o.capacity = 200_MiB;
+  o.taken = 0;
+  o.backing = sim_backing::address_only;
+  auto const check = [&](auto const& make) {
+    sim_machine const machine{o};
+    check_largest_block(machine, make(machine.driver()), random);
+  };
+  SECTION("pages") {
+    check([](sim_driver d) { return sim_pages{d} | pooled{}; });
+  }
+  SECTION("a limit below") {
+    check([](sim_driver d) { return sim_pages{d} | limited{120_MiB} | pooled{}; });
+  }
+  SECTION("a limit above") {
+    check([](sim_driver d) { return sim_pages{d} | pooled{} | limited{90_MiB}; });
+  }
+  SECTION("headroom") {
+    check([](sim_driver d) { return sim_pages{d} | headroom{40_MiB} | pooled{}; });
+  }
+  SECTION("fences") {
+    o.backing = sim_options{}.backing;
+    check([](sim_driver d) { return sim_pages{d} | pooled{} | fenced{}; });
+  }
+  SECTION("one handle per block") {
+    check([](sim_driver d) { return sim_pages{d} | pooled{.handles = handles_per_block::one}; });
+  }
+  SECTION("blocks") {
+    check([](sim_driver d) { return sim_malloc{d} | pooled{}; });
+  }
+  SECTION("blocks below a limit") {
+    check([](sim_driver d) { return sim_malloc{d} | limited{120_MiB} | pooled{}; });
+  }
+  SECTION("host memory") {
+    check([](sim_driver) { return host_memory{} | limited{120_MiB} | pooled{}; });
+  }
+}
+
+TEST_CASE("largest_available_block of a source, of a sleeping pool and of nothing left",
+          "[raii][memory_availability][sleep][pages]") {
+  sim_machine const machine{small()};
+  CHECK(largest_available_block(sim_malloc{machine.driver()}) == 60_MiB);
+  auto pool = sim_pages{machine.driver()} | pooled{};
+  CHECK(largest_available_block(pool) == 60_MiB);
+  auto const held = block(pool, 60_MiB);
+  CHECK(largest_available_block(pool) == 0);
+  (void)sleep(pool);
+  CHECK(largest_available_block(pool) == 0);
 }
 
 TEST_CASE("available_memory of a source is the driver's free memory", "[raii][memory_availability]") {

@@ -92,6 +92,9 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
   }
 
+  /// What the fences add to each block, bytes; for largest_available_block().
+  [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
+
   void* around_allocate(request const& r, auto const& next) {
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);

@@ -54,6 +54,9 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
       : base(std::move(upstream)), fences_(options.fence_bytes) {}
 
+  /// What the fences add to each block, bytes; for largest_available_block().
+  [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
+
   void* around_allocate(request const& r, auto const& next) {
     if (r.bytes == 0) return nullptr;
     require_alignment(r.alignment);

@@ -179,6 +179,21 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     return given + heap_.shrink(keep_bytes);
   }
 
+  /// The largest block that allocate() would serve now, see tarn::largest_available_block(). @throws cuda_error, std::bad_alloc
+  [[nodiscard]] std::size_t largest_available_block() {
+    misuse_report const last = report_misuse_at_end();
+    std::lock_guard const cold(heap_.cold);
+    if (heap_.is_lost() || heap_.is_asleep()) return 0;
+    if (graphs_.has_ended_parts()) (void)graphs_.reap(*this, false);
+    front_.flush_all();
+    detail::end_quarantine(heap_);
+    waiting_.release(false);
+    detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));
+    if (!left.query.ok()) throw cuda_error(left.query, heap_.driver().device().value);
+    detail::hot_lock held(heap_.hot);
+    return heap_.growth.largest_block(heap_.space(held), left.bytes, detail::may_remap(heap_.options));
+  }
+
   /// For the pool of a graph_memory: a block that the calling thread caches for a captured stream; null if there is none.
   [[nodiscard]] TARN_ALWAYS_INLINE void* take_cached(stream_id id, std::size_t bytes,
                                                      std::size_t alignment) noexcept {

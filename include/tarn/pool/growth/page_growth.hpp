@@ -27,6 +27,7 @@
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/growth/growth.hpp"
 #include "tarn/pool/growth/kept_ranges.hpp"
+#include "tarn/pool/growth/largest_block.hpp"
 #include "tarn/pool/growth/page_choice.hpp"
 #include "tarn/pool/growth/page_compact.hpp"
 #include "tarn/pool/growth/page_making.hpp"
@@ -96,6 +97,12 @@ class page_growth {
       looked_up<choice> const c = choose(a, hot.held(), request);
       return c.get(hot.held()).lack == 0 && (block = views_.build(a, hot, order, c, request)) != nullptr;
     }
+  }
+
+  /// The largest block that could be served if `left` more bytes can be created. @param may_remap  see pooled
+  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
+    if (!map_.is_open()) return align_down(min_of(left, max_request_bytes), usual_granule);
+    return detail::largest_block(a, map_, left, may_remap);
   }
 
   /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles can be mapped together.

@@ -50,6 +50,10 @@ class page_or_block_growth {
     if (uses_blocks()) return segments_.grow(a, hot, order, request, block);
     return pages_.grow(a, hot, order, request, block);
   }
+  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
+    return uses_blocks() ? segments_.largest_block(a, left, may_remap)
+                         : pages_.largest_block(a, left, may_remap);
+  }
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
     return uses_blocks() ? segments_.keep_before(a, request) : pages_.keep_before(a, request);
   }

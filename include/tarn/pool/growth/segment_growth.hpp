@@ -19,6 +19,7 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/largest_block.hpp"
 #include "tarn/pool/growth/memory_left.hpp"
 #include "tarn/pool/order/ordering.hpp"
 
@@ -92,6 +93,11 @@ class segment_growth {
     node.where = request.where;
     a.make_free(r, request.taker, 0);
     return true;
+  }
+
+  /// The largest block that could be served if the source has `left` more bytes.
+  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool) const noexcept {
+    return detail::largest_block(a, left, segment_grain_below(is_limited<layer_type>(), zone::large));
   }
 
   /// How many bytes may stay reserved if the request is served by a new segment.
