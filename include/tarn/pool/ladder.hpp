@@ -240,8 +240,8 @@ class ladder {
   bool take_what_is_waited_for() {
     {
       unlocked const open(hot_);
-      front_
-          .flush_all();  // also after rung 1: the lock was released since, and threads have cached blocks again
+      // Also after rung 1: the lock was released since, and threads have cached blocks again.
+      front_.flush_all();
       end_quarantine(heap_);
       waiting_.release(true);
     }
