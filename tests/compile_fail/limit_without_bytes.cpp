@@ -3,4 +3,6 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/source/host_memory.hpp"
 
-int main() { auto memory = tarn::host_memory{} | tarn::limited{}; }
+int main() {
+  auto memory = tarn::host_memory{} | tarn::limited{};
+}

@@ -776,7 +776,8 @@ TEST_CASE("after trim(0) a pool grows as a new one and holds as much", "[pool][p
 
 TEST_CASE("pooled serves what another thread freed into its cache while the source was asked",
           "[pool][ladder][threads]") {
-  // The freeing thread caches 2 MiB, which the ladder takes back first: what was learned then is void after the source was asked.
+  // The freeing thread caches 2 MiB, which the ladder takes back first: what was learned then is void after
+  // the source was asked.
   for (bool const flushes_before : {true, false}) {
     sim_machine const machine(
         sim_options{.capacity = 1_GiB, .taken = 0, .backing = sim_backing::address_only});

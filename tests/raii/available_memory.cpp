@@ -54,7 +54,8 @@ TEST_CASE("available_memory of a sleeping pool is 0, and micro_batches plans not
 }
 
 namespace {
-/// Checks that the largest block is served, and the next larger one is not, after random calls on several streams.
+/// Checks that the largest block is served, and the next larger one is not, after random calls on several
+/// streams.
 template <class Memory>
 void check_largest_block(sim_machine const& machine, Memory memory, std::mt19937& random) {
   struct held_block {

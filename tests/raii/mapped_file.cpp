@@ -152,6 +152,7 @@ TEST_CASE("mapped_file follows symbolic links and refuses dangling ones", "[raii
   CHECK(mapped_file(link).as<std::uint32_t>()[4] == 5);
   CHECK(::unlink(link.c_str()) == 0);
   REQUIRE(::symlink("/tmp/tarn_no_such_file", link.c_str()) == 0);
-  CHECK(says([&] { mapped_file const dangling(link); }, link, "opened for reading (errno 2, No such file or directory)"));
+  CHECK(says([&] { mapped_file const dangling(link); }, link,
+             "opened for reading (errno 2, No such file or directory)"));
   CHECK(::unlink(link.c_str()) == 0);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// any_error: what every error of tarn is, and the place that it names. The errors are in core/error.hpp and beside what throws them.
+// any_error: what every error of tarn is, and the place that it names. The errors are in core/error.hpp and
+// beside what throws them.
 
 #include <cstddef>
 #include <string_view>
@@ -13,8 +14,9 @@
 
 namespace tarn {
 
-/// What every error of tarn is, beside its standard exception type: `catch (tarn::any_error const& error)` handles all of them and
-/// nothing else. Not a std::exception itself, so that each error is one only once. One thread at a time per object.
+/// What every error of tarn is, beside its standard exception type: `catch (tarn::any_error const& error)`
+/// handles all of them and nothing else. Not a std::exception itself, so that each error is one only once.
+/// One thread at a time per object.
 class any_error {
  public:
   virtual ~any_error() = default;
@@ -22,7 +24,8 @@ class any_error {
   [[nodiscard]] virtual char const* what() const noexcept = 0;
   /// The line of the user's program whose call failed; line 0: unknown.
   [[nodiscard]] source_location where() const noexcept { return where_; }
-  /// Replaces the place, in what() too: for functions that know which line of the user's program called them. Line 0: unknown.
+  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
+  /// Line 0: unknown.
   void set_where(source_location where) noexcept {
     if (is_placed_) return;
     where_ = where;
@@ -46,8 +49,8 @@ class any_error {
 
 namespace detail {
 
-/// Replaces the last `replaced` characters by " [solver.cpp:42]", or by nothing for an unknown place; returns how many follow. Of a
-/// long path the end is kept; a text that is too long loses its own end.
+/// Replaces the last `replaced` characters by " [solver.cpp:42]", or by nothing for an unknown place; returns
+/// how many follow. Of a long path the end is kept; a text that is too long loses its own end.
 template <std::size_t Capacity>
 [[nodiscard]] std::size_t end_with_place(message<Capacity>& text, std::size_t replaced,
                                          source_location const& where) noexcept {
@@ -68,7 +71,8 @@ template <std::size_t Capacity>
   return place.size();
 }
 
-/// The base of each error of tarn: its standard type, any_error, and a text of bounded size that is built without allocating.
+/// The base of each error of tarn: its standard type, any_error, and a text of bounded size that is built
+/// without allocating.
 template <class Standard, std::size_t Capacity>
 class error_of : public Standard, public any_error {
  public:
@@ -102,8 +106,8 @@ class error_of : public Standard, public any_error {
   std::size_t place_size_ = 0;  ///< characters at the end of the text
 };
 
-/// Called while an exception is handled: throws it again; an error of tarn names the place of the user's call. Takes the parts
-/// of a source_location: in registers, they cost the caller no stack.
+/// Called while an exception is handled: throws it again; an error of tarn names the place of the user's
+/// call. Takes the parts of a source_location: in registers, they cost the caller no stack.
 [[noreturn]] TARN_NOINLINE inline void rethrow_from(char const* file, int line, char const* function) {
   try {
     throw;

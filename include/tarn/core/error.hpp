@@ -144,7 +144,8 @@ struct memory_report {
   bytes_of_tag biggest_tags[3];  ///< largest live tags first, if a `with_history` layer exists
 };
 
-/// More memory would have helped: reports which layer refused, the state, and what to try. Nothing has changed.
+/// More memory would have helped: reports which layer refused, the state, and what to try. Nothing has
+/// changed.
 class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
  public:
   explicit out_of_memory(memory_report const& report) noexcept : out_of_memory(report, {}) {}

@@ -100,8 +100,8 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call cons
   return called_from(from.where, call);
 }
 
-/// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record places record that of a
-/// scope around it, or none.
+/// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record
+/// places record that of a scope around it, or none.
 template <class Resource>
 void give_back(Resource& memory, stream_ref stream, void* p, std::size_t bytes,
                std::size_t alignment) noexcept {

@@ -30,7 +30,8 @@ namespace tarn {
 template <class Upstream, class Other>
 class fallback_layer;
 
-/// Allocates from `other` when the upstream throws out_of_memory. Its memory must be usable wherever the upstream's is.
+/// Allocates from `other` when the upstream throws out_of_memory; other errors, such as pool_asleep, are
+/// passed on. Its memory must be usable wherever the upstream's is.
 ///
 /// Pool calls reach both resources: record_stream() and owns() the one that the block belongs to; trim(), state(), reset_peaks(),
 /// reset_totals(), note_growth() and inspect() both. The features of other layers (limits, exact statistics, records) work only

@@ -29,7 +29,8 @@ struct retry_on_oom {
   template <class Upstream>
   using layer = around_layer<retry_on_oom, Upstream>;
 
-  /// @throws out_of_memory  the handler declined; other exceptions are passed on unchanged
+  /// @throws out_of_memory  the handler declined; other exceptions, such as pool_asleep, are passed on
+  ///                        unchanged
   void* around_allocate(request const& r, auto const& next) {
     for (unsigned attempt = 1;; ++attempt) {
       try {

@@ -179,7 +179,8 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     return given + heap_.shrink(keep_bytes);
   }
 
-  /// The largest block that allocate() would serve now, see tarn::largest_available_block(). @throws cuda_error, std::bad_alloc
+  /// The largest block that allocate() would serve now, see tarn::largest_available_block().
+  /// @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t largest_available_block() {
     misuse_report const last = report_misuse_at_end();
     std::lock_guard const cold(heap_.cold);

@@ -79,12 +79,13 @@ constexpr void require_available() noexcept {
 
 }  // namespace detail
 
-/// Returns how much `memory` could allocate now. Computed from the source upwards: free memory as the driver reports it;
-/// bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it; over blocks, and where the device has
-/// no pages, the largest free range, since blocks are not combined); bounded by each `limited` layer above that. 0 while the
-/// pool sleeps. Memory that a
-/// `fallback_to` or `retry_on_oom` could add is not counted, nor is memory held back by recorded uses. A snapshot: other threads and
-/// processes continue. Takes the pool's locks briefly and queries the driver once (5 us). Never waits for a stream. Thread-safe.
+/// Returns how much `memory` could allocate now. Computed from the source upwards: free memory as the driver
+/// reports it; bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it;
+/// over blocks, and where the device has no pages, the largest free range, since blocks are not combined);
+/// bounded by each `limited` layer above that. 0 while the pool sleeps. Memory that a `fallback_to` or
+/// `retry_on_oom` could add is not counted, nor is memory held back by recorded uses. A snapshot: other
+/// threads and processes continue. Takes the pool's locks briefly and queries the driver once (5 us). Never
+/// waits for a stream. Thread-safe.
 /// @throws cuda_error  the driver did not report free memory
 template <class Resource>
 [[nodiscard]] memory_availability available_memory(Resource const& memory,
@@ -96,14 +97,17 @@ template <class Resource>
   return {left.bytes, left.by, left.limit, left.live, left.cached, left.device_free, left.is_asleep};
 }
 
-/// Returns the size of the largest block that `memory` would serve now, in bytes; 0 if the pool sleeps. Over pages that is what can be
-/// put together of free and new memory; over blocks one that is free, or new. Within the limits above and below the pool, and less
-/// what `fenced` and `checked` add. Exact above 1 MiB, on a device where each free byte can be allocated, if no other thread or
-/// process allocates; below, and while work of a captured stream uses freed memory, allocate() may serve more or fewer bytes. Memory
-/// that other pools cache, that a pool below a pool would give back, or that a `fallback_to` or `retry_on_oom` could add, is not counted.
+/// Returns the size of the largest block that `memory` would serve now, in bytes; 0 if the pool sleeps. Over
+/// pages that is what can be put together of free and new memory; over blocks one that is free, or new.
+/// Within the limits above and below the pool, and less what `fenced` and `checked` add. Exact above 1 MiB,
+/// on a device where each free byte can be allocated, if no other thread or process allocates; below, and
+/// while work of a captured stream uses freed memory, allocate() may serve more or fewer bytes. Memory that
+/// other pools cache, that a pool below a pool would give back, or that a `fallback_to` or `retry_on_oom`
+/// could add, is not counted.
 ///
-/// Counts what is free once the work on it is done: allocate() may wait for it. Returns the blocks in thread caches to the pool, holds its
-/// growth lock for O(free ranges + handles), and queries the driver once (5 us). Waits for no stream. Thread-safe.
+/// Counts what is free once the work on it is done: allocate() may wait for it. Returns the blocks in thread
+/// caches to the pool, holds its growth lock for O(free ranges + handles), and queries the driver once (5
+/// us). Waits for no stream. Thread-safe.
 /// @throws cuda_error, std::bad_alloc  the driver or the host refused
 template <class Resource>
 [[nodiscard]] std::size_t largest_available_block(Resource const& memory,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The largest block that a growth could serve now. Pure: it reads the arena as it would be once all work on free memory is done.
+// The largest block that a growth could serve now. Pure: it reads the arena as it would be once all work on
+// free memory is done.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +15,8 @@
 
 namespace tarn::detail {
 
-/// Calls f(first range, bytes) for each contiguous free stretch of one zone, whichever streams freed it. O(ranges)
+/// Calls f(first range, bytes) for each contiguous free stretch of one zone, whichever streams freed it.
+/// O(ranges)
 template <class F>
 void for_each_free_stretch(arena const& a, F const& f) {
   auto const is_free = [&](range_ref r, zone where) {
@@ -52,8 +54,10 @@ class largest_size {
   std::size_t small_ = 0;
 };
 
-/// Over pages. @param left  bytes that can be created @param may_remap  whether free handles are mapped together
-/// O(ranges + handles). @throws std::bad_alloc
+/// Over pages. O(ranges + handles).
+/// @param left       bytes that can be created
+/// @param may_remap  whether free handles are mapped together
+/// @throws std::bad_alloc
 [[nodiscard]] inline std::size_t largest_block(arena const& a, page_map const& map, std::size_t left,
                                                bool may_remap) {
   largest_size most;

@@ -86,8 +86,9 @@ struct memory_bound {
   }
 };
 
-/// Returns what `layer` and those below it can still provide: the device's free memory, less headroom, within each limit, plus what
-/// a pool on the way caches; nothing while that pool sleeps. Of a layer that routes calls, only upstream() counts. One driver call, 5 to 100 us.
+/// Returns what `layer` and those below it can still provide: the device's free memory, less headroom, within
+/// each limit, plus what a pool on the way caches; nothing while that pool sleeps. Of a layer that routes
+/// calls, only upstream() counts. One driver call, 5 to 100 us.
 template <class Layer>
 [[nodiscard]] memory_bound memory_left(Layer& layer) {
   memory_bound left;

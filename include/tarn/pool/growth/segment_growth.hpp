@@ -28,7 +28,8 @@ namespace tarn::detail {
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
 inline constexpr std::size_t segment_grain = 2_MiB;
 
-/// The same below a limit, which counts what is asked: rounded up to 2 MiB, blocks of 3 MiB would use it up at 48 of 64 MiB.
+/// The same below a limit, which counts what is asked: rounded up to 2 MiB, blocks of 3 MiB would use it up
+/// at 48 of 64 MiB.
 [[nodiscard]] constexpr std::size_t segment_grain_below(bool limit, zone where) noexcept {
   return limit && where == zone::large ? range_grain : segment_grain;
 }
