@@ -134,6 +134,7 @@ TEST_CASE("Errors of plain functions name the line of their call", "[core][error
   std::size_t const all = ~std::size_t{0};
   stream_ref const s;
   CHECK(names_its_line([&] { (void)partition::even(10, 0); }));
+  CHECK(names_its_line([&] { sim_pages const absent{machine.driver(9)}; }));
   CHECK(names_its_line([&] { mapped_file const file("/nowhere/at/all"); }));
   CHECK(names_its_line([&] { save_snapshot(memory, "/nowhere/at/all.csv"); }));
   CHECK(names_its_line([&] { save_snapshot(memory, "/nowhere/at/all.json"); }));

@@ -9,6 +9,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/core/source_location.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/source/missing_pages.hpp"
@@ -42,15 +43,17 @@ class basic_pages {
   ///                     management and the driver has no plain blocks
   basic_pages()
     requires std::default_initializable<D>
-      : basic_pages(D{}) {}
+      : basic_pages(D{}, allocation_handle_type::posix_file_descriptor, source_location{}) {}
   /// On one device. @param wanted  see handle_type() @throws as above
   explicit basic_pages(device_id device,
-                       allocation_handle_type wanted = allocation_handle_type::posix_file_descriptor)
+                       allocation_handle_type wanted = allocation_handle_type::posix_file_descriptor,
+                       source_location where = source_location::current())
     requires std::constructible_from<D, device_id>
-      : basic_pages(D(device), wanted) {}
+      : basic_pages(D(device), wanted, where) {}
   /// On a given driver. @param wanted  see handle_type() @throws as above
   explicit basic_pages(D driver,
-                       allocation_handle_type wanted = allocation_handle_type::posix_file_descriptor)
+                       allocation_handle_type wanted = allocation_handle_type::posix_file_descriptor,
+                       source_location where = source_location::current())
       : driver_(std::move(driver)) {
     status s = driver_.page_granularity(granularity_);
     if (s.kind == failure::unsupported) {
@@ -58,7 +61,7 @@ class basic_pages {
       if constexpr (detail::plain_block_driver<D>) return;
       s.call = detail::no_pages_nor_blocks;
     }
-    if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
+    if (!s.ok()) throw cuda_error(s, driver_.device().value, where);
     type_ = available(wanted);
   }
 
