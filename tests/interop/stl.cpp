@@ -43,6 +43,15 @@ struct empty_resource {
 };
 }  // namespace
 
+namespace greedy {
+/// An element whose namespace compares all that is found through it.
+struct element {
+  int value = 0;
+};
+template <class T>
+bool operator==(T const&, T const&) = delete;
+}  // namespace greedy
+
 TEST_CASE("allocator lets standard containers use a pool and propagates with them", "[interop][stl]") {
   using pool_type = stack<host_memory, pooled, tracked>;
   pool_type one;
@@ -92,6 +101,30 @@ TEST_CASE("allocator traits follow its resource", "[interop][stl]") {
   CHECK(a != c);
   CHECK(allocator<int, pool_type>(b) == a);
   CHECK(allocator<int, empty_resource>() == allocator<int, empty_resource>());
+}
+
+TEST_CASE("allocator max_size() is the largest request, so reserve(max_size()) runs out of memory",
+          "[interop][stl]") {
+  stack<host_memory, pooled> pool;
+  using alloc = allocator<std::uint64_t, decltype(pool)>;
+  std::vector<std::uint64_t, alloc> v{alloc(pool)};
+  CHECK(v.max_size() == max_request_bytes / sizeof(std::uint64_t));
+  CHECK_THROWS_AS(v.reserve(v.max_size()), out_of_memory);
+  CHECK_THROWS_AS(v.reserve(v.max_size() + 1), std::length_error);
+  CHECK_THROWS_AS(alloc(pool).allocate(v.max_size() + 1), length_error);
+}
+
+TEST_CASE("allocator is default-constructed without exceptions where its resource is", "[interop][stl]") {
+  static_assert(std::is_nothrow_default_constructible_v<allocator<int, empty_resource>>);
+  static_assert(std::is_nothrow_default_constructible_v<allocator<int, host_memory>>);
+  static_assert(!std::is_nothrow_default_constructible_v<allocator<int, stack<host_memory, pooled>>>);
+}
+
+TEST_CASE("allocator == is not that of the element's namespace", "[interop][stl]") {
+  allocator<greedy::element, host_memory> const a;
+  allocator<greedy::element, host_memory> const b;
+  CHECK(bool(a == b));
+  CHECK(!bool(a != b));
 }
 
 TEST_CASE("allocator stays with a moved-from container, which remains usable", "[interop][stl]") {

@@ -18,6 +18,15 @@
 #include "tarn/report/stats.hpp"
 #include "tarn/thrust.hpp"
 
+namespace greedy {
+/// An element whose namespace compares all that is found through it.
+struct element {
+  int value = 0;
+};
+template <class T>
+bool operator==(T const&, T const&) = delete;
+}  // namespace greedy
+
 namespace tarn_test {
 
 template <class Pool>
@@ -44,6 +53,16 @@ void thrust_contract(Pool pool, tarn::stream_ref stream) {
       CHECK(static_cast<int>(w[host.size()]) == 0);
     }
     CHECK(tarn::memory_allocated(pool) == 0);
+  }
+  SECTION("max_size() is the largest request, and == is not that of the element's namespace") {
+    allocator const a(
+        pool);  // Thrust's vectors do not ask for it: their trait finds no function without parameters
+    CHECK(a.max_size() == tarn::max_request_bytes / sizeof(int));
+    CHECK_THROWS_AS(allocator(a).allocate(a.max_size()), tarn::out_of_memory);
+    CHECK_THROWS_AS(allocator(a).allocate(a.max_size() + 1), tarn::length_error);
+    tarn::thrust_allocator<greedy::element, Pool> const b(pool);
+    CHECK(bool(b == b));
+    CHECK(!bool(b != b));
   }
   SECTION("sort allocates its temporaries from the pool, on a stream") {
     vector v(host.begin(), host.end(), allocator(pool));
