@@ -12,8 +12,9 @@ mkdir -p "$work"
 
 quietly() { "$@" >"$work/log" 2>&1 || { cat "$work/log"; echo "FAILED: $*"; exit 1; }; }
 
-quietly cmake -S "$source" -B "$work/tarn" -DTARN_BUILD_TESTS=OFF -DTARN_BUILD_EXAMPLES=OFF -DTARN_BUILD_BENCH=OFF \
-  -DCMAKE_CXX_COMPILER="$own"
+# Catch2, which only the tests need, may be missing, and nothing need be built before the library is installed.
+quietly cmake -S "$source" -B "$work/tarn" -DCMAKE_DISABLE_FIND_PACKAGE_Catch2=ON -DTARN_USE_CUDA=OFF -DCMAKE_CXX_COMPILER="$own"
+grep -q 'skipped the tests (no Catch2)' "$work/log" || { echo "FAILED: the tests are not named as skipped"; exit 1; }
 quietly cmake --install "$work/tarn" --prefix "$work/prefix"
 other=$(find "$work/prefix/include" ! -name '*.hpp' ! -type d)
 [ -z "$other" ] || { echo "FAILED: files other than headers were installed: $other"; exit 1; }
@@ -61,11 +62,56 @@ if [ -n "$nvcc" ]; then
 else
   echo "skipped CUDA: no nvcc"
 fi
-# A later minor version may differ before 1.0, so that an older one must not pass for it.
-printf 'cmake_minimum_required(VERSION 3.22)\nproject(later LANGUAGES CXX)\nfind_package(tarn 0.99 CONFIG REQUIRED)\n' >"$work/CMakeLists.txt"
-if cmake -S "$work" -B "$work/later" -DCMAKE_CXX_COMPILER="$own" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1; then
-  echo "an older tarn was accepted as a later version"
-  exit 1
+# README's program, built by README's lines, with the installed package and with tarn as a folder; CMake's language CUDA is
+# enabled or not. On a machine without CUDA the component is refused, and the message says what is missing.
+readme=$work/readme
+mkdir -p "$readme"
+# block LANGUAGE WORDS: the first block of the language that has these words.
+block() {
+  awk -v fence="\`\`\`$1" -v words="$2" '
+    index($0, fence) == 1 {inside = 1; text = ""; next}
+    /^```/ {if (inside && index(text, words)) {printf "%s", text; exit} inside = 0}
+    inside {text = text $0 "\n"}' "$source/README.md"
+}
+block cpp 'int main()' >"$readme/main.cpp"
+block cmake 'find_package(tarn' >"$readme/lines.cmake"
+cat >"$readme/CMakeLists.txt" <<'end'
+cmake_minimum_required(VERSION 3.22)
+project(app LANGUAGES ${APP_LANGUAGES})
+add_executable(app main.cpp)
+include(lines.cmake)
+end
+# readme_builds WAY CMAKE_ARGUMENT...
+readme_builds() {
+  way=$1
+  shift
+  quietly cmake -S "$readme" -B "$work/$way" -DCMAKE_CXX_COMPILER="$own" "$@"
+  quietly cmake --build "$work/$way"
+  if nvidia-smi >/dev/null 2>&1; then quietly "$work/$way/app"; fi
+  echo "$way builds"
+}
+if [ -n "$nvcc" ]; then
+  readme_builds "README, installed" -DAPP_LANGUAGES=CXX -DCMAKE_PREFIX_PATH="$work/prefix"
+  for cuda_runtime in Static Shared; do
+    readme_builds "README, installed, as CUDA, $cuda_runtime" "-DAPP_LANGUAGES=CXX;CUDA" -DCMAKE_PREFIX_PATH="$work/prefix" \
+      -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_HOST_COMPILER="$own" -DCMAKE_CUDA_ARCHITECTURES=75 -DCMAKE_CUDA_RUNTIME_LIBRARY=$cuda_runtime
+  done
+  sed "s|^find_package(tarn.*|add_subdirectory($source tarn)|" "$readme/lines.cmake" >"$readme/lines" && mv "$readme/lines" "$readme/lines.cmake"
+  readme_builds "README, folder" -DAPP_LANGUAGES=CXX
 fi
-grep -q '0\.99' "$work/log" || { cat "$work/log"; exit 1; }
-echo "a version that is too old is refused"
+
+# refused WHAT ARGUMENTS WORDS: find_package(tarn ARGUMENTS) fails, and the message has the words.
+refused() {
+  printf 'cmake_minimum_required(VERSION 3.22)\nproject(refused LANGUAGES CXX)\nfind_package(tarn %s)\n' "$2" >"$work/CMakeLists.txt"
+  rm -rf "$work/refused"
+  if cmake -S "$work" -B "$work/refused" -DCMAKE_CXX_COMPILER="$own" -DCMAKE_PREFIX_PATH="$work/prefix" $4 >"$work/log" 2>&1; then
+    echo "FAILED: $1 was accepted"
+    exit 1
+  fi
+  tr -s '\n ' '  ' <"$work/log" | grep -q "$3" || { cat "$work/log"; exit 1; }
+  echo "$1 is refused"
+}
+refused "an unknown component" "REQUIRED COMPONENTS hip" "no component 'hip'" ""
+refused "the component cuda without CUDA" "REQUIRED COMPONENTS cuda" "needs CUDA 12 or later" -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON
+# A later minor version may differ before 1.0, so that an older one must not pass for it.
+refused "a version that is too old" "0.99 CONFIG REQUIRED" '0\.99' ""

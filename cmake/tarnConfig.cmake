@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+# find_package(tarn): the target tarn::tarn. With COMPONENTS cuda also tarn::cuda (tarn_cuda.cmake).
+include(${CMAKE_CURRENT_LIST_DIR}/tarnTargets.cmake)
+foreach(component IN LISTS tarn_FIND_COMPONENTS)
+  set(tarn_${component}_FOUND FALSE)
+  set(tarn_reason "there is no component '${component}', only 'cuda'")
+  if(component STREQUAL "cuda")
+    include(${CMAKE_CURRENT_LIST_DIR}/tarn_cuda.cmake)
+    if(TARGET tarn::cuda)
+      set(tarn_cuda_FOUND TRUE)
+    endif()
+    set(tarn_reason "the component 'cuda' needs CUDA 12 or later (CUDAToolkit_ROOT) and threads")
+  endif()
+  if(tarn_FIND_REQUIRED_${component} AND NOT tarn_${component}_FOUND)
+    set(tarn_FOUND FALSE)
+    set(tarn_NOT_FOUND_MESSAGE "tarn: ${tarn_reason}")
+  endif()
+endforeach()
