@@ -34,6 +34,10 @@ inline constexpr bool is_shared<shared_resource<Layer>> = true;
 template <class Layer>
 concept stands_on_another = requires(Layer& layer) { layer.upstream(); };
 
+/// A layer whose blocks are pieces of those below it: a pool.
+template <class Layer>
+concept gives_pieces = Layer::hands_out_pieces;
+
 /// A layer with several resources below it.
 template <class Layer>
 concept routes_calls = requires { typename Layer::routes; };

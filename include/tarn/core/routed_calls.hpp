@@ -150,8 +150,7 @@ constexpr bool keeps_addresses() noexcept {
   using layer = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
   if constexpr (std::invocable<Call, layer&>) {
     return true;
-  } else if constexpr (stands_on_another<layer> && !routes_calls<layer> &&
-                       !requires { requires layer::hands_out_pieces; }) {
+  } else if constexpr (stands_on_another<layer> && !routes_calls<layer> && !gives_pieces<layer>) {
     return keeps_addresses<std::remove_reference_t<decltype(std::declval<layer&>().upstream())>, Call>();
   } else {
     return false;

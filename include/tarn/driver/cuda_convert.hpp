@@ -184,8 +184,10 @@ status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* f
   std::size_t const units = split.words != 0 ? split.words / 4 + 1 : count;
   std::size_t const blocks = units / threads + 1 < most_blocks ? units / threads + 1 : most_blocks;
   void* arguments[] = {&to, &from, &split};
+  void (*const kernel)(To*, From const*, detail::cuda_split) = &detail::cuda_convert_elements<To, From>;
+  // As void const*: the host code that nvcc 12.4 writes finds no template for the kernel's type.
   return detail::cuda_status(
-      cudaLaunchKernel(&detail::cuda_convert_elements<To, From>, dim3(static_cast<unsigned>(blocks)),
+      cudaLaunchKernel(reinterpret_cast<void const*>(kernel), dim3(static_cast<unsigned>(blocks)),
                        dim3(static_cast<unsigned>(threads)), arguments, 0, reach(stream)),
       "cudaLaunchKernel");
 }

@@ -26,7 +26,7 @@ enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
 /// Whether a pool over this layer may give its memory to another pool.
 template <class Layer>
 constexpr bool may_stand_on_a_pool() noexcept {
-  if constexpr (requires { requires Layer::hands_out_pieces; } || routes_calls<Layer>) {
+  if constexpr (gives_pieces<Layer> || routes_calls<Layer>) {
     return true;
   } else if constexpr (stands_on_another<Layer>) {
     return may_stand_on_a_pool<

@@ -54,7 +54,7 @@ struct freed_block {
 /// over memory that a tool refuses.
 template <class Layer>
 constexpr bool gives_heaps() noexcept {
-  if constexpr (requires { requires Layer::hands_out_pieces; }) {
+  if constexpr (gives_pieces<Layer>) {
     return false;
   } else if constexpr (stands_on_another<Layer>) {
     return gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
