@@ -4,7 +4,7 @@
 
 Every example, every header that a user includes (include/tarn/*.hpp) and the tests of the interop headers, with
 -Wall -Wextra -Wpedantic -Wconversion -Wshadow at -O0, -O2 and -O3, by each compiler that is installed:
-g++ 11 and 12, clang++ 14, 15 and 16, clang++ 16 with libc++, and nvcc.
+g++ 11 and 12, clang++ 14, 15 and 16, clang++ 16 with libc++, and nvcc 12.4 and 13.0. tests/package/cuda_program.cu is also run.
 
     compile_as_user.py            each file by itself
     compile_as_user.py --short    all examples and headers in one file: by g++ at -O0 and -O3, by the others at one level, as .ci/run does
@@ -42,7 +42,7 @@ COMPILERS = {  # the name in the report: the command
     "clang++-16": ["clang++-16"],
     "clang++-16 libc++": ["clang++-16", "-stdlib=libc++"],
 }
-NVCC_VERSION = "13.0"
+NVCC_VERSIONS = ["12.4", "13.0"]
 
 
 def first_folder(*candidates):
@@ -50,7 +50,6 @@ def first_folder(*candidates):
 
 
 cuda = first_folder(os.environ.get("CUDA_HOME"), "/usr/local/cuda")
-nvcc = shutil.which("nvcc") or (shutil.which(str(cuda / "bin/nvcc")) if cuda else None)
 cccl = first_folder(*([cuda / "include/cccl", cuda / "include"] if cuda else []))
 thrust = next((f for f in (pathlib.Path("/usr/include"), cccl) if f and (f / "thrust/sort.h").exists()), None)
 catch = next((v for v, f in ((2, "catch2/catch.hpp"), (3, "catch2/catch_all.hpp")) if os.path.exists(f"/usr/include/{f}")), 0)
@@ -61,16 +60,29 @@ def compiles(command, source, language="c++"):
     return run.returncode == 0
 
 
+def nvccs():
+    """The versions of nvcc that are installed, and the command of each: in the path, and where NVIDIA and Debian install them."""
+    found = {}
+    for candidate in ["nvcc", *sorted(map(str, pathlib.Path("/usr/local").glob("cuda*/bin/nvcc"))), "/usr/bin/nvcc"]:
+        if command := shutil.which(candidate):
+            text = subprocess.run([command, "--version"], text=True, capture_output=True).stdout
+            if version := re.search(r"release ([\d.]+)", text):
+                found.setdefault(version.group(1), command)
+    return found
+
+
 class Job:
-    def __init__(self, name, command, text):
-        self.name, self.command, self.text = name, command, text
+    def __init__(self, name, command, text, runs=False):
+        self.name, self.command, self.text, self.runs = name, command, text, runs
 
     def run(self, folder, number):
         """The warnings and errors, or nothing."""
         source = pathlib.Path(folder) / f"{number}.{'cu' if 'nvcc' in self.command[0] else 'cpp'}"
         source.write_text(self.text)
         made = f"{source}.o"
-        run = subprocess.run([*self.command, "-c", str(source), "-o", made], text=True, capture_output=True)
+        run = subprocess.run([*self.command, *([] if self.runs else ["-c"]), str(source), "-o", made], text=True, capture_output=True)
+        if run.returncode == 0 and self.runs:
+            run = subprocess.run([made], text=True, capture_output=True)
         pathlib.Path(made).unlink(missing_ok=True)
         said = (run.stdout + run.stderr).strip()
         if run.returncode == 0 and not re.search(r"\bwarning\b", said):
@@ -168,31 +180,33 @@ def jobs_and_skipped(short, folder):
             for header in cuda_headers:
                 add(f"{header.relative_to(ROOT)} with CUDA", with_cuda, of_file(header))
 
-    if not nvcc:
-        skipped.append("nvcc: not installed")
-        return jobs, skipped
-    version = re.search(r"release ([\d.]+)", subprocess.run([nvcc, "--version"], text=True, capture_output=True).stdout)
-    if not version or version.group(1) != NVCC_VERSION:
-        skipped.append(f"nvcc {NVCC_VERSION}: another version is here ({version.group(1) if version else '?'}), and tried")
-    command = [nvcc, "-std=c++20", "--extended-lambda", f"-I{INCLUDE}", f"-I{ROOT / 'examples'}", "-arch=compute_75"]
-    command += [f"-ccbin={c}" for c in ("g++-12",) if shutil.which(c)]
-    # -Wpedantic calls each line marker of nvcc's own output a GCC extension.
-    command.append("-Xcompiler=" + ",".join(w for w in WARNINGS if w != "-Wpedantic"))
+    installed = nvccs()
+    for version in NVCC_VERSIONS:
+        if version not in installed:
+            skipped.append(f"nvcc {version}: not installed")
+    nvtx = nvtx_with_module(folder)
+    if not nvtx:
+        skipped.append("nvcc: another NVTX (CUDA has none here)")
     both = [e for e in examples if "gpu_or_simulated.hpp" in e.read_text()]
     interop = sorted((ROOT / "tests/interop").glob("*.cu")) if catch else []
-    nvtx = nvtx_with_module(folder)
-    if nvtx:
-        jobs.append(Job("nvcc -O0 all headers, another NVTX", [*command, f"-I{nvtx}", "-O0"], "".join(map(of_file, headers))))
-    else:
-        skipped.append("nvcc: another NVTX (CUDA has none here)")
-    if short:
-        everything = "".join(map(of_file, headers)) + all_in_one(both)
-        jobs.append(Job("nvcc -O0 all examples and headers", [*command, *NO_MAIN_NVCC, "-O0"], everything))
-        return jobs, skipped
-    for level in LEVELS:
-        for file in [*both, *headers, *interop]:
-            tests = [f"-I{ROOT / 'tests'}", f"-DTARN_CATCH2={catch}"] if file in interop else []
-            jobs.append(Job(f"nvcc {level} {file.relative_to(ROOT)}", [*command, *tests, level], of_file(file)))
+    program = ROOT / "tests/package/cuda_program.cu"
+    for version, nvcc in installed.items():
+        name = f"nvcc {version}"
+        command = [nvcc, "-std=c++20", "--extended-lambda", f"-I{INCLUDE}", f"-I{ROOT / 'examples'}", "-arch=compute_75"]
+        command += [f"-ccbin={c}" for c in ("g++-12",) if shutil.which(c)]
+        # -Wpedantic calls each line marker of nvcc's own output a GCC extension.
+        command.append("-Xcompiler=" + ",".join(w for w in WARNINGS if w != "-Wpedantic"))
+        jobs.append(Job(f"{name} -O0 {program.relative_to(ROOT)}", [*command, "-O0"], of_file(program), runs=True))
+        if nvtx:
+            jobs.append(Job(f"{name} -O0 all headers, another NVTX", [*command, f"-I{nvtx}", "-O0"], "".join(map(of_file, headers))))
+        if short:
+            everything = "".join(map(of_file, headers)) + all_in_one(both)
+            jobs.append(Job(f"{name} -O0 all examples and headers", [*command, *NO_MAIN_NVCC, "-O0"], everything))
+            continue
+        for level in LEVELS:
+            for file in [*both, *headers, *interop]:
+                tests = [f"-I{ROOT / 'tests'}", f"-DTARN_CATCH2={catch}"] if file in interop else []
+                jobs.append(Job(f"{name} {level} {file.relative_to(ROOT)}", [*command, *tests, level], of_file(file)))
     return jobs, skipped
 
 
