@@ -25,10 +25,7 @@ prelude = """#include <tarn/tarn.hpp>
 #include <vector>
 using namespace tarn::literals;
 """
-simulated = """#include <tarn/sim.hpp>
-#include <tarn/tarn.hpp>
-namespace tarn { using device_pool = sim_pool; using cuda_pages = sim_pages; using pinned_host = sim_pinned_host; using stream = basic_stream<sim_driver>; }
-"""
+simulated = "#include <tarn/sim.hpp>\n#include <tarn/tarn.hpp>\n"
 body = simulated + """
 [[maybe_unused]] static void block([[maybe_unused]] std::size_t n, [[maybe_unused]] tarn::stream_ref stream, [[maybe_unused]] tarn::device_id device, [[maybe_unused]] tarn::device_pool pool) {
 """

@@ -11,6 +11,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/driver/default_driver.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/in_turn.hpp"
@@ -19,13 +20,9 @@
 namespace tarn {
 
 namespace detail {
-#if TARN_HAS_CUDA
-using default_device_resource = device_pool;
-#else
-struct name_a_resource;  // without CUDA there is no default: use device_buffer<T, sim_pool> or
-                         // make_device_buffer
-using default_device_resource = name_a_resource;
-#endif
+/// device_pool, or what it means in a program without CUDA (driver/default_driver).
+template <class T>
+using default_device_resource = pool_over<basic_pages<default_driver<T>>>;
 }  // namespace detail
 
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
@@ -34,7 +31,7 @@ using default_device_resource = name_a_resource;
 /// as long as the buffer. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never
 /// throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
 /// other operations need the stream to exist.
-template <class T, class Resource = detail::default_device_resource>
+template <class T, class Resource = detail::default_device_resource<T>>
 class device_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
                 "tarn: device_buffer<T> never constructs elements: T must be trivially copyable");

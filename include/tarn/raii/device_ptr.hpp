@@ -20,7 +20,7 @@ namespace tarn {
 /// other than stream() by set_stream() or by the resource's record_stream(). Not thread-safe. Destruction never throws, works with
 /// any current device and after the stream is destroyed, and does nothing once the driver is unloaded. There is no default
 /// constructor, since a null pointer needs a resource, too.
-template <class T, class Resource = detail::default_device_resource>
+template <class T, class Resource = detail::default_device_resource<T>>
 class device_ptr {
   static constexpr bool is_array = std::is_unbounded_array_v<T>;
 

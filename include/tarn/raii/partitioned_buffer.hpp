@@ -43,7 +43,7 @@ struct guard_for<Driver> {
 /// run concurrently, and the host waits only where documented. Several parts may be on one device. Movable, not copyable. One
 /// thread at a time. A moved-from buffer may only be assigned and destroyed. A constructor that throws frees the parts
 /// allocated so far.
-template <class T, class Resource = detail::default_device_resource>
+template <class T, class Resource = detail::default_device_resource<T>>
 class partitioned_buffer {
  public:
   using value_type = T;

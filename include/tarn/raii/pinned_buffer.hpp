@@ -14,6 +14,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/driver/default_driver.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/pinned_host.hpp"
 
@@ -32,12 +33,6 @@ struct can_only_be_uninitialised {
   }
 };
 
-#if TARN_HAS_CUDA
-using default_pinned_resource = pinned_host;
-#else
-struct name_a_pinned_resource;  // without CUDA there is no default: use pinned_buffer<T, sim_pinned_host>
-using default_pinned_resource = name_a_pinned_resource;
-#endif
 }  // namespace detail
 
 /// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span and with
@@ -47,7 +42,7 @@ using default_pinned_resource = name_a_pinned_resource;
 /// one handle means those of all devices, such a buffer is freed behind the default streams of each device in use. The host does not wait for anything: synchronise before it reads what a device
 /// writes. Holds its resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
 /// never throws, and does nothing once the driver is unloaded. Not thread-safe.
-template <class T, class Resource = detail::default_pinned_resource>
+template <class T, class Resource = basic_pinned<detail::default_driver<T>>>
 class pinned_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
                 "tarn: pinned_buffer<T> is for copies to devices: T must be trivially copyable");

@@ -109,13 +109,20 @@ class sim_machine {
   explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
 
   /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default options and never
-  /// destroyed, so that objects with static storage may use it until exit. TARN_SIM_TOOL=attached in the environment attaches
-  /// the memory tool.
+  /// destroyed, so that objects with static storage may use it until exit. Variables of the environment change it:
+  /// TARN_SIM_DEVICES is the number of its devices, TARN_SIM_SHARING=descriptors lets processes share memory, and
+  /// TARN_SIM_TOOL=attached attaches the memory tool.
   [[nodiscard]] static sim_machine const& standard() {
     static sim_machine const* const machine = [] {
       sim_options options;
-      char const* const tool = std::getenv("TARN_SIM_TOOL");
-      if (tool != nullptr && std::string(tool) == "attached") options.tool = sim_tool::attached;
+      auto const variable = [](char const* name) {
+        char const* const value = std::getenv(name);
+        return std::string(value != nullptr ? value : "");
+      };
+      int const devices = std::atoi(variable("TARN_SIM_DEVICES").c_str());
+      if (devices > 0) options.devices = devices;
+      if (variable("TARN_SIM_SHARING") == "descriptors") options.sharing = sim_sharing::descriptors;
+      if (variable("TARN_SIM_TOOL") == "attached") options.tool = sim_tool::attached;
       return new sim_machine(options);
     }();
     return *machine;
