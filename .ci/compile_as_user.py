@@ -34,6 +34,7 @@ LEVELS = ["-O0", "-O2", "-O3"]
 # In one file of all examples main() is an ordinary function, which returns nothing.
 NO_MAIN, NO_MAIN_NVCC = ["-Wno-return-type"], ["-Xcompiler=-Wno-return-type", "-diag-suppress=940"]
 HOST = ["-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]
+SIMULATED = ["-include", "tarn/sim.hpp"]  # gives CUDA's names to the simulated device
 COMPILERS = {  # the name in the report: the command
     "g++-11": ["g++-11"],
     "g++-12": ["g++-12"],
@@ -124,7 +125,8 @@ def nvtx_with_module(folder):
 
 
 def jobs_and_skipped(short, folder):
-    examples = sorted((ROOT / "examples").glob("*.cpp")) + sorted((ROOT / "examples/cmake_consumer").glob("*.cpp"))
+    unit_test = ROOT / "examples/layer_test.cpp"
+    examples = sorted(set((ROOT / "examples").glob("*.cpp")) - {unit_test}) + sorted((ROOT / "examples/cmake_consumer").glob("*.cpp"))
     headers = sorted((INCLUDE / "tarn").glob("*.hpp"))
     interop = sorted((ROOT / "tests/interop").glob("*.cpp"))
     jobs, skipped = [], []
@@ -167,12 +169,14 @@ def jobs_and_skipped(short, folder):
                 jobs.append(Job(f"{name} {level} {what}", [*flags[:1], *WARNINGS, *flags[1:], level, *more], text))
 
             if short:
-                add("all examples and headers", [*host, *NO_MAIN], "".join(map(of_file, plain)) + all_in_one(usable))
+                add("all examples and headers", [*host, *SIMULATED, *NO_MAIN], "".join(map(of_file, plain)) + all_in_one(usable))
                 if cuda_headers and level == ("-O2" if once else "-O0"):  # no template is used here: other levels see no more
                     add("all headers with CUDA", with_cuda, "".join(map(of_file, cuda_headers)))
                 continue
             for example in usable:
-                add(str(example.relative_to(ROOT)), host, of_file(example))
+                add(str(example.relative_to(ROOT)), [*host, *SIMULATED], of_file(example))
+            if catch == 2:
+                add(str(unit_test.relative_to(ROOT)), [*host, *SIMULATED], of_file(unit_test))
             for header in plain:
                 add(str(header.relative_to(ROOT)), host, of_file(header))
             for header in interop_here:
@@ -187,7 +191,7 @@ def jobs_and_skipped(short, folder):
     nvtx = nvtx_with_module(folder)
     if not nvtx:
         skipped.append("nvcc: another NVTX (CUDA has none here)")
-    both = [e for e in examples if "gpu_or_simulated.hpp" in e.read_text()]
+    both = examples + sorted((ROOT / "examples").glob("*.cu"))
     interop = sorted((ROOT / "tests/interop").glob("*.cu")) if catch else []
     program = ROOT / "tests/package/cuda_program.cu"
     for version, nvcc in installed.items():

@@ -484,17 +484,16 @@ run_examples() {
   for program in "$build"/examples/*_cuda; do
     name=$(basename "$program" _cuda)
     say "-- $name"
-    timeout 30 python3 "$root/examples/compare.py" "$root/examples/$name.expected" "$program" || { say "FAILED: $name"; failed=1; }
+    timeout 30 python3 "$root/examples/compare.py" --gpu "$root/examples/$name.expected" "$program" || { say "FAILED: $name"; failed=1; }
   done >>"$log" 2>&1
   # One process for each of two GPUs, or for the one.
   if [ -n "$mpi_dir" ] && [ -x "$build/examples/data_parallel_cuda_mpi" ]; then
     say "-- data_parallel, started by mpirun"
     OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated timeout 60 \
-      python3 "$root/examples/compare.py" "$root/examples/data_parallel_mpi.expected" "$mpi_dir/bin/mpirun.openmpi" \
+      python3 "$root/examples/compare.py" --gpu "$root/examples/data_parallel_mpi.expected" "$mpi_dir/bin/mpirun.openmpi" \
       -n $((${#devices} > 0 ? 2 : 1)) "$build/examples/data_parallel_cuda_mpi" || { say "FAILED: data_parallel_cuda_mpi"; failed=1; }
   fi >>"$log" 2>&1
   sed -i "s|$root/||g" "$log"
-  grep -q "running on CUDA" "$log" || { say "FAILED: no example ran on the GPU" >>"$log"; failed=1; }
   grep -B 25 FAILED "$log"
   return $failed
 }

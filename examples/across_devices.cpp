@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One array over three GPUs: a pool on each, parts by share, pieces copied between devices, the result gathered. Uses the GPUs that
-// are found, otherwise a simulated machine with three.
+// there are; simulated ones with TARN_SIM_DEVICES=3 in the environment.
+
+#include <tarn/tarn.hpp>
+#include <tarn/transfer.hpp>
 
 #include <cstddef>
 #include <cstdio>
@@ -8,15 +11,15 @@
 #include <span>
 #include <vector>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-#include "tarn/transfer.hpp"
-
-void run(auto gpus) {
-  std::vector<tarn::device_id> const devices = gpus.devices();
-  // Pools over `gpus.cuda_pages(device) | tarn::accessible_from(devices)` let the kernels of one device use the memory of
-  // another in place, where a path between the devices allows it.
-  tarn::per_device pools{[gpus](tarn::device_id device) { return gpus.device_pool(device); }};
+int main() {
+  // One pool for each device, made at its first use. Pools over `tarn::cuda_pages{device} | tarn::accessible_from(devices)` let
+  // the kernels of one device use the memory of another in place, where a path between the devices allows it.
+  tarn::per_device<tarn::device_pool> pools;
+  std::vector<tarn::device_id> devices;  // a program for CUDA alone asks cudaGetDeviceCount
+  try {
+    for (int d = 0;; ++d) devices.push_back(pools[tarn::device_id{d}].device());
+  } catch (tarn::cuda_error const&) {  // there is no such device
+  }
   std::size_t const n = 1'000'000;
   std::vector<int> host(n);
   std::iota(host.begin(), host.end(), 0);
@@ -24,7 +27,7 @@ void run(auto gpus) {
   // The first device also does other work, so it gets half a share. Parts begin at whole rows of 1,000.
   std::vector<double> shares(devices.size(), 1.0);
   shares[0] = 0.5;
-  using buffer = tarn::partitioned_buffer<int, typename decltype(pools)::pool_type>;
+  using buffer = tarn::partitioned_buffer<int>;
   buffer whole(pools, devices, tarn::partition::weighted(n, shares, 1000));
   whole.scatter(host);
   whole.for_each_part([](auto const& part) {  // its device is current: launch kernels on part.stream here
@@ -52,8 +55,4 @@ void run(auto gpus) {
   pools.for_each([](tarn::device_id device, auto& pool) {
     std::printf("device %d: %zu KiB allocated\n", device.value, tarn::memory_allocated(pool) >> 10);
   });
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpus) { run(gpus); }, tarn::sim_machine{tarn::sim_options{.devices = 3}});
 }

@@ -2,10 +2,9 @@
 // The position of a limit is its meaning: over a pool it bounds live bytes, under it reserved bytes. budget_scope lowers it
 // temporarily.
 
-#include <iostream>
+#include <tarn/tarn.hpp>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
+#include <iostream>
 
 using namespace tarn::literals;
 
@@ -19,9 +18,9 @@ void ask(Memory memory, std::size_t bytes) {
   }
 }
 
-void run(auto gpu) {
-  auto live = gpu.cuda_pages() | tarn::pooled{} | tarn::limited{1_GiB};
-  auto reserved = gpu.cuda_pages() | tarn::limited{1_GiB} | tarn::pooled{};
+int main() {
+  auto live = tarn::cuda_pages{} | tarn::pooled{} | tarn::limited{1_GiB};
+  auto reserved = tarn::cuda_pages{} | tarn::limited{1_GiB} | tarn::pooled{};
   ask(live, 2_GiB);
   ask(reserved, 2_GiB);
   {
@@ -29,8 +28,4 @@ void run(auto gpu) {
     ask(live, 200_MiB);
   }
   ask(live, 200_MiB);
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

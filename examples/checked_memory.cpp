@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checked memory: each misuse is reported with the block's history.
 
+#include <tarn/tarn.hpp>
+
 #include <cstdio>
 #include <span>
 #include <string_view>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-
-void run(auto gpu) {
+int main() {
   tarn::set_misuse_handler([](tarn::misuse const& what) {
     // Addresses differ between runs: print the text from "of ... bytes" on.
     std::string_view const text = what.what();
     std::printf("%s\n", text.substr(text.find(" of ") + 1).data());
   });
-  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::checked{} | tarn::tracked{};
+  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::checked{} | tarn::tracked{};
   tarn::stream_ref const stream;
   unsigned char const one = 1;
   auto const write = [&](unsigned char* to) {  // in place of a kernel
@@ -33,8 +32,4 @@ void run(auto gpu) {
   memory->upstream()->check_all();
 
   (void)memory.allocate(stream, 300);  // leaked
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

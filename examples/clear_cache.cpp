@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // cache_guard: returns the pool's cache to the driver around a scope; live memory stays.
 
-#include <iostream>
+#include <tarn/tarn.hpp>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
+#include <iostream>
 
 using namespace tarn::literals;
 
-void run(auto gpu) {
-  auto pool = gpu.device_pool();
-  auto const stream = gpu.stream();
+int main() {
+  tarn::device_pool pool;
+  tarn::stream const stream;
   auto kept = tarn::make_device_buffer<std::byte>(pool, 64_MiB, stream);
   tarn::make_device_buffer<std::byte>(pool, 512_MiB, stream).clear();
   auto const reserved = [&] { return tarn::memory_reserved(pool) >> 20; };
@@ -23,8 +22,4 @@ void run(auto gpu) {
     std::cout << "the scope cached again: " << reserved() << " MiB\n";
   }
   std::cout << "after: " << reserved() << " MiB\n";
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs an example, shows what it prints, and compares its standard output with NAME.expected; on CUDA with NAME.cuda.expected if
-there is one. A line that begins with ~ is a regular expression; one that begins with ~* matches any number of lines."""
+"""compare.py [--gpu] NAME.expected COMMAND...
+
+Runs an example, shows what it prints, and compares its standard output with NAME.expected. With --gpu it is skipped (77) where there is
+no GPU, and compared with NAME.cuda.expected if there is one. A line that begins with ~ is a regular expression; one that begins with ~*
+matches any number of lines."""
 import pathlib
 import re
 import subprocess
 import sys
 
-run = subprocess.run(sys.argv[2:], text=True, capture_output=True, timeout=120)
+arguments = sys.argv[1:]
+on_gpu = arguments[0] == "--gpu"
+if on_gpu:
+    del arguments[0]
+    try:
+        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0
+    except OSError:
+        found = False
+    if not found:
+        print("skipped: no GPU")
+        sys.exit(77)
+run = subprocess.run(arguments[1:], text=True, capture_output=True, timeout=120)
 print(run.stderr + run.stdout, end="")
-if run.returncode == 0 and "skipped: " in run.stderr:
-    sys.exit(77)
 
-expected = pathlib.Path(sys.argv[1])
-on_cuda = expected.with_suffix(".cuda.expected")
-if on_cuda.exists() and "running on CUDA" in run.stderr:
-    expected = on_cuda
+expected = pathlib.Path(arguments[0])
+if on_gpu and expected.with_suffix(".cuda.expected").exists():
+    expected = expected.with_suffix(".cuda.expected")
 
 
 def pattern(line):

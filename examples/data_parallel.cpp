@@ -2,10 +2,13 @@
 // Data-parallel training: the network of train.cpp on several GPUs, each with a part of every batch. NCCL sums the gradients in the
 // pools' own buffers, which are registered with it once; so each block lies in one physical handle.
 //
-//   data_parallel [DEVICES]            one process with all its GPUs; without a GPU, on so many simulated devices
+//   data_parallel                      one process with all its GPUs; simulated ones with TARN_SIM_DEVICES=4 in the environment
 //   mpirun -n 4 data_parallel_mpi      one process for each GPU; NCCL's id travels by MPI. Other machines: mpirun --hostfile FILE
 //
 // On simulated devices the host adds the gradients, and MPI between processes.
+
+#include <tarn/nccl.hpp>
+#include <tarn/tarn.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -19,8 +22,6 @@
 #include <utility>
 #include <vector>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/nccl.hpp"
 #include "train_network.hpp"
 
 #if TARN_EXAMPLE_MPI
@@ -66,6 +67,7 @@ class processes {
   [[nodiscard]] int count() const { return count_; }
   [[nodiscard]] int index_on_machine() const { return index_on_machine_; }
 
+#if !TARN_HAS_CUDA
   /// Adds up the values of all processes, in each.
   void sum([[maybe_unused]] std::span<float> values) const {
 #if TARN_EXAMPLE_MPI
@@ -74,6 +76,7 @@ class processes {
                         MPI_COMM_WORLD);
 #endif
   }
+#endif
   /// Copies the first process's value to all.
   template <class T>
   void from_first([[maybe_unused]] T& value) const {
@@ -99,53 +102,22 @@ class processes {
   int index_on_machine_ = 0;
 };
 
+using pool_type = tarn::stack<tarn::cuda_pages, tarn::pooled, tarn::tracked>;
+
 /// One GPU, with its share of the data and a network that is the same on all.
-template <class Gpu>
 struct rank {
-  using driver_type = typename Gpu::driver_type;
-  static auto pool_on(Gpu const& gpu, tarn::device_id where) {
-    return gpu.cuda_pages(where) | tarn::pooled{.handles = tarn::handles_per_block::one} | tarn::tracked{};
-  }
-  using pool_type = decltype(pool_on(std::declval<Gpu const&>(), tarn::device_id{}));
-  rank(Gpu const& gpu, tarn::device_id where, std::span<sample const> share)
+  rank(tarn::device_id where, std::span<sample const> share)
       : device(where),
-        pool(pool_on(gpu, where)),
-        stream(gpu.stream(where)),
-        net(pool, {gpu.driver(where), stream}, {}),
+        pool(tarn::cuda_pages{where} | tarn::pooled{.handles = tarn::handles_per_block::one} |
+             tarn::tracked{}),
+        stream(pool.driver()),
+        net(pool, {pool.driver(), stream}, {}),
         data(tarn::make_device_buffer<sample>(pool, share, stream)) {}
   tarn::device_id device;
   pool_type pool;
-  tarn::basic_stream<driver_type> stream;
+  tarn::stream stream;
   network<float, pool_type> net;
   tarn::device_buffer<sample, pool_type> data;
-};
-
-/// Sums the gradients of all ranks, on simulated devices: their memory is the host's.
-template <class Gpu>
-class reduction {
- public:
-  reduction(processes const& all, std::list<rank<Gpu>>& mine) : all_(all), mine_(mine) {}
-  void operator()() {
-    for (rank<Gpu>& r : mine_) r.stream.synchronize();
-    auto const sums = mine_.front().net.gradients();
-    for (std::size_t l = 0; l < sums.size(); ++l) {
-      for (rank<Gpu>& r : mine_) {
-        if (&r == &mine_.front()) continue;
-        auto const part = r.net.gradients()[l];
-        for (std::size_t i = 0; i < part.size(); ++i) sums[l][i] += part[i];
-      }
-      all_.sum(sums[l]);
-      for (rank<Gpu>& r : mine_) {
-        if (&r != &mine_.front()) std::copy(sums[l].begin(), sums[l].end(), r.net.gradients()[l].begin());
-      }
-    }
-  }
-  /// Calls of the library that registered memory.
-  [[nodiscard]] std::size_t registrations() const { return 0; }
-
- private:
-  processes const& all_;
-  std::list<rank<Gpu>>& mine_;
 };
 
 #if TARN_HAS_NCCL && !TARN_WITHOUT_NCCL
@@ -153,13 +125,10 @@ void require(ncclResult_t code, char const* call) {
   if (code != ncclSuccess) throw tarn::nccl_error(code, call, nullptr);
 }
 
-/// The same by NCCL, on the ranks' streams.
-template <>
-class reduction<gpu_or_simulated<tarn::cuda_driver>> {
-  using rank_type = rank<gpu_or_simulated<tarn::cuda_driver>>;
-
+/// Sums the gradients of all ranks by NCCL, on the ranks' streams.
+class reduction {
  public:
-  reduction(processes const& all, std::list<rank_type>& mine) : mine_(mine) {
+  reduction(processes const& all, std::list<rank>& mine) : mine_(mine) {
     auto const ranks = static_cast<int>(mine.size()) * all.count();
     auto const first = static_cast<int>(mine.size()) * all.index();
     ncclUniqueId id{};
@@ -168,7 +137,7 @@ class reduction<gpu_or_simulated<tarn::cuda_driver>> {
     communicators_.resize(mine.size());
     require(ncclGroupStart(), "ncclGroupStart");
     int i = 0;
-    for (rank_type const& r : mine) {
+    for (rank const& r : mine) {
       tarn::device_guard const here(r.device);
       require(ncclCommInitRank(&communicators_[static_cast<std::size_t>(i)], ranks, id, first + i),
               "ncclCommInitRank");
@@ -176,26 +145,26 @@ class reduction<gpu_or_simulated<tarn::cuda_driver>> {
     }
     require(ncclGroupEnd(), "ncclGroupEnd");
     auto c = communicators_.begin();
-    for (rank_type const& r : mine) registered_.push_back(tarn::register_with_nccl(r.pool, *c++));
+    for (rank const& r : mine) registered_.push_back(tarn::register_with_nccl(r.pool, *c++));
   }
   reduction(reduction const&) = delete;
   reduction& operator=(reduction const&) = delete;
   ~reduction() {
-    for (rank_type& r : mine_) (void)cudaStreamSynchronize(r.stream);
+    for (rank& r : mine_) (void)cudaStreamSynchronize(r.stream);
     registered_.clear();
     for (ncclComm_t const c : communicators_) (void)ncclCommDestroy(c);
   }
   void operator()() {
     std::size_t const layers = mine_.front().net.gradients().size();
     auto registered = registered_.begin();
-    for (rank_type& r : mine_) {
+    for (rank& r : mine_) {
       for (auto const part : r.net.gradients()) (void)registered->ensure(part.data(), part.size_bytes());
       ++registered;
     }
     require(ncclGroupStart(), "ncclGroupStart");
     for (std::size_t l = 0; l < layers; ++l) {
       std::size_t i = 0;
-      for (rank_type& r : mine_) {
+      for (rank& r : mine_) {
         auto const part = r.net.gradients()[l];
         require(ncclAllReduce(part.data(), part.data(), part.size(), ncclFloat, ncclSum, communicators_[i],
                               r.stream.get()),
@@ -212,21 +181,47 @@ class reduction<gpu_or_simulated<tarn::cuda_driver>> {
   }
 
  private:
-  std::list<rank_type>& mine_;
+  std::list<rank>& mine_;
   std::vector<ncclComm_t> communicators_{};
-  std::vector<tarn::nccl_registrations<rank_type::pool_type>> registered_{};
+  std::vector<tarn::nccl_registrations<pool_type>> registered_{};
 };
 #elif TARN_HAS_CUDA
 /// One GPU of one process has nothing to add.
-template <>
-class reduction<gpu_or_simulated<tarn::cuda_driver>> {
+class reduction {
  public:
-  reduction(processes const& all, std::list<rank<gpu_or_simulated<tarn::cuda_driver>>>& mine) {
+  reduction(processes const& all, std::list<rank> const& mine) {
     if (mine.size() * static_cast<std::size_t>(all.count()) != 1)
       throw std::runtime_error("several GPUs need NCCL: install libnccl-dev and build again");
   }
   void operator()() const {}
   [[nodiscard]] std::size_t registrations() const { return 0; }
+};
+#else
+/// Sums the gradients of all ranks, on simulated devices: their memory is the host's.
+class reduction {
+ public:
+  reduction(processes const& all, std::list<rank>& mine) : all_(all), mine_(mine) {}
+  void operator()() {
+    for (rank& r : mine_) r.stream.synchronize();
+    auto const sums = mine_.front().net.gradients();
+    for (std::size_t l = 0; l < sums.size(); ++l) {
+      for (rank& r : mine_) {
+        if (&r == &mine_.front()) continue;
+        auto const part = r.net.gradients()[l];
+        for (std::size_t i = 0; i < part.size(); ++i) sums[l][i] += part[i];
+      }
+      all_.sum(sums[l]);
+      for (rank& r : mine_) {
+        if (&r != &mine_.front()) std::copy(sums[l].begin(), sums[l].end(), r.net.gradients()[l].begin());
+      }
+    }
+  }
+  /// Calls of the library that registered memory.
+  [[nodiscard]] std::size_t registrations() const { return 0; }
+
+ private:
+  processes const& all_;
+  std::list<rank>& mine_;
 };
 #endif
 
@@ -248,60 +243,61 @@ std::vector<sample> share_of(std::size_t rank, std::size_t part) {
 }
 
 /// Trains with these devices of this process and those of the others.
-template <class Gpu>
-outcome train(Gpu const& gpu, std::vector<tarn::device_id> const& devices, processes const& all) {
+outcome train(std::vector<tarn::device_id> const& devices, processes const& all) {
   std::size_t const ranks = devices.size() * static_cast<std::size_t>(all.count());
   std::size_t const first_rank = devices.size() * static_cast<std::size_t>(all.index());
   if (batch_size % ranks != 0) throw std::runtime_error("the batch cannot be divided among so many ranks");
   std::size_t const part = batch_size / ranks;
-  std::list<rank<Gpu>> mine;
+  std::list<rank> mine;
   for (std::size_t i = 0; i < devices.size(); ++i) {
-    tarn::basic_device_guard<typename Gpu::driver_type> const here(devices[i]);
-    mine.emplace_back(gpu, devices[i], share_of(first_rank + i, part));
+    tarn::device_guard const here(devices[i]);
+    mine.emplace_back(devices[i], share_of(first_rank + i, part));
   }
-  reduction<Gpu> sum(all, mine);
+  reduction sum(all, mine);
 
   std::optional<std::size_t> registrations;
-  for (rank<Gpu>& r : mine) tarn::reset_peak_memory_stats(r.pool);
+  for (rank& r : mine) tarn::reset_peak_memory_stats(r.pool);
   for (int epoch = 0; epoch < epochs; ++epoch) {
     for (std::size_t batch = 0; batch < examples.size() / batch_size; ++batch) {
-      for (rank<Gpu>& r : mine) {
-        tarn::basic_device_guard<typename Gpu::driver_type> const here(r.device);
+      for (rank& r : mine) {
+        tarn::device_guard const here(r.device);
         r.net.add_gradients(r.data.span().subspan(batch * part, part), batch_size);
       }
       sum();
-      for (rank<Gpu>& r : mine) {
-        tarn::basic_device_guard<typename Gpu::driver_type> const here(r.device);
+      for (rank& r : mine) {
+        tarn::device_guard const here(r.device);
         r.net.update_weights();
       }
       if (!registrations) registrations = sum.registrations();
     }
   }
   std::vector<double> peaks;
-  for (rank<Gpu>& r : mine) peaks.push_back(static_cast<double>(tarn::max_memory_allocated(r.pool)));
+  for (rank& r : mine) peaks.push_back(static_cast<double>(tarn::max_memory_allocated(r.pool)));
   outcome out{{}, ranks, all.gather(peaks), sum.registrations() - *registrations};
-  tarn::basic_device_guard<typename Gpu::driver_type> const here(mine.front().device);
+  tarn::device_guard const here(mine.front().device);
   out.on_unseen = mine.front().net.outputs_for(unseen);
   return out;
 }
 
 /// The devices that a process trains on: all, or one where there are several processes. Each process simulates devices of its own.
-template <class Gpu>
-std::vector<tarn::device_id> devices_for(Gpu const& gpu, processes const& all) {
-  auto const devices = gpu.devices();
+std::vector<tarn::device_id> devices_for(processes const& all) {
+  std::vector<tarn::device_id> devices;  // a program for CUDA alone asks cudaGetDeviceCount
+  try {
+    for (int d = 0;; ++d) devices.push_back(tarn::device_pool{tarn::cuda_pages{tarn::device_id{d}}}.device());
+  } catch (tarn::cuda_error const&) {  // there is no such device
+    if (devices.empty()) throw;
+  }
   if (all.count() == 1) return devices;
-  bool const simulated = std::is_same_v<typename Gpu::driver_type, tarn::sim_driver>;
-  auto const mine = static_cast<std::size_t>(simulated ? 0 : all.index_on_machine());
+  auto const mine = static_cast<std::size_t>(TARN_HAS_CUDA != 0 ? all.index_on_machine() : 0);
   if (mine >= devices.size())
     throw std::runtime_error("there are more processes than GPUs on this machine: start fewer (mpirun -n)");
   return {devices[mine]};
 }
 
-template <class Gpu>
-void compare(Gpu const& gpu, processes const& all) {
-  auto const devices = devices_for(gpu, all);
-  outcome const alone = train(gpu, {devices.front()}, processes());
-  outcome const together = train(gpu, devices, all);
+void compare(processes const& all) {
+  auto const devices = devices_for(all);
+  outcome const alone = train({devices.front()}, processes());
+  outcome const together = train(devices, all);
   if (all.index() != 0) return;
   std::printf("1 rank:  loss %.3f, accuracy %.1f%%, peak %.0f bytes\n", alone.on_unseen.loss,
               alone.on_unseen.accuracy, alone.peaks.front());
@@ -316,18 +312,15 @@ void compare(Gpu const& gpu, processes const& all) {
 
 }  // namespace
 
-int main(int arguments, char** values) {
+int main() {
 #if TARN_EXAMPLE_MPI
   mpi_session const mpi;
   processes const all(mpi);
 #else
   processes const all;
 #endif
-  tarn::sim_options options;
-  options.devices = all.count() != 1 ? 1 : arguments > 1 ? std::max(1, std::atoi(values[1])) : 2;
-  tarn::sim_machine const simulated(options);
   try {
-    with_gpu_or_simulated([&](auto gpu) { compare(gpu, all); }, simulated);
+    compare(all);
   } catch (std::exception const& error) {
     std::cerr << error.what() << std::endl;
 #if TARN_EXAMPLE_MPI
@@ -335,5 +328,4 @@ int main(int arguments, char** values) {
 #endif
     return 1;
   }
-  return simulated.leaks().total() == 0 ? 0 : 1;
 }

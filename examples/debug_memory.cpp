@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Debugging policies: fences find writes past the end, poison shows memory that was never written.
 
+#include <tarn/tarn.hpp>
+
 #include <cstdio>
 #include <span>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-
-void run(auto gpu) {
+int main() {
   tarn::set_misuse_handler([](tarn::misuse const& what) {
     std::puts(what.kind() == tarn::misuse_kind::overrun ? "the handler received an overrun"
                                                         : "the handler received another misuse");
   });
-  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::fenced{} | tarn::poisoned{};
-  auto const stream = gpu.stream();
+  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::fenced{} | tarn::poisoned{};
+  tarn::stream const stream;
   auto* const p = static_cast<unsigned char*>(memory.allocate(stream, 100));
   unsigned char byte = 0;
   std::span<unsigned char> const on_host(&byte, 1);
@@ -23,8 +22,4 @@ void run(auto gpu) {
   tarn::copy_sync(memory.driver(), on_host, std::span<unsigned char>(p + 100, 1), stream);
   std::printf("broken fences: %zu\n", memory->upstream()->check_all());
   memory.deallocate(stream, p, 100);
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -2,32 +2,28 @@
 // Offload: elements that the next phase does not need are kept in pinned host memory. Prints the peak with and without, and
 // what was restored.
 
+#include <tarn/tarn.hpp>
+#include <tarn/transfer.hpp>
+
 #include <iostream>
 #include <numeric>
 #include <vector>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-#include "tarn/transfer.hpp"
-
 using namespace tarn::literals;
 
-namespace {
-
 /// A phase that needs 96 MiB, from a scratch that is rewound after each layer.
-template <class Memory, class Stream>
-void evaluate(Memory memory, Stream const& stream) {
+static void evaluate(tarn::device_pool const& memory, tarn::stream_ref stream) {
   tarn::scratch arena{memory, 96_MiB, stream};
   for (int layer = 0; layer < 3; ++layer) {
     tarn::rewind_scope const temporaries{arena};
-    (void)arena.template take<float>(tarn::items_in<float>(96_MiB));
+    (void)arena.take<float>(tarn::items_in<float>(96_MiB));
   }
 }
 
-void run(auto gpu) {
-  auto memory = gpu.device_pool();
-  auto pinned = gpu.pinned_host() | tarn::pooled{};
-  auto const stream = gpu.stream();
+int main() {
+  tarn::device_pool memory;
+  auto pinned = tarn::pinned_host{} | tarn::pooled{};
+  tarn::stream const stream;
   std::vector<float> host(tarn::items_in<float>(64_MiB));
   std::iota(host.begin(), host.end(), 0.0F);
   auto weights = tarn::make_device_buffer<float>(memory, 1_MiB, stream);
@@ -53,10 +49,4 @@ void run(auto gpu) {
   std::cout << "restored " << (back == host ? "equal" : "different") << "\n";
   tarn::free_on(std::move(optimizer), stream);
   std::cout << "freed: " << (tarn::memory_allocated(memory) >> 20) << " MiB are live\n";
-}
-
-}  // namespace
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -3,10 +3,9 @@
 // the driver created and mapped, and the free ranges, which all threads share. A call that changes none of them was served by
 // the calling thread's cache.
 
-#include <iostream>
+#include <tarn/tarn.hpp>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
+#include <iostream>
 
 using namespace tarn::literals;
 
@@ -17,9 +16,9 @@ char const* served_by(tarn::pool_state const& before, tarn::pool_state const& af
   return "the thread's cache";
 }
 
-void run(auto gpu) {
-  auto pool = gpu.cuda_pages() | tarn::pooled{};
-  auto const stream = gpu.stream();
+int main() {
+  auto pool = tarn::cuda_pages{} | tarn::pooled{};
+  tarn::stream const stream;
   auto const follow = [&](char const* what, std::size_t bytes) {
     tarn::pool_state const before = pool->state();
     void* const p = pool.allocate(stream, bytes);
@@ -37,8 +36,4 @@ void run(auto gpu) {
   follow("10 MiB, warm", 10_MiB);
   follow("8 MiB, from the 10", 8_MiB);
   follow("8 MiB, warm", 8_MiB);
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

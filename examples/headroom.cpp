@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several users of one card: a pool that leaves memory to others, and two pools that get what the other caches.
 
+#include <tarn/tarn.hpp>
+#include <tarn/transfer.hpp>
+
 #include <cstddef>
 #include <iostream>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-
 using namespace tarn::literals;
 
-void run(auto gpu) {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  if (!gpu.driver().memory_info(free, total).ok()) return;
+int main() {
+  std::size_t const free = tarn::available_memory(tarn::device_pool{}).bytes;
   std::size_t const most = tarn::align_down(free / 10 * 8, 2_MiB);
 
   // A tenth of what is free stays so, for NCCL, cuBLAS or another process.
   std::size_t const spare = free / 10;
-  auto first = gpu.cuda_pages() | tarn::headroom{spare} | tarn::pooled{} | tarn::tracked{};
-  auto second = gpu.cuda_pages() | tarn::headroom{spare} | tarn::pooled{} | tarn::tracked{};
+  auto first = tarn::cuda_pages{} | tarn::headroom{spare} | tarn::pooled{} | tarn::tracked{};
+  auto second = tarn::cuda_pages{} | tarn::headroom{spare} | tarn::pooled{} | tarn::tracked{};
 
   { auto const buffer = tarn::make_device_buffer<std::byte>(first, most, tarn::stream_ref{}); }
   std::cout << "the first pool caches 80 % of what was free: " << std::boolalpha
@@ -31,8 +29,4 @@ void run(auto gpu) {
   } catch (tarn::out_of_memory const& error) {
     std::cout << "the rest is left to others: " << (error.report().headroom == spare) << '\n';
   }
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -2,11 +2,10 @@
 // What each line does to memory, as a line profiler prints it: marks around expressions and for the rest of a block, then a
 // table.
 
-#include <iostream>
+#include <tarn/diagnostics.hpp>
+#include <tarn/tarn.hpp>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/diagnostics.hpp"
-#include "tarn/tarn.hpp"
+#include <iostream>
 
 template <class Pool>
 auto layer(Pool pool, std::size_t n, tarn::stream_ref stream) {
@@ -21,8 +20,8 @@ void step(Pool pool, tarn::stream_ref stream) {
   TARN_PROFILE_EXPRESSION(pool, hidden.clear());
 }
 
-void run(auto gpu) {
-  auto pool = gpu.device_pool();
+int main() {
+  tarn::device_pool pool;
   tarn::stream_ref const stream;
   auto weights = TARN_PROFILE_EXPRESSION(pool, tarn::make_device_buffer<float>(pool, 1 << 21, stream));
   for (int i = 0; i < 3; ++i) {
@@ -30,8 +29,4 @@ void run(auto gpu) {
     step(pool, stream);
   }
   std::cout << tarn::line_profile_table();
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

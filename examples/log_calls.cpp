@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Logs each call as a line of comma-separated values through a user-defined hook; any logger works.
 
+#include <tarn/diagnostics.hpp>
+#include <tarn/tarn.hpp>
+
 #include <iostream>
 #include <string_view>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/diagnostics.hpp"
-#include "tarn/tarn.hpp"
-
 using namespace tarn::literals;
 
-void run(auto gpu) {
+int main() {
   auto const print = [](tarn::call_record const& call) {
     std::cout << tarn::format_log_line(call).view() << '\n';  // only std::cout allocates
   };
-  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::limited{1_MiB} | tarn::logged{print};
+  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::limited{1_MiB} | tarn::logged{print};
   tarn::stream_ref const stream;
 
   std::cout << tarn::log_line_header << '\n';
@@ -25,8 +24,4 @@ void run(auto gpu) {
   } catch (tarn::out_of_memory const&) {
     std::cout << "refused: the old block is as it was\n";
   }
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

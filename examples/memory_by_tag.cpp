@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory use by name: scopes, owners and handles can have a tag; errors then report it as well.
 
-#include <iostream>
+#include <tarn/diagnostics.hpp>
+#include <tarn/tarn.hpp>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/diagnostics.hpp"
-#include "tarn/tarn.hpp"
+#include <iostream>
 
 using namespace tarn::literals;
 
-void run(auto gpu) {
-  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::limited{64_MiB} | tarn::with_history{};
+int main() {
+  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::limited{64_MiB} | tarn::with_history{};
   tarn::stream_ref const stream;
 
   // A tag on an owner ...
@@ -33,8 +32,4 @@ void run(auto gpu) {
     std::cout << error.what() << '\n';
     std::cout << error.report().biggest_tags[0].name << " holds the most\n";
   }
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -2,13 +2,12 @@
 // Gradient accumulation within a budget: a batch too large for the device is processed in even parts that fit the free memory.
 // Each part counts by its weight, so the result is the gradient of the whole batch.
 
+#include <tarn/tarn.hpp>
+#include <tarn/transfer.hpp>
+
 #include <iostream>
 #include <numeric>
 #include <vector>
-
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-#include "tarn/transfer.hpp"
 
 using namespace tarn::literals;
 
@@ -31,9 +30,9 @@ double gradient(Memory memory, Stream const& stream, std::vector<float> const& s
 
 }  // namespace
 
-void run(auto gpu) {
-  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::limited{24_MiB} | tarn::tracked{};
-  auto const stream = gpu.stream();
+int main() {
+  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::limited{24_MiB} | tarn::tracked{};
+  tarn::stream const stream;
   std::size_t const samples = 10'000;
   std::vector<float> data(samples * features);
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i % 97) / 97.0F;
@@ -58,8 +57,4 @@ void run(auto gpu) {
   } catch (tarn::out_of_memory const& error) {
     std::cout << error.what() << "\n";
   }
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

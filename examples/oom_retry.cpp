@@ -2,17 +2,16 @@
 // The largest batch that works: with_oom_retry halves the size while memory runs out, and can search upward. It decides by the
 // type of the exception, and clears the pool's cache before each further try.
 
-#include <iostream>
+#include <tarn/tarn.hpp>
+#include <tarn/transfer.hpp>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-#include "tarn/transfer.hpp"
+#include <iostream>
 
 using namespace tarn::literals;
 
-void run(auto gpu) {
-  auto memory = gpu.cuda_pages() | tarn::limited{1_GiB} | tarn::pooled{};
-  auto const stream = gpu.stream();
+int main() {
+  auto memory = tarn::cuda_pages{} | tarn::limited{1_GiB} | tarn::pooled{};
+  tarn::stream const stream;
   auto const step = [&](std::size_t batch) {
     std::cout << "  batch " << batch;
     std::cout.flush();
@@ -42,8 +41,4 @@ void run(auto gpu) {
 
   std::cout << "next epoch:\n";
   std::cout << "works: " << tarn::with_oom_retry(memory, 60, attempt, options).size << "\n";
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

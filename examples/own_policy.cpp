@@ -2,11 +2,10 @@
 // A user-defined policy in 10 lines: counts requests larger than a page. A policy defines what it does around a request and the
 // next layer, once for the stream-ordered and the synchronous calls; what it does not define passes through.
 
+#include <tarn/tarn.hpp>
+
 #include <atomic>
 #include <iostream>
-
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
 
 struct counting {
   std::atomic<int> large{0};
@@ -17,16 +16,12 @@ struct counting {
   }
 };
 
-void run(auto gpu) {
-  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::around<counting>{};
-  auto const stream = gpu.stream();
+int main() {
+  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::around<counting>{};
+  tarn::stream const stream;
   for (std::size_t bytes : {100U, 5000U, 100000U, 4096U}) {
     auto block = tarn::make_device_buffer<std::byte>(memory, bytes, stream);
   }
   memory.empty_cache();  // reaches the pool through the policy
   std::cout << memory->large << " of 4 blocks were larger than a page\n";
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // A round trip: pinned host memory, a copy to the device, a copy back, all in the order of one stream.
 
+#include <tarn/tarn.hpp>
+
 #include <algorithm>
 #include <iostream>
 #include <numeric>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-
-void run(auto gpu) {
-  auto const stream = gpu.stream();
-  auto pool = gpu.device_pool();
-  auto pinned_memory = gpu.pinned_host() | tarn::pooled{};
+int main() {
+  tarn::stream const stream;
+  tarn::device_pool pool;
+  auto pinned_memory = tarn::pinned_host{} | tarn::pooled{};
   tarn::pinned_buffer<int, decltype(pinned_memory)> host(pinned_memory, 1000, tarn::elements::uninitialised,
                                                          stream);
   std::iota(host.begin(), host.end(), 1);
@@ -23,8 +22,4 @@ void run(auto gpu) {
   device.copy_to_sync(host);
   std::cout << "came back: " << host[0] << " ... " << host[999] << ", sum "
             << std::accumulate(host.begin(), host.end(), 0) << "\n";
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

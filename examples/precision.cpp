@@ -2,16 +2,15 @@
 // Weights stored in every precision: their size, and their distance from the original numbers. The pool's own figures show when
 // both copies exist. On CUDA it is compiled by nvcc, since it converts in a kernel.
 
+#include <tarn/tarn.hpp>
+#include <tarn/transfer.hpp>
+
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <optional>
 #include <span>
 #include <vector>
-
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-#include "tarn/transfer.hpp"
 
 /// Resembles the weights of a trained layer: most are small, few are large. Identical on every machine.
 static std::vector<float> weights_like(std::size_t count) {
@@ -28,9 +27,9 @@ static std::vector<float> weights_like(std::size_t count) {
   return weights;
 }
 
-void run(auto gpu) {
-  auto pool = gpu.device_pool();
-  auto const stream = gpu.stream();
+int main() {
+  tarn::device_pool pool;
+  tarn::stream const stream;
   std::size_t const n = 1 << 20;
   std::vector<float> const original = weights_like(n);
   auto const weights = tarn::make_device_buffer<float>(pool, std::span<float const>(original), stream);
@@ -66,8 +65,4 @@ void run(auto gpu) {
       tarn::items_in(std::size_t{8} << 30, tarn::element_type::f32) / 1'000'000,
       tarn::items_in(std::size_t{8} << 30, tarn::element_type::bf16) / 1'000'000,
       tarn::items_in(std::size_t{8} << 30, tarn::element_type::f8_e4m3) / 1'000'000, kept->bytes());
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

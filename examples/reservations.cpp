@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sixteen tasks on one card, whose peaks add up to three times its memory: each starts when its own peak fits, and none runs out.
 
+#include <tarn/transfer.hpp>
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -8,13 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/transfer.hpp"
-
 using namespace std::chrono_literals;
 
-void run(auto gpu) {
-  auto pool = gpu.device_pool();
+int main() {
+  tarn::device_pool pool;
   // Not all of it: a few free ranges are always too small for the next request.
   auto const memory = pool | tarn::limited{tarn::available_memory(pool).bytes / 100 * 95};
 
@@ -26,7 +25,7 @@ void run(auto gpu) {
     threads.emplace_back([&, t] {
       std::size_t const peak = memory->limit() / 160 * (15 + 2 * t);  // 9 to 28 % of the limit, 300 % in all
       auto const task = tarn::reserve(memory, peak, 60s);
-      auto const stream = gpu.stream();
+      tarn::stream const stream;
       auto const weights = tarn::make_device_buffer<std::byte>(task.resource(), peak / 4, stream);
       for (int step = 0; step < 10; ++step) {
         auto const activations = tarn::make_device_buffer<std::byte>(task.resource(), peak / 3, stream);
@@ -51,8 +50,4 @@ void run(auto gpu) {
   } catch (tarn::reservation_exceeded const& error) {
     std::cout << "more is refused: " << error.report().asked << " bytes\n";
   }
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Peaks of nested scopes: each measures its own and does not affect the others.
 
-#include <iostream>
+#include <tarn/tarn.hpp>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
+#include <iostream>
 
 using namespace tarn::literals;
 
-void run(auto gpu) {
-  auto pool = gpu.device_pool();
-  auto const stream = gpu.stream();
+int main() {
+  tarn::device_pool pool;
+  tarn::stream const stream;
   auto weights = tarn::make_device_buffer<std::byte>(pool, 100_MiB, stream);
   tarn::peak_scope training{pool};
   for (std::size_t batch : {10_MiB, 40_MiB, 20_MiB}) {
@@ -22,8 +21,4 @@ void run(auto gpu) {
   std::cout << "training: peak " << (training.peak_bytes() >> 20) << " MiB, now "
             << (training.current_bytes() >> 20) << " MiB\n"
             << "the pool: max_memory_allocated " << (tarn::max_memory_allocated(pool) >> 20) << " MiB\n";
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

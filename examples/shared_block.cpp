@@ -1,36 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // A block of a pool in a second process: exported by file descriptors over a Unix socket, imported, changed, and handed back.
+// Simulated devices share memory with TARN_SIM_SHARING=descriptors in the environment.
 
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <tarn/sharing.hpp>
+#include <tarn/tarn.hpp>
+#include <tarn/transfer.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <iostream>
+#include <span>
 #include <vector>
-
-#include "gpu_or_simulated.hpp"
-#include "tarn/sharing.hpp"
-#include "tarn/tarn.hpp"
-#include "tarn/transfer.hpp"
 
 using namespace tarn::literals;
 
 constexpr std::size_t block_bytes = 512_MiB;
 
-/// Whether all bytes of device memory have this value.
-bool all_are(auto gpu, std::byte* p, std::byte value, tarn::stream_ref stream) {
-  std::vector<std::byte> on_host(block_bytes);
-  tarn::copy_sync(gpu.driver(), std::span<std::byte const>(p, block_bytes), std::span(on_host), stream);
-  return std::all_of(on_host.begin(), on_host.end(), [&](std::byte b) { return b == value; });
-}
-
-void exporter(auto gpu, int socket) {
+static void exporter(int socket) {
   // Handles of 8 MiB, so that the block lies in many: each has a descriptor of its own.
-  auto pool = gpu.cuda_pages() | tarn::pooled{.largest_handle = 8_MiB};
-  auto const stream = gpu.stream();
+  auto pool = tarn::cuda_pages{} | tarn::pooled{.largest_handle = 8_MiB};
+  tarn::stream const stream;
   auto buffer = tarn::make_device_buffer<std::byte>(pool, block_bytes, stream);
   buffer.fill(std::byte{1});
   stream.synchronize();
@@ -39,20 +31,25 @@ void exporter(auto gpu, int socket) {
   tarn::send_block(socket, block);  // returns when the other process has mapped it
   char done = 0;
   if (::read(socket, &done, 1) != 1) return;
+  std::vector<std::byte> seen(block_bytes);
+  buffer.copy_to_sync(seen);
   std::cout << "exported by 50 handles and more: " << std::boolalpha
             << (block.description().handles.size() >= 50) << '\n'
-            << "what the importer wrote is here: " << all_are(gpu, buffer.data(), std::byte{2}, stream)
-            << '\n';
+            << "what the importer wrote is here: "
+            << (seen == std::vector<std::byte>(block_bytes, std::byte{2})) << '\n';
 }
 
-void importer(auto gpu, int socket) {
-  auto const stream = gpu.stream();
-  auto const block = tarn::receive_block(socket, gpu.cuda_pages());
-  auto* const p = static_cast<std::byte*>(block.data());
-  std::cout << "imported " << block.size_bytes() / 1_MiB << " MiB, intact: " << std::boolalpha
-            << all_are(gpu, p, std::byte{1}, stream) << std::endl;
-  (void)gpu.driver().fill(stream, p, 2, block_bytes);
-  stream.synchronize();
+static void importer(int socket) {
+  tarn::cuda_pages const pages;
+  tarn::stream const stream;
+  auto const block = tarn::receive_block(socket, pages);
+  std::span<std::byte> const bytes(static_cast<std::byte*>(block.data()), block.size_bytes());
+  std::vector<std::byte> host(bytes.size());
+  tarn::copy_sync(pages.driver(), std::span<std::byte const>(bytes), std::span(host), stream);
+  std::cout << "imported " << bytes.size() / 1_MiB << " MiB, intact: " << std::boolalpha
+            << (host == std::vector<std::byte>(bytes.size(), std::byte{1})) << std::endl;
+  host.assign(bytes.size(), std::byte{2});
+  tarn::copy_sync(pages.driver(), std::span<std::byte const>(host), bytes, stream);
   if (::write(socket, "x", 1) != 1) std::cout << "the exporter has ended\n";
 }
 
@@ -65,12 +62,9 @@ int main() {
   bool const imports = child == 0;
   ::close(sockets[imports ? 0 : 1]);
 
-  tarn::sim_options simulated;
-  simulated.sharing = tarn::sim_sharing::descriptors;
   int status = 0;
   try {
-    with_gpu_or_simulated([&](auto gpu) { imports ? importer(gpu, sockets[1]) : exporter(gpu, sockets[0]); },
-                          tarn::sim_machine(simulated));
+    imports ? importer(sockets[1]) : exporter(sockets[0]);
   } catch (std::exception const& error) {
     std::cout << error.what() << std::endl;
     status = 1;

@@ -2,33 +2,30 @@
 // sleep() and wake(): a trainer and a server in one process take turns with most of the card. Each keeps its addresses, and the
 // weights keep their contents; working memory is discarded.
 
+#include <tarn/tarn.hpp>
+#include <tarn/transfer.hpp>
+
 #include <iostream>
 #include <numeric>
 #include <string>
 #include <vector>
-
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
 
 using namespace tarn::literals;
 
 constexpr std::size_t weight_count = 1'000'000;
 
 /// Weights and working memory in pools of their own, so that they can sleep in different ways and be woken one after another.
-template <class Gpu>
 struct program {
   std::string name;
-  decltype(std::declval<Gpu>().device_pool()) weights_pool;
-  decltype(std::declval<Gpu>().device_pool()) work_pool;
-  tarn::device_buffer<int, decltype(weights_pool)> weights;
-  tarn::device_buffer<std::byte, decltype(work_pool)> work;
+  tarn::device_pool weights_pool;
+  tarn::device_pool work_pool;
+  tarn::device_buffer<int> weights;
+  tarn::device_buffer<std::byte> work;
 
-  program(std::string title, Gpu const& gpu, tarn::stream_ref stream, std::size_t work_bytes)
+  program(std::string title, tarn::stream_ref stream, std::size_t work_bytes)
       : name(std::move(title)),
-        weights_pool(gpu.device_pool()),
-        work_pool(gpu.device_pool()),
-        weights(tarn::make_device_buffer<int>(weights_pool, weight_count, stream)),
-        work(tarn::make_device_buffer<std::byte>(work_pool, work_bytes, stream)) {}
+        weights(weights_pool, weight_count, stream),
+        work(work_pool, work_bytes, stream) {}
 
   void sleep() {
     (void)tarn::sleep(weights_pool, tarn::contents::in_pinned_memory);
@@ -40,30 +37,27 @@ struct program {
   }
 };
 
-void run(auto gpu) {
-  auto const stream = gpu.stream();
-  auto const& driver = gpu.driver();
-  std::size_t free = 0;
-  std::size_t total = 0;
-  if (!driver.memory_info(free, total).ok()) return;
-  std::size_t const most = free / 10 * 7;  // two such programs do not fit side by side
-  auto const in_use = [&] {
-    std::size_t now = 0;
-    (void)driver.memory_info(now, total);
-    return now + most < free ? "most of the card" : "little";
-  };
+/// What the device has free, bytes.
+static std::size_t free_on_device() {
+  return tarn::available_memory(tarn::device_pool{}).device_free;
+}
 
-  using program_type = program<decltype(gpu)>;
-  program_type trainer("trainer", gpu, stream, most);
+int main() {
+  tarn::stream const stream;
+  std::size_t const free = free_on_device();
+  std::size_t const most = free / 10 * 7;  // two such programs do not fit side by side
+  auto const in_use = [&] { return free_on_device() + most < free ? "most of the card" : "little"; };
+
+  program trainer("trainer", stream, most);
   std::vector<int> numbers(weight_count);
   std::iota(numbers.begin(), numbers.end(), 1);
-  tarn::copy_sync(driver, std::span<int const>(numbers), trainer.weights.span(), stream);
+  trainer.weights.copy_from(numbers);
   int const* const address = trainer.weights.data();
   std::cout << "trainer made, in use: " << in_use() << '\n';
   trainer.sleep();
   std::cout << "trainer asleep, in use: " << in_use() << '\n';
 
-  program_type server("server", gpu, stream, most);
+  program server("server", stream, most);
   std::cout << "server made, in use: " << in_use() << '\n';
   try {
     trainer.wake();
@@ -75,8 +69,7 @@ void run(auto gpu) {
     server.sleep();
     trainer.wake();
     std::vector<int> now(weight_count);
-    tarn::copy_sync(driver, std::span<int const>(trainer.weights.data(), weight_count), std::span<int>(now),
-                    stream);
+    trainer.weights.copy_to_sync(now);
     bool const same = now == numbers && trainer.weights.data() == address;
     std::cout << "turn " << turn << ": trainer's weights " << (same ? "are where they were" : "changed!")
               << '\n';
@@ -88,8 +81,4 @@ void run(auto gpu) {
   } catch (tarn::pool_asleep const&) {
     std::cout << "allocating from the trainer's pool: it is asleep\n";
   }
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -4,20 +4,23 @@
 //
 //   ./snapshot [FOLDER]      FOLDER keeps the files
 
+#include <tarn/diagnostics.hpp>
+#include <tarn/tarn.hpp>
+
 #include <filesystem>
 #include <iostream>
 #include <map>
 #include <string>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/diagnostics.hpp"
-#include "tarn/tarn.hpp"
-
 using namespace tarn::literals;
 
-void run(auto gpu, std::filesystem::path const& folder) {
-  auto memory = gpu.cuda_pages() | tarn::pooled{} | tarn::with_history{.history = 100'000};
-  auto const stream = gpu.stream();
+int main(int argc, char** argv) {
+  namespace fs = std::filesystem;
+  fs::path const folder = argc > 1 ? fs::path(argv[1]) : fs::temp_directory_path() / "tarn_example_snapshot";
+  fs::create_directories(folder);
+
+  auto memory = tarn::cuda_pages{} | tarn::pooled{} | tarn::with_history{.history = 100'000};
+  tarn::stream const stream;
   auto const buffer_of = [&](char const* name, std::size_t bytes) {
     tarn::tag_scope const here{name};
     return tarn::make_device_buffer<std::byte>(memory, bytes, stream);
@@ -53,12 +56,5 @@ void run(auto gpu, std::filesystem::path const& folder) {
     tarn::save_snapshot(s, folder / name);
     std::cout << name << ": written\n";
   }
-}
-
-int main(int argc, char** argv) {
-  namespace fs = std::filesystem;
-  fs::path const folder = argc > 1 ? fs::path(argv[1]) : fs::temp_directory_path() / "tarn_example_snapshot";
-  fs::create_directories(folder);
-  with_gpu_or_simulated([&](auto gpu) { run(gpu, folder); });
   if (argc < 2) fs::remove_all(folder);
 }

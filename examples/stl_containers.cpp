@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Standard containers in pooled pinned memory, by tarn::allocator and by std::pmr.
 
+#include <tarn/pmr.hpp>
+#include <tarn/stl.hpp>
+#include <tarn/tarn.hpp>
+
 #include <iostream>
 #include <list>
 #include <memory_resource>
@@ -8,13 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/pmr.hpp"
-#include "tarn/stl.hpp"
-#include "tarn/tarn.hpp"
-
-void run(auto gpu) {
-  auto pinned = gpu.pinned_host() | tarn::pooled{} | tarn::tracked{};
+int main() {
+  auto pinned = tarn::pinned_host{} | tarn::pooled{} | tarn::tracked{};
   using memory = decltype(pinned);
   std::vector<int, tarn::allocator<int, memory>> numbers(1000, tarn::allocator<int, memory>(pinned));
   std::iota(numbers.begin(), numbers.end(), 0);
@@ -30,8 +29,4 @@ void run(auto gpu) {
             << ", map[3] " << map[3] << ", text of " << text.size() << "\n"
             << "all of it in pinned memory: " << (tarn::memory_allocated(pinned) >= 4000 ? "yes" : "no")
             << "\n";
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -2,6 +2,9 @@
 // Data larger than the device is streamed through it in batches, from memory, a file or a generator; results are copied back in
 // batches, here to a file. While the device works on one batch, the next ones are filled and copied.
 
+#include <tarn/tarn.hpp>
+#include <tarn/transfer.hpp>
+
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,15 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-#include "tarn/transfer.hpp"
-
-void run(auto gpu) {
-  auto pool = gpu.device_pool();
-  auto const stream = gpu.stream();
+int main() {
+  tarn::device_pool pool;
+  tarn::stream const stream;
   // Kept for the whole program: pinning is expensive, the pool does it once.
-  auto staging = gpu.registered_host() | tarn::pooled{} | tarn::tracked{};
+  auto staging = tarn::registered_host{} | tarn::pooled{} | tarn::tracked{};
 
   std::vector<float> values(1'000'000);
   std::iota(values.begin(), values.end(), 0.0F);
@@ -85,8 +84,4 @@ void run(auto gpu) {
     std::cout << error.what() << "\n";
   }
   std::cout << "pinned at most " << tarn::max_memory_allocated(staging) << " bytes\n";
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device_vector in the pool, and a sort whose temporaries come from the pool.
 
+#include <tarn/tarn.hpp>
+#include <tarn/thrust.hpp>
+
 #include <thrust/device_vector.h>
 #include <thrust/reduce.h>
 #include <thrust/sequence.h>
@@ -8,12 +11,8 @@
 
 #include <iostream>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-#include "tarn/thrust.hpp"
-
-void run(auto gpu) {
-  auto pool = gpu.device_pool();
+int main() {
+  tarn::device_pool pool;
   using allocator = tarn::thrust_allocator<int, decltype(pool)>;
   thrust::device_vector<int, allocator> v(100000, 0, allocator(pool));
   thrust::sequence(v.begin(), v.end());
@@ -24,8 +23,4 @@ void run(auto gpu) {
   v.clear();
   v.shrink_to_fit();
   std::cout << "after the vector: " << tarn::memory_allocated(pool) << "\n";
-}
-
-int main() {
-  with_gpu_or_simulated([](auto gpu) { run(gpu); });
 }

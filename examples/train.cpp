@@ -2,14 +2,14 @@
 // Training in less memory: a small network learns digits that the program draws, and the peak is printed with each technique
 // off and on, beside the resulting loss and accuracy.
 
+#include <tarn/tarn.hpp>
+#include <tarn/transfer.hpp>
+
 #include <cstdio>
 #include <iostream>
 #include <span>
 #include <vector>
 
-#include "gpu_or_simulated.hpp"
-#include "tarn/tarn.hpp"
-#include "tarn/transfer.hpp"
 #include "train_network.hpp"
 
 namespace {
@@ -23,16 +23,16 @@ struct result {
 };
 
 template <class Stored = float>
-result train(auto const& gpu, techniques const& how) {
+result train(techniques const& how) {
   static std::vector<sample> const examples = draw_digits(1024, 1), unseen = draw_digits(512, 2);
   constexpr int epochs = 18;
 
-  auto pool = gpu.device_pool();
-  auto const pinned = gpu.pinned_host() | tarn::pooled{};
-  auto const stream = gpu.stream();
+  tarn::device_pool pool;
+  auto const pinned = tarn::pinned_host{} | tarn::pooled{};
+  tarn::stream const stream;
   result r;
   {
-    network<Stored, decltype(pool)> net(pool, {gpu.driver(), stream}, how);
+    network<Stored, tarn::device_pool> net(pool, {pool.driver(), stream}, how);
     r.model = tarn::memory_allocated(pool);
     tarn::peak_scope const peak{pool};
     if (how.data == loading::whole) {
@@ -60,7 +60,9 @@ result train(auto const& gpu, techniques const& how) {
   return r;
 }
 
-void compare(auto const& gpu) {
+}  // namespace
+
+int main() {
   std::printf("%-34s %9s %8s %8s %8s %12s %6s %9s\n", "bytes", "peak", "saved", "model", "data",
               "activations", "loss", "accuracy");
   std::size_t without = 0;
@@ -71,17 +73,17 @@ void compare(auto const& gpu) {
                 r.peak - r.model - r.data, r.loss, r.accuracy);
   };
   std::size_t const budget = 32 * 1024;
-  result const baseline = train(gpu, {});
+  result const baseline = train({});
   // As in fine-tuning a trained model: the first two layers stay unchanged.
   layers_on_host const first_two(baseline.weights.begin(), baseline.weights.begin() + 3);
   line("baseline", baseline);
-  line("+ gradient accumulation", train(gpu, {.budget = budget}));
-  line("+ activations in bfloat16", train<tarn::bfloat16>(gpu, {}));
-  line("+ first two layers frozen", train(gpu, {.frozen = first_two}));
-  line("+ data streamed", train(gpu, {.data = loading::streamed}));
-  line("+ every second layer recomputed", train(gpu, {.remember = between_passes::keep_every_second}));
+  line("+ gradient accumulation", train({.budget = budget}));
+  line("+ activations in bfloat16", train<tarn::bfloat16>({}));
+  line("+ first two layers frozen", train({.frozen = first_two}));
+  line("+ data streamed", train({.data = loading::streamed}));
+  line("+ every second layer recomputed", train({.remember = between_passes::keep_every_second}));
   techniques const all{budget, first_two, loading::streamed, between_passes::keep_every_second};
-  line("all together", train<tarn::bfloat16>(gpu, all));
+  line("all together", train<tarn::bfloat16>(all));
   std::cout << "\nmodel: weights, gradients and velocities; activations: with their gradients, where most is "
                "alive\n"
                "accumulation, recomputation: activations only, nothing of model and data; the same result\n"
@@ -89,12 +91,4 @@ void compare(auto const& gpu) {
                "frozen layers: their gradients, velocities and activations, none of their weights; from the "
                "baseline's\n"
                "streaming: data only, down to two batches, nothing where no more than that is there\n";
-}
-
-}  // namespace
-
-int main() {
-  tarn::sim_machine const simulated;
-  with_gpu_or_simulated([](auto gpu) { compare(gpu); }, simulated);
-  return simulated.leaks().total() == 0 ? 0 : 1;
 }
