@@ -1,8 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles every ```cpp block of the Markdown files. A block with a main() is a program: it is run on the simulated device, and
-must print the block without a language that follows it. With nvcc it is compiled as CUDA, too. Any other block is the body of a
-function with `n`, `stream`, `device` and `pool`; one that is followed by output is run. Blocks marked ```cpp cuda need nvcc."""
+"""Compiles and runs what the Markdown files print.
+
+A ```cpp block with a main() is a program: it runs on the simulated device, and must print the block without a language that follows
+it. With nvcc it is compiled as CUDA, too. Any other ```cpp block is the body of a function with `n`, `stream`, `device` and `pool`;
+one that is followed by output is run. Blocks marked ```cpp cuda need nvcc.
+
+A block marked with a file's name (```cpp program.cpp) is that file, for the commands of its page. Of README.md each line of each ```sh
+block is run as it is printed, in a folder with these files and tarn's include/; the block must print the block without a language
+that follows it. Lines with ./dev are those that .ci/run runs. Each ```cmake block is the end of a project of the first of these files.
+What needs nvcc, CUDA or Catch2 is named as skipped where they are absent. No cell of README.md's tables has more than 15 words."""
 import concurrent.futures
 import os
 import pathlib
@@ -14,7 +21,6 @@ import tempfile
 
 root = pathlib.Path(__file__).resolve().parent.parent
 prelude = """#include <tarn/tarn.hpp>
-#include <tarn/sim.hpp>
 #include <tarn/thrust.hpp>
 #include <tarn/transfer.hpp>
 #include <tarn/diagnostics.hpp>
@@ -25,17 +31,17 @@ prelude = """#include <tarn/tarn.hpp>
 #include <vector>
 using namespace tarn::literals;
 """
-simulated = "#include <tarn/sim.hpp>\n#include <tarn/tarn.hpp>\n"
-body = simulated + """
+body = prelude + """
 [[maybe_unused]] static void block([[maybe_unused]] std::size_t n, [[maybe_unused]] tarn::stream_ref stream, [[maybe_unused]] tarn::device_id device, [[maybe_unused]] tarn::device_pool pool) {
 """
-host = [os.environ.get("CXX", "g++"), "-std=c++20", "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP",
-        "-I", str(root / "include")]
+simulated = [os.environ.get("CXX", "g++"), "-std=c++20", "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP",
+             "-I", str(root / "include"), "-include", "tarn/sim.hpp"]
 nvcc = shutil.which("nvcc")
+cuda = pathlib.Path("/usr/local/cuda/lib64/libcudart_static.a")
 
 
-def run(command, source=None):
-    return subprocess.run(command, input=source, text=True, capture_output=True)
+def run(command, source=None, **more):
+    return subprocess.run(command, input=source, text=True, capture_output=True, **more)
 
 
 def as_cuda(source):
@@ -45,7 +51,7 @@ def as_cuda(source):
 def program(code, output):
     """What is wrong with a program, compiled and run on the simulated device. None if nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        made = run([*host, "-x", "c++", "-", "-o", f"{folder}/program", "-pthread", "-ldl"], simulated + code)
+        made = run([*simulated, "-x", "c++", "-", "-o", f"{folder}/program", "-pthread", "-ldl"], code)
         if made.returncode:
             return "this does not compile:\n" + made.stderr[:2000]
         ran = run([f"{folder}/program"])
@@ -73,19 +79,98 @@ def check(tag, code, output):
         if not nvcc:
             print("skipped a block that needs nvcc")
             return None
-        done = as_cuda(prelude.replace("#include <tarn/sim.hpp>\n", "") + "void block(std::size_t n, cudaStream_t stream) {\n" + code + "}\n")
+        done = as_cuda(prelude + "void block(std::size_t n, cudaStream_t stream) {\n" + code + "}\n")
     else:
-        done = run([*host, "-fsyntax-only", "-x", "c++", "-"], prelude + body + code + "}\n")
+        done = run([*simulated, "-fsyntax-only", "-x", "c++", "-"], body + code + "}\n")
     return done.stderr[:2000] if done.returncode else None
 
 
+def missing_for(command, files):
+    """What this machine lacks to run a command, or None."""
+    if command.startswith("nvcc") and not nvcc:
+        return "no nvcc"
+    if "cudart" in command and not cuda.exists():
+        return "no CUDA in /usr/local/cuda"
+    named = "".join(text for name, text in files.items() if name in command)
+    if "<catch2/catch.hpp>" in named and not os.path.exists("/usr/include/catch2/catch.hpp"):
+        return "no Catch2 2"
+    return None
+
+
+def check_commands(commands, output, files):
+    """What is wrong with the lines of a shell block, None if nothing."""
+    printed = ""
+    with tempfile.TemporaryDirectory() as folder:
+        os.symlink(root / "include", f"{folder}/include")
+        for name, text in files.items():
+            (pathlib.Path(folder) / name).write_text(text)
+        for command in filter(None, (line.split("#")[0].strip() for line in commands.replace("\\\n", " ").splitlines())):
+            if command.startswith("./dev "):
+                if f"counted {command}\n" not in (root / ".ci/run").read_text():
+                    return f".ci/run does not run this: {command}"
+                continue
+            if missing := missing_for(command, files):
+                print(f"skipped, {missing}: {command}")
+                continue
+            done = run(["bash", "-c", command], cwd=folder)
+            if "unexpected memory mapping" in done.stderr:
+                print(f"skipped, ThreadSanitizer cannot start on this kernel: {command}")
+            elif done.returncode:
+                return f"this ends with status {done.returncode}: {command}\n{done.stdout[-1000:]}{done.stderr[-2000:]}"
+            else:
+                printed += done.stdout
+    if output and printed != output:
+        return f"this printed:\n{printed}instead of:\n{output}"
+    return None
+
+
+def check_cmake(lines, files):
+    """What is wrong with the lines that add tarn to a project, None if nothing."""
+    if "tarn::cuda" in lines and not (cuda.exists() and "tarn::cuda" in (root / "CMakeLists.txt").read_text()):
+        print("skipped, no CUDA here or no target for it: the CMake lines")
+        return None
+    name, text = next(iter(files.items()))
+    with tempfile.TemporaryDirectory() as folder:
+        project = pathlib.Path(folder)
+        (project / name).write_text(text)
+        (project / "CMakeLists.txt").write_text(
+            f"cmake_minimum_required(VERSION 3.22)\nproject(app LANGUAGES CXX)\nadd_executable(app {name})\n{lines}")
+        for step in (f"cmake -S {root} -B tarn -DTARN_BUILD_TESTS=OFF -DTARN_BUILD_EXAMPLES=OFF -DTARN_BUILD_BENCH=OFF",
+                     "cmake --install tarn --prefix prefix", "cmake -S . -B build -DCMAKE_PREFIX_PATH=$PWD/prefix", "cmake --build build"):
+            done = run(["bash", "-c", step], cwd=folder)
+            if done.returncode:
+                return f"{step} fails:\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
+    return None
+
+
+def jobs_of(page):
+    """(the printed lines, a function that checks them) for each block of a page that is checked."""
+    block = re.compile(r"^```(cpp|sh|cmake) *([\w.]*)\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.M | re.S)
+    found = block.findall(page.read_text())
+    files = {tag: code for language, tag, code, _ in found if language == "cpp" and "." in tag}
+    for language, tag, code, output in found:
+        if language == "cpp" and tag not in files:
+            yield code, lambda tag=tag, code=code, output=output: check(tag, code, output)
+        elif language == "sh" and page == root / "README.md":
+            yield code, lambda code=code, output=output: check_commands(code, output, files)
+        elif language == "cmake" and files:
+            yield code, lambda code=code: check_cmake(code, files)
+
+
 bad = 0
-block = re.compile(r"^```cpp *(\w*)\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.M | re.S)
-blocks = [(page, found) for page in sorted([*root.glob("*.md"), *root.glob("*/README.md")]) for found in block.findall(page.read_text())]
+for line in (root / "README.md").read_text().splitlines():
+    for cell in line.split("|")[1:-1] if line.startswith("|") else []:
+        if len(cell.split()) > 15:
+            bad += 1
+            print(f"README.md: this cell has more than 15 words: {cell.strip()}")
+pages = sorted([*root.glob("*.md"), *root.glob("*/*.md")])
+if len(sys.argv) > 1:
+    pages = [pathlib.Path(page).resolve() for page in sys.argv[1:]]
+jobs = [(page, code, act) for page in pages for code, act in jobs_of(page)]
 with concurrent.futures.ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-    for (page, found), wrong in zip(blocks, pool.map(lambda b: check(*b[1]), blocks)):
+    for (page, code, _), wrong in zip(jobs, pool.map(lambda job: job[2](), jobs)):
         if wrong:
             bad += 1
-            print(f"{page.relative_to(root)}: {wrong}\n{found[1]}")
-print(f"{len(blocks) - bad} of {len(blocks)} blocks compile, and programs print what the page says")
+            print(f"{page.relative_to(root)}: {wrong}\n{code}")
+print(f"{len(jobs)} blocks were compiled or run; {bad} mistakes")
 sys.exit(bool(bad))

@@ -3,18 +3,21 @@
 """Reads bench/results/ and writes summary.txt there: the replay, the hot paths, their tails.
 
   summary.py [RESULTS]            writes RESULTS/summary.txt
-  summary.py --readme [RESULTS]   writes the figures of the README, between its markers, and nothing else: those of the commit of
-                                  the latest replay on a GPU
+  summary.py --readme [RESULTS]   writes RESULTS/allocators.svg, the comparison with PyTorch into the README and the other tables into
+                                  bench/README.md, between their markers, and nothing else: figures of the commit of the latest
+                                  replay on a GPU
 
 Every figure is of one run on one machine. Standard library only.
 """
 import pathlib
+import statistics
 import sys
 
 sys.dont_write_bytecode = True
 import read_results as results
 
-README = pathlib.Path(__file__).parent.parent / "README.md"
+BENCH_README = pathlib.Path(__file__).resolve().parent / "README.md"
+README = BENCH_README.parent.parent / "README.md"
 BEGIN, END = "<!-- figures: bench/summary.py --readme writes them -->", "<!-- end of figures -->"
 
 
@@ -255,7 +258,7 @@ WORKS = {
 def readme_hot(rows):
     """Nanoseconds per pair beside the peers that keep stream order."""
     at = {(row["pool"], row["work"]): row for row in rows if row["device"] == "cuda" and row.get("ns_per_pair")}
-    # device_pool, which the README recommends, is the pool with exact statistics.
+    # device_pool is the pool with exact statistics.
     pools = [pool for pool in ("tarn_tracked", "torch_expandable", "rmm_binning", "rmm_arena", "cuda_async")
              if any(key[0] == pool for key in at)]
     if "tarn_tracked" not in pools or len(pools) < 2:
@@ -303,33 +306,76 @@ def readme_moving(rows):
     return lines, used
 
 
-def readme(folder):
-    text = README.read_text()
+PICTURED = ("tarn_tracked", "torch_expandable", "torch", "rmm_pool", "rmm_binning", "cuda_async")
+
+
+def bars(left, title, values, digits):
+    """A bar chart as SVG: a bar and its value for each pool."""
+    lines = [f'<text x="{left}" y="26" font-weight="bold">{title}</text>']
+    for line, (pool, value) in enumerate(values.items()):
+        y, width = 40 + 26 * line, 190 * value / max(values.values())
+        name = "tarn, device_pool" if pool == "tarn_tracked" else results.title(pool)
+        lines += [f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{name}</text>',
+                  f'<rect x="{left}" y="{y}" width="{width:.1f}" height="19" fill="{"#d95f02" if pool == "tarn_tracked" else "#9aa5b1"}"/>',
+                  f'<text x="{left + width + 6:.1f}" y="{y + 14}">{number(value, digits)}</text>']
+    return lines
+
+
+def picture(replayed, hot):
+    """An SVG with the memory that allocators which replayed all traces hold, and the host time of a block; empty without peers."""
+    held = {pool: [row for row in replayed if row["pool"] == pool and row["device"] == "cuda" and row.get("utilisation")]
+            for pool in PICTURED}
+    traces = distinct(row["trace"] for rows in held.values() for row in rows)
+    held = {pool: rows for pool, rows in held.items() if len(rows) == len(traces)}
+    pairs = {row["pool"]: row for row in hot if (row["work"], row["device"]) == ("hot_pair/65536", "cuda") and row.get("ns_per_pair")}
+    pairs = {pool: pairs[pool] for pool in PICTURED if pool in pairs}
+    if len(held) < 2 or len(pairs) < 2:
+        return ""
+    memory = {pool: statistics.median(row["peak_reserved"] / row["peak_live"] for row in rows) for pool, rows in held.items()}
+    height = 74 + 26 * max(len(held), len(pairs))
+    measured = results.measured_on([row for rows in held.values() for row in rows] + list(pairs.values()))
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" font-family="sans-serif" font-size="13">',
+        f'<rect width="860" height="{height}" rx="6" fill="#fff"/>',
+        *bars(150, f"GiB held per GiB in use, median of {len(traces)} traces", memory, 2),
+        *bars(590, "ns to allocate and free 64 KiB", {pool: row["ns_per_pair"] for pool, row in pairs.items()}, 0),
+        f'<text x="20" y="{height - 12}" font-size="11" fill="#555">{"; ".join(measured)}</text>', "</svg>", ""])
+
+
+def write_between_markers(page, parts, used):
+    """The parts, and where they were measured, between the markers of a page."""
+    text = page.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
-        sys.exit(f"{README.name} has no pair of markers: {BEGIN} ... {END}")
+        sys.exit(f"{page} has no pair of markers: {BEGIN} ... {END}")
+    before, rest = text.split(BEGIN)
+    parts = parts + ["Measured on " + "; ".join(results.measured_on(used)) + "."]
+    page.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.split(END)[1])
+
+
+def readme(folder):
     newest = results.newest_commit(results.replay(folder))
 
     def of_one_run(rows):
         return results.of_newest_run(rows, newest)
 
-    replay, used = readme_replay(of_one_run(results.replay(folder)), of_one_run(results.in_turn(folder)))
-    hot, used_hot = readme_hot(of_one_run(results.hot_paths(folder)))
-    parts = []
-    if len(replay) > 1:
-        parts.append(markdown(replay))
-    if len(hot) > 1:
-        parts.append(markdown(hot))
+    replayed = of_one_run(results.replay(folder))
+    hot_paths = of_one_run(results.hot_paths(folder))
+    drawn = picture(replayed, hot_paths)
+    if drawn:
+        (pathlib.Path(folder) / "allocators.svg").write_text(drawn)
+    replay, used = readme_replay(replayed, of_one_run(results.in_turn(folder)))
+    parts = [markdown(replay)] if len(replay) > 1 else []
+    if (pathlib.Path(folder) / "overview.png").exists():
+        parts.append("![Utilisation against time per event; cost against live blocks; cost against threads](bench/results/overview.png)")
+    write_between_markers(README, parts, used)
+
+    hot, used_hot = readme_hot(hot_paths)
     moved, used_moved = readme_moving(of_one_run(results.moving(folder)))
-    if len(moved) > 1:
-        parts.append(markdown(moved))
+    parts = [markdown(lines) for lines in (hot, moved) if len(lines) > 1]
     capped = [row for row in of_one_run(results.survival(folder)) if row["device"] == "cuda"]
     if any(not row["pool"].startswith("tarn") for row in capped):
         parts.append("Out of memory, on the GPU with a ballast beside it:\n\n" + markdown(survivors(capped)))
-    if (pathlib.Path(folder) / "overview.png").exists():
-        parts.append("![Utilisation against time per event; cost against live blocks; cost against threads](bench/results/overview.png)")
-    parts.append("Measured on " + "; ".join(results.measured_on(used + used_hot + used_moved)) + ".")
-    before, rest = text.split(BEGIN)
-    README.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + rest.split(END)[1])
+    write_between_markers(BENCH_README, parts, used_hot + used_moved)
 
 
 def main():
