@@ -1428,8 +1428,6 @@ template <class Resource>
 #include <utility>
 #include <vector>
 
-#if TARN_HAS_CUDA
-#endif
 // ---- tarn/report/memory_explanation.hpp
 // memory_explanation: the parts of a device's memory as numbers and as a table, with a residual that makes their sum exact.
 
@@ -1717,15 +1715,14 @@ device_account account_of(Driver const& driver, std::string& why) {
   return bytes == device_account::unknown ? std::nullopt : std::optional<std::size_t>(bytes);
 }
 
-/// A device_id denotes a CUDA device.
+/// A device_id denotes a device of the default driver.
 template <class Subject>
 decltype(auto) as_subject(Subject const& subject) {
-#if TARN_HAS_CUDA
   if constexpr (std::is_same_v<Subject, device_id>) {
-    return cuda_driver{subject};
-  } else
-#endif
+    return default_driver<Subject>{subject};
+  } else {
     return (subject);
+  }
 }
 
 template <class... Subjects>
@@ -1810,7 +1807,7 @@ context_cost measure(Subjects const&... subjects) {
 }  // namespace detail
 
 /// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`) of one device,
-/// pools of host memory, a driver (or a device_id, on CUDA) if there is no pool yet, and the result of measure_context(). A
+/// pools of host memory, a driver or a device_id if there is no pool yet, and the result of measure_context(). A
 /// pool passed twice counts once; of a pool over another pool pass only the lower one.
 ///
 ///   std::cout << tarn::explain_memory(pool);

@@ -3,7 +3,8 @@
 // tarn/sim.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/sim.hpp
-// The simulated device, for tests and for machines without a GPU. Opt-in, since it takes long to compile.
+// The simulated device, for tests and for machines without a GPU. Opt-in, since it takes long to compile. In a program that is
+// compiled without CUDA, device_pool, stream, cuda_pages and the other names of CUDA's types mean the simulated device.
 
 // ---- tarn/source/sim_sources.hpp
 // The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. They are in a header of their own,
@@ -3854,13 +3855,20 @@ class sim_machine {
   explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
 
   /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default options and never
-  /// destroyed, so that objects with static storage may use it until exit. TARN_SIM_TOOL=attached in the environment attaches
-  /// the memory tool.
+  /// destroyed, so that objects with static storage may use it until exit. Variables of the environment change it:
+  /// TARN_SIM_DEVICES is the number of its devices, TARN_SIM_SHARING=descriptors lets processes share memory, and
+  /// TARN_SIM_TOOL=attached attaches the memory tool.
   [[nodiscard]] static sim_machine const& standard() {
     static sim_machine const* const machine = [] {
       sim_options options;
-      char const* const tool = std::getenv("TARN_SIM_TOOL");
-      if (tool != nullptr && std::string(tool) == "attached") options.tool = sim_tool::attached;
+      auto const variable = [](char const* name) {
+        char const* const value = std::getenv(name);
+        return std::string(value != nullptr ? value : "");
+      };
+      int const devices = std::atoi(variable("TARN_SIM_DEVICES").c_str());
+      if (devices > 0) options.devices = devices;
+      if (variable("TARN_SIM_SHARING") == "descriptors") options.sharing = sim_sharing::descriptors;
+      if (variable("TARN_SIM_TOOL") == "attached") options.tool = sim_tool::attached;
       return new sim_machine(options);
     }();
     return *machine;
@@ -4183,7 +4191,7 @@ class sim_driver {
   };
 
   sim_driver() : sim_driver(device_id{}) {}
-  /// Uses a device of the process-wide machine, which has only device 0.
+  /// Uses a device of the process-wide machine, which has device 0 and as many more as TARN_SIM_DEVICES asks for.
   explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
   sim_driver(sim_machine machine, device_id device) noexcept
       : machine_(std::move(machine)), device_(device) {}
@@ -5015,5 +5023,28 @@ namespace tarn {
 using sim_pool = pool_over<sim_pages>;
 /// An owning stream of the simulated device.
 using sim_stream = basic_stream<sim_driver>;
+
+#if !TARN_HAS_CUDA
+// A program for the GPU, compiled with TARN_NO_CUDA, runs on the simulated device: include this header in its tests, or compile it
+// with `-include tarn/sim.hpp`. Use the same way for all translation units of a program.
+using cuda_pages = sim_pages;
+using cuda_malloc = sim_malloc;
+using cuda_async = sim_async;
+using pinned_host = sim_pinned_host;
+using registered_host = sim_registered_host;
+using managed = sim_managed;
+using device_pool = sim_pool;
+using device_guard = basic_device_guard<sim_driver>;
+class stream : public sim_stream {
+ public:
+  using sim_stream::sim_stream;
+};
+namespace detail {
+template <class T>
+struct simulated_driver {
+  using type = sim_driver;
+};
+}  // namespace detail
+#endif
 
 }  // namespace tarn

@@ -34,9 +34,9 @@ class allocator {
       has_property<Resource, host_accessible>,
       "tarn: standard containers access their elements on the host; use pinned_host, managed or host_memory");
 
-  allocator()
+  allocator() noexcept(std::is_nothrow_default_constructible_v<Resource>)
     requires std::default_initializable<Resource>
-      : allocator(Resource{}) {}
+      : memory_() {}
   allocator(Resource memory) noexcept : memory_(std::move(memory)) {}  // NOLINT: as std::pmr converts
   template <class U>
   allocator(allocator<U, Resource> const& other) noexcept : memory_(other.resource()) {}  // NOLINT: rebinding
@@ -44,7 +44,9 @@ class allocator {
   allocator(allocator const&) = default;
   allocator& operator=(allocator const&) = default;
 
-  /// @throws length_error   count * sizeof(T) overflows
+  /// Returns the elements of the largest request: reserve() of more in a container throws std::length_error.
+  [[nodiscard]] constexpr std::size_t max_size() const noexcept { return max_request_bytes / sizeof(T); }
+  /// @throws length_error   count is above max_size()
   /// @throws out_of_memory
   [[nodiscard]] T* allocate(std::size_t count) {
     return static_cast<T*>(detail::called_from<Resource>(detail::unknown_place(), [&] {
@@ -57,6 +59,10 @@ class allocator {
 
   [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
 
+  /// Not a template for equal types: one in the namespace of T would be as good.
+  friend bool operator==(allocator const& a, allocator const& b) noexcept {
+    return a.resource() == b.resource();
+  }
   template <class U>
   friend bool operator==(allocator const& a, allocator<U, Resource> const& b) noexcept {
     return a.resource() == b.resource();

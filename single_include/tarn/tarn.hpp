@@ -118,7 +118,8 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 #define TARN_VERSION_PATCH 0
 
 // ---- tarn/core/any_error.hpp
-// any_error: what every error of tarn is, and the place that it names. The errors are in core/error.hpp and beside what throws them.
+// any_error: what every error of tarn is, and the place that it names. The errors are in core/error.hpp and
+// beside what throws them.
 
 #include <cstddef>
 #include <string_view>
@@ -282,8 +283,9 @@ struct source_location {
 
 namespace tarn {
 
-/// What every error of tarn is, beside its standard exception type: `catch (tarn::any_error const& error)` handles all of them and
-/// nothing else. Not a std::exception itself, so that each error is one only once. One thread at a time per object.
+/// What every error of tarn is, beside its standard exception type: `catch (tarn::any_error const& error)`
+/// handles all of them and nothing else. Not a std::exception itself, so that each error is one only once.
+/// One thread at a time per object.
 class any_error {
  public:
   virtual ~any_error() = default;
@@ -291,7 +293,8 @@ class any_error {
   [[nodiscard]] virtual char const* what() const noexcept = 0;
   /// The line of the user's program whose call failed; line 0: unknown.
   [[nodiscard]] source_location where() const noexcept { return where_; }
-  /// Replaces the place, in what() too: for functions that know which line of the user's program called them. Line 0: unknown.
+  /// Replaces the place, in what() too: for functions that know which line of the user's program called them.
+  /// Line 0: unknown.
   void set_where(source_location where) noexcept {
     if (is_placed_) return;
     where_ = where;
@@ -315,8 +318,8 @@ class any_error {
 
 namespace detail {
 
-/// Replaces the last `replaced` characters by " [solver.cpp:42]", or by nothing for an unknown place; returns how many follow. Of a
-/// long path the end is kept; a text that is too long loses its own end.
+/// Replaces the last `replaced` characters by " [solver.cpp:42]", or by nothing for an unknown place; returns
+/// how many follow. Of a long path the end is kept; a text that is too long loses its own end.
 template <std::size_t Capacity>
 [[nodiscard]] std::size_t end_with_place(message<Capacity>& text, std::size_t replaced,
                                          source_location const& where) noexcept {
@@ -337,7 +340,8 @@ template <std::size_t Capacity>
   return place.size();
 }
 
-/// The base of each error of tarn: its standard type, any_error, and a text of bounded size that is built without allocating.
+/// The base of each error of tarn: its standard type, any_error, and a text of bounded size that is built
+/// without allocating.
 template <class Standard, std::size_t Capacity>
 class error_of : public Standard, public any_error {
  public:
@@ -371,8 +375,8 @@ class error_of : public Standard, public any_error {
   std::size_t place_size_ = 0;  ///< characters at the end of the text
 };
 
-/// Called while an exception is handled: throws it again; an error of tarn names the place of the user's call. Takes the parts
-/// of a source_location: in registers, they cost the caller no stack.
+/// Called while an exception is handled: throws it again; an error of tarn names the place of the user's
+/// call. Takes the parts of a source_location: in registers, they cost the caller no stack.
 [[noreturn]] TARN_NOINLINE inline void rethrow_from(char const* file, int line, char const* function) {
   try {
     throw;
@@ -931,7 +935,8 @@ struct memory_report {
   bytes_of_tag biggest_tags[3];  ///< largest live tags first, if a `with_history` layer exists
 };
 
-/// More memory would have helped: reports which layer refused, the state, and what to try. Nothing has changed.
+/// More memory would have helped: reports which layer refused, the state, and what to try. Nothing has
+/// changed.
 class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
  public:
   explicit out_of_memory(memory_report const& report) noexcept : out_of_memory(report, {}) {}
@@ -2269,29 +2274,59 @@ status record_all_work(Driver const& driver, event_handle event) noexcept {
   return open ? driver.record_all(event) : refused_for_capture("record_all");
 }
 
-/// Orders later work of `later` behind what `mark(driver, event)` marks on each device in use. Returns the first failure; some devices
+/// Makes a stream of the driver's device wait for what `mark(there, event)` marks on the device of `there`, unless that is complete
+/// already. @param later  finds the stream; called only if there is something to wait for
+template <stream_driver Driver, class Mark, class Later>
+status order_behind_device(Driver const& driver, Driver const& there, Mark const& mark,
+                           Later const& later) noexcept {
+  event_handle event = nullptr;
+  status s = there.create_event(event);
+  if (!s.ok()) return s;
+  s = mark(there, event);
+  if (s.ok() && !there.query_event(event).ok()) {
+    stream_ref waits;
+    s = later(waits);
+    if (s.ok()) s = driver.wait_event(waits, event);
+  }
+  (void)there.destroy_event(event);
+  return s;
+}
+/// Orders later work of `later` behind what `mark(there, event)` marks on each device in use. Returns the first failure; some devices
 /// may be waited for then.
 template <stream_driver Driver, class Mark>
 status order_behind_devices(Driver const& driver, stream_ref later, Mark const& mark) noexcept {
   status result;
   for_each_device_in_use(driver, [&](Driver const& there) {
-    if (!result.ok()) return;
-    event_handle event = nullptr;
-    result = there.create_event(event);
-    if (result.ok()) result = mark(there, event);
-    if (result.ok()) result = driver.wait_event(later, event);
-    if (event != nullptr) (void)there.destroy_event(event);
+    if (result.ok())
+      result = order_behind_device(driver, there, mark, [later](stream_ref& waits) {
+        waits = later;
+        return status{};
+      });
   });
   return result;
 }
-/// Records an event of the driver's own device behind what `mark(driver, event)` marks on each device in use.
+/// Records an event of the driver's own device behind what `mark(there, event)` marks on each device in use. Where work of another
+/// device is not complete, a temporary stream joins the devices; the event is then complete some microseconds after all work is.
 template <stream_driver Driver, class Mark>
 status record_behind_devices(Driver const& driver, event_handle event, Mark const& mark) noexcept {
-  if (!uses_several_devices(driver)) return mark(driver, event);
-  own_stream const joins(driver);
-  if (status const made = joins.made(); !made.ok()) return made;
-  status const s = order_behind_devices(driver, joins.get(), mark);
-  return s.ok() ? driver.record_event(event, joins.get()) : s;
+  stream_ref joins;
+  bool has_joined = false;
+  status result;
+  auto const later = [&](stream_ref& waits) {
+    status const made = has_joined ? status{} : driver.create_stream(joins);
+    has_joined = made.ok();
+    waits = joins;
+    return made;
+  };
+  for_each_device_in_use(driver, [&](Driver const& there) {
+    if (result.ok() && there.device() != driver.device())
+      result = order_behind_device(driver, there, mark, later);
+  });
+  if (!has_joined) return result.ok() ? mark(driver, event) : result;
+  if (result.ok()) result = order_behind_device(driver, driver, mark, later);
+  if (result.ok()) result = driver.record_event(event, joins);
+  (void)driver.destroy_stream(joins);
+  return result;
 }
 /// Marks all work of each device in use with an event of the driver's own device.
 template <stream_driver Driver>
@@ -4866,6 +4901,10 @@ inline constexpr bool is_shared<shared_resource<Layer>> = true;
 template <class Layer>
 concept stands_on_another = requires(Layer& layer) { layer.upstream(); };
 
+/// A layer whose blocks are pieces of those below it: a pool.
+template <class Layer>
+concept gives_pieces = Layer::hands_out_pieces;
+
 /// A layer with several resources below it.
 template <class Layer>
 concept routes_calls = requires { typename Layer::routes; };
@@ -4932,8 +4971,8 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call cons
   return called_from(from.where, call);
 }
 
-/// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record places record that of a
-/// scope around it, or none.
+/// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record
+/// places record that of a scope around it, or none.
 template <class Resource>
 void give_back(Resource& memory, stream_ref stream, void* p, std::size_t bytes,
                std::size_t alignment) noexcept {
@@ -5057,15 +5096,17 @@ class basic_pages {
   ///                     management and the driver has no plain blocks
   basic_pages()
     requires std::default_initializable<D>
-      : basic_pages(D{}) {}
+      : basic_pages(D{}, allocation_handle_type::posix_file_descriptor, source_location{}) {}
   /// On one device. @param wanted  see handle_type() @throws as above
   explicit basic_pages(device_id device,
-                       allocation_handle_type wanted = allocation_handle_type::posix_file_descriptor)
+                       allocation_handle_type wanted = allocation_handle_type::posix_file_descriptor,
+                       source_location where = source_location::current())
     requires std::constructible_from<D, device_id>
-      : basic_pages(D(device), wanted) {}
+      : basic_pages(D(device), wanted, where) {}
   /// On a given driver. @param wanted  see handle_type() @throws as above
   explicit basic_pages(D driver,
-                       allocation_handle_type wanted = allocation_handle_type::posix_file_descriptor)
+                       allocation_handle_type wanted = allocation_handle_type::posix_file_descriptor,
+                       source_location where = source_location::current())
       : driver_(std::move(driver)) {
     status s = driver_.page_granularity(granularity_);
     if (s.kind == failure::unsupported) {
@@ -5073,7 +5114,7 @@ class basic_pages {
       if constexpr (detail::plain_block_driver<D>) return;
       s.call = detail::no_pages_nor_blocks;
     }
-    if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
+    if (!s.ok()) throw cuda_error(s, driver_.device().value, where);
     type_ = available(wanted);
   }
 
@@ -5998,8 +6039,7 @@ constexpr bool keeps_addresses() noexcept {
   using layer = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
   if constexpr (std::invocable<Call, layer&>) {
     return true;
-  } else if constexpr (stands_on_another<layer> && !routes_calls<layer> &&
-                       !requires { requires layer::hands_out_pieces; }) {
+  } else if constexpr (stands_on_another<layer> && !routes_calls<layer> && !gives_pieces<layer>) {
     return keeps_addresses<std::remove_reference_t<decltype(std::declval<layer&>().upstream())>, Call>();
   } else {
     return false;
@@ -7056,6 +7096,9 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     } catch (...) {  // the host has no memory for the list
     }
   }
+
+  /// What the fences add to each block, bytes; for largest_available_block().
+  [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
 
   void* around_allocate(request const& r, auto const& next) {
     if (r.bytes == 0) return nullptr;
@@ -10802,8 +10845,9 @@ struct memory_bound {
   }
 };
 
-/// Returns what `layer` and those below it can still provide: the device's free memory, less headroom, within each limit, plus what
-/// a pool on the way caches; nothing while that pool sleeps. Of a layer that routes calls, only upstream() counts. One driver call, 5 to 100 us.
+/// Returns what `layer` and those below it can still provide: the device's free memory, less headroom, within
+/// each limit, plus what a pool on the way caches; nothing while that pool sleeps. Of a layer that routes
+/// calls, only upstream() counts. One driver call, 5 to 100 us.
 template <class Layer>
 [[nodiscard]] memory_bound memory_left(Layer& layer) {
   memory_bound left;
@@ -11246,6 +11290,13 @@ void for_each_kept(arena const& a, physical const& handle, F&& f) {
 }
 
 }  // namespace tarn::detail
+// ---- tarn/pool/growth/largest_block.hpp
+// The largest block that a growth could serve now. Pure: it reads the arena as it would be once all work on
+// free memory is done.
+
+#include <cstddef>
+#include <cstdint>
+
 // ---- tarn/pool/growth/page_choice.hpp
 // The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
 // and changes neither.
@@ -11637,6 +11688,114 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
     at += slot.bytes;
   }
   return c;
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Calls f(first range, bytes) for each contiguous free stretch of one zone, whichever streams freed it.
+/// O(ranges)
+template <class F>
+void for_each_free_stretch(arena const& a, F const& f) {
+  auto const is_free = [&](range_ref r, zone where) {
+    return r != 0 && a.ranges[r].state == range_state::free && a.ranges[r].where == where;
+  };
+  for (range_ref r = 1; r < a.ranges.size(); ++r) {
+    zone const where = a.ranges[r].where;
+    if (!is_free(r, where) || is_free(a.ranges[r].previous, where)) continue;
+    std::size_t bytes = 0;
+    for (range_ref at = r; is_free(at, where); at = a.ranges[at].next) bytes += a.ranges[at].bytes;
+    f(a.ranges[r], bytes);
+  }
+}
+
+/// The largest of several sizes, which a block of one of the zones can have.
+class largest_size {
+ public:
+  /// A block of `where` can have up to so many bytes.
+  void consider(zone where, std::size_t bytes) noexcept {
+    std::size_t& most = where == zone::large ? large_ : small_;
+    most = max_of(most, bytes);
+  }
+  /// New memory, or memory that any block can use.
+  void consider(std::size_t bytes) noexcept {
+    consider(zone::large, bytes);
+    consider(zone::small, bytes);
+  }
+  /// The zone for small blocks serves no others, nor does the other one serve small blocks.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return large_ > class_limit ? large_ : min_of(small_, class_limit);
+  }
+
+ private:
+  std::size_t large_ = 0;
+  std::size_t small_ = 0;
+};
+
+/// Over pages. O(ranges + handles).
+/// @param left       bytes that can be created
+/// @param may_remap  whether free handles are mapped together
+/// @throws std::bad_alloc
+[[nodiscard]] inline std::size_t largest_block(arena const& a, page_map const& map, std::size_t left,
+                                               bool may_remap) {
+  largest_size most;
+  free_pieces found;
+  std::size_t whole = 0;
+  for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
+    most.consider(first.where, bytes);
+    std::size_t const least = first.where == zone::large ? least_piece : map.granularity();
+    if (bytes < least) return;
+    for (std::uintptr_t at = first.address; at < first.address + bytes;) {
+      handle_ref const h = map.at(at);
+      std::uintptr_t const end = min_of(first.address + bytes, map.end_of(h));
+      piece const p{at, end - at, h};
+      bool const at_end = end == map.end_of(h);
+      bool const at_start = at == map[h].home;
+      at = end;
+      if (map[h].pins != 0) continue;
+      if (at_start && at_end) {
+        whole += p.bytes;
+      } else if (first.where == zone::large && at_end) {
+        found.ends.push_back(p);
+      } else if (first.where == zone::large && at_start) {
+        found.starts.push_back(p);
+      }
+    }
+  });
+  std::size_t const fresh = align_down(left, map.granularity());
+  if (!may_remap) {
+    most.consider(align_down(min_of(left, max_request_bytes) + whole, map.granularity()));
+    return most.bytes();
+  }
+  piece_pair const pair = largest_pair(found);
+  std::size_t end = 0;
+  for (piece const& p : found.ends) end = max_of(end, p.bytes);
+  most.consider(whole + fresh);
+  most.consider(zone::large, whole + pair.bytes());
+  most.consider(zone::large, whole + end + fresh);
+  std::size_t const with_parts = whole + pair.bytes() + fresh;
+  if (uses_up_parts(max_of(a.live_peak, a.live_bytes + with_parts), left))
+    most.consider(zone::large, with_parts);
+  return most.bytes();
+}
+
+/// Over blocks, which are neither joined nor moved. @param grain  of a new segment
+[[nodiscard]] inline std::size_t largest_block(arena const& a, std::size_t left, std::size_t grain) noexcept {
+  largest_size most;
+  std::size_t whole = 0;
+  for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
+    most.consider(first.where, bytes);
+    // A wholly free segment is given back before its memory is taken anew.
+    bool is_whole = first.previous == 0;
+    for (range const* last = &first; is_whole; last = &a.ranges[last->next]) {
+      if (last->next == 0) break;
+      is_whole = a.ranges[last->next].state == range_state::free;
+    }
+    if (is_whole) whole += bytes;
+  });
+  most.consider(align_down(min_of(left, max_request_bytes) + whole, grain));
+  return most.bytes();
 }
 
 }  // namespace tarn::detail
@@ -13495,6 +13654,12 @@ class page_growth {
     }
   }
 
+  /// The largest block that could be served if `left` more bytes can be created. @param may_remap  see pooled
+  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
+    if (!map_.is_open()) return align_down(min_of(left, max_request_bytes), usual_granule);
+    return detail::largest_block(a, map_, left, may_remap);
+  }
+
   /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles can be mapped together.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
     return a.joins_handles ? ~std::size_t{0} : most_beside(a, align_up(request.bytes, usual_granule));
@@ -13808,7 +13973,8 @@ namespace tarn::detail {
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
 inline constexpr std::size_t segment_grain = 2_MiB;
 
-/// The same below a limit, which counts what is asked: rounded up to 2 MiB, blocks of 3 MiB would use it up at 48 of 64 MiB.
+/// The same below a limit, which counts what is asked: rounded up to 2 MiB, blocks of 3 MiB would use it up
+/// at 48 of 64 MiB.
 [[nodiscard]] constexpr std::size_t segment_grain_below(bool limit, zone where) noexcept {
   return limit && where == zone::large ? range_grain : segment_grain;
 }
@@ -13873,6 +14039,11 @@ class segment_growth {
     node.where = request.where;
     a.make_free(r, request.taker, 0);
     return true;
+  }
+
+  /// The largest block that could be served if the source has `left` more bytes.
+  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool) const noexcept {
+    return detail::largest_block(a, left, segment_grain_below(is_limited<layer_type>(), zone::large));
   }
 
   /// How many bytes may stay reserved if the request is served by a new segment.
@@ -14007,6 +14178,10 @@ class page_or_block_growth {
     if (uses_blocks()) return segments_.grow(a, hot, order, request, block);
     return pages_.grow(a, hot, order, request, block);
   }
+  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
+    return uses_blocks() ? segments_.largest_block(a, left, may_remap)
+                         : pages_.largest_block(a, left, may_remap);
+  }
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
     return uses_blocks() ? segments_.keep_before(a, request) : pages_.keep_before(a, request);
   }
@@ -14103,7 +14278,7 @@ struct freed_block {
 /// over memory that a tool refuses.
 template <class Layer>
 constexpr bool gives_heaps() noexcept {
-  if constexpr (requires { requires Layer::hands_out_pieces; }) {
+  if constexpr (gives_pieces<Layer>) {
     return false;
   } else if constexpr (stands_on_another<Layer>) {
     return gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
@@ -15405,8 +15580,8 @@ class ladder {
   bool take_what_is_waited_for() {
     {
       unlocked const open(hot_);
-      front_
-          .flush_all();  // also after rung 1: the lock was released since, and threads have cached blocks again
+      // Also after rung 1: the lock was released since, and threads have cached blocks again.
+      front_.flush_all();
       end_quarantine(heap_);
       waiting_.release(true);
     }
@@ -15643,7 +15818,7 @@ enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
 /// Whether a pool over this layer may give its memory to another pool.
 template <class Layer>
 constexpr bool may_stand_on_a_pool() noexcept {
-  if constexpr (requires { requires Layer::hands_out_pieces; } || routes_calls<Layer>) {
+  if constexpr (gives_pieces<Layer> || routes_calls<Layer>) {
     return true;
   } else if constexpr (stands_on_another<Layer>) {
     return may_stand_on_a_pool<
@@ -18973,6 +19148,22 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     return given + heap_.shrink(keep_bytes);
   }
 
+  /// The largest block that allocate() would serve now, see tarn::largest_available_block().
+  /// @throws cuda_error, std::bad_alloc
+  [[nodiscard]] std::size_t largest_available_block() {
+    misuse_report const last = report_misuse_at_end();
+    std::lock_guard const cold(heap_.cold);
+    if (heap_.is_lost() || heap_.is_asleep()) return 0;
+    if (graphs_.has_ended_parts()) (void)graphs_.reap(*this, false);
+    front_.flush_all();
+    detail::end_quarantine(heap_);
+    waiting_.release(false);
+    detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));
+    if (!left.query.ok()) throw cuda_error(left.query, heap_.driver().device().value);
+    detail::hot_lock held(heap_.hot);
+    return heap_.growth.largest_block(heap_.space(held), left.bytes, detail::may_remap(heap_.options));
+  }
+
   /// For the pool of a graph_memory: a block that the calling thread caches for a captured stream; null if there is none.
   [[nodiscard]] TARN_ALWAYS_INLINE void* take_cached(stream_id id, std::size_t bytes,
                                                      std::size_t alignment) noexcept {
@@ -20836,7 +21027,8 @@ namespace tarn {
 template <class Upstream, class Other>
 class fallback_layer;
 
-/// Allocates from `other` when the upstream throws out_of_memory. Its memory must be usable wherever the upstream's is.
+/// Allocates from `other` when the upstream throws out_of_memory; other errors, such as pool_asleep, are
+/// passed on. Its memory must be usable wherever the upstream's is.
 ///
 /// Pool calls reach both resources: record_stream() and owns() the one that the block belongs to; trim(), state(), reset_peaks(),
 /// reset_totals(), note_growth() and inspect() both. The features of other layers (limits, exact statistics, records) work only
@@ -21328,6 +21520,9 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       : fenced_layer(Upstream{}) {}
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
       : base(std::move(upstream)), fences_(options.fence_bytes) {}
+
+  /// What the fences add to each block, bytes; for largest_available_block().
+  [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
 
   void* around_allocate(request const& r, auto const& next) {
     if (r.bytes == 0) return nullptr;
@@ -22180,7 +22375,8 @@ struct retry_on_oom {
   template <class Upstream>
   using layer = around_layer<retry_on_oom, Upstream>;
 
-  /// @throws out_of_memory  the handler declined; other exceptions are passed on unchanged
+  /// @throws out_of_memory  the handler declined; other exceptions, such as pool_asleep, are passed on
+  ///                        unchanged
   void* around_allocate(request const& r, auto const& next) {
     for (unsigned attempt = 1;; ++attempt) {
       try {
@@ -22254,8 +22450,8 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno (0 if no system call failed).
-/// Of a long path, the message has the end.
+/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno (0
+/// if no system call failed). Of a long path, the message has the end.
 class file_error : public detail::error_of<std::system_error, 512> {
  public:
   file_error(std::string_view path, std::string_view what, int error)
@@ -22720,6 +22916,28 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 #include <type_traits>
 #include <utility>
 
+// ---- tarn/driver/default_driver.hpp
+// The driver that a program means where it names none: CUDA's, or in a program without CUDA that of <tarn/sim.hpp>.
+
+#if TARN_HAS_CUDA
+#endif
+
+namespace tarn::detail {
+
+// T makes the driver known only where it is used: <tarn/sim.hpp> may be included before or after the headers that use it.
+#if TARN_HAS_CUDA
+template <class T>
+using default_driver = cuda_driver;
+#else
+/// Defined by <tarn/sim.hpp>. Without CUDA and without that header there is no default: name the resource, as in
+/// device_buffer<T, Pool>, or use make_device_buffer().
+template <class T>
+struct simulated_driver;
+template <class T>
+using default_driver = typename simulated_driver<T>::type;
+#endif
+
+}  // namespace tarn::detail
 // ---- tarn/raii/in_turn.hpp
 // in_turn(): orders work on one stream after the earlier work of other streams and before their later work, on the device.
 
@@ -22933,13 +23151,9 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
 namespace tarn {
 
 namespace detail {
-#if TARN_HAS_CUDA
-using default_device_resource = device_pool;
-#else
-struct name_a_resource;  // without CUDA there is no default: use device_buffer<T, sim_pool> or
-                         // make_device_buffer
-using default_device_resource = name_a_resource;
-#endif
+/// device_pool, or what it means in a program without CUDA (driver/default_driver).
+template <class T>
+using default_device_resource = pool_over<basic_pages<default_driver<T>>>;
 }  // namespace detail
 
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
@@ -22948,7 +23162,7 @@ using default_device_resource = name_a_resource;
 /// as long as the buffer. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never
 /// throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
 /// other operations need the stream to exist.
-template <class T, class Resource = detail::default_device_resource>
+template <class T, class Resource = detail::default_device_resource<T>>
 class device_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
                 "tarn: device_buffer<T> never constructs elements: T must be trivially copyable");
@@ -23312,7 +23526,7 @@ namespace tarn {
 /// other than stream() by set_stream() or by the resource's record_stream(). Not thread-safe. Destruction never throws, works with
 /// any current device and after the stream is destroyed, and does nothing once the driver is unloaded. There is no default
 /// constructor, since a null pointer needs a resource, too.
-template <class T, class Resource = detail::default_device_resource>
+template <class T, class Resource = detail::default_device_resource<T>>
 class device_ptr {
   static constexpr bool is_array = std::is_unbounded_array_v<T>;
 
@@ -23653,12 +23867,6 @@ struct can_only_be_uninitialised {
   }
 };
 
-#if TARN_HAS_CUDA
-using default_pinned_resource = pinned_host;
-#else
-struct name_a_pinned_resource;  // without CUDA there is no default: use pinned_buffer<T, sim_pinned_host>
-using default_pinned_resource = name_a_pinned_resource;
-#endif
 }  // namespace detail
 
 /// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span and with
@@ -23668,7 +23876,7 @@ using default_pinned_resource = name_a_pinned_resource;
 /// one handle means those of all devices, such a buffer is freed behind the default streams of each device in use. The host does not wait for anything: synchronise before it reads what a device
 /// writes. Holds its resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
 /// never throws, and does nothing once the driver is unloaded. Not thread-safe.
-template <class T, class Resource = detail::default_pinned_resource>
+template <class T, class Resource = basic_pinned<detail::default_driver<T>>>
 class pinned_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
                 "tarn: pinned_buffer<T> is for copies to devices: T must be trivially copyable");

@@ -73,7 +73,11 @@ class thrust_allocator {
   TARN_HOST_DEVICE ~thrust_allocator() {}
   thrust_allocator& operator=(thrust_allocator const&) = default;
 
-  /// @throws length_error   count * sizeof(T) overflows
+  /// Returns the elements of the largest request. Thrust's vectors do not ask for it.
+  [[nodiscard]] TARN_HOST_DEVICE constexpr size_type max_size() const noexcept {
+    return max_request_bytes / sizeof(T);
+  }
+  /// @throws length_error   count is above max_size()
   /// @throws out_of_memory
   [[nodiscard]] pointer allocate(size_type count) {
     return pointer(static_cast<T*>(detail::called_from<Resource>(detail::unknown_place(), [&] {
@@ -87,13 +91,13 @@ class thrust_allocator {
   [[nodiscard]] TARN_HOST_DEVICE Resource const& resource() const noexcept { return memory_; }
   [[nodiscard]] TARN_HOST_DEVICE stream_ref stream() const noexcept { return stream_; }
 
-  template <class U>
-  friend bool operator==(thrust_allocator const& a, thrust_allocator<U, Resource> const& b) noexcept {
+  /// Not a template for equal types: one in the namespace of T would be as good.
+  friend bool operator==(thrust_allocator const& a, thrust_allocator const& b) noexcept {
     return a.resource() == b.resource();
   }
   template <class U>
-  friend bool operator!=(thrust_allocator const& a, thrust_allocator<U, Resource> const& b) noexcept {
-    return !(a == b);
+  friend bool operator==(thrust_allocator const& a, thrust_allocator<U, Resource> const& b) noexcept {
+    return a.resource() == b.resource();
   }
 
  private:

@@ -1102,8 +1102,10 @@ status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* f
   std::size_t const units = split.words != 0 ? split.words / 4 + 1 : count;
   std::size_t const blocks = units / threads + 1 < most_blocks ? units / threads + 1 : most_blocks;
   void* arguments[] = {&to, &from, &split};
+  void (*const kernel)(To*, From const*, detail::cuda_split) = &detail::cuda_convert_elements<To, From>;
+  // As void const*: the host code that nvcc 12.4 writes finds no template for the kernel's type.
   return detail::cuda_status(
-      cudaLaunchKernel(&detail::cuda_convert_elements<To, From>, dim3(static_cast<unsigned>(blocks)),
+      cudaLaunchKernel(reinterpret_cast<void const*>(kernel), dim3(static_cast<unsigned>(blocks)),
                        dim3(static_cast<unsigned>(threads)), arguments, 0, reach(stream)),
       "cudaLaunchKernel");
 }
@@ -1809,26 +1811,81 @@ constexpr bool knows_available() noexcept {
   }
 }
 
+/// The largest request whose block has at most `most` bytes. O(log most)
+template <class Layer>
+[[nodiscard]] std::size_t largest_within(Layer& layer, std::size_t most) {
+  std::size_t fits = 0;
+  for (std::size_t above = min_of(most, max_request_bytes) + 1; above - fits > 1;) {
+    std::size_t const middle = fits + (above - fits) / 2;
+    (block_bytes_of(layer, middle, default_alignment) <= most ? fits : above) = middle;
+  }
+  return fits;
+}
+
+/// Of a layer that routes calls, only upstream() counts.
+template <class Layer>
+[[nodiscard]] std::size_t largest_block(Layer& layer) {
+  if constexpr (requires { layer.largest_available_block(); }) {
+    return largest_within(layer, layer.largest_available_block());
+  } else if constexpr (!stands_on_another<Layer>) {
+    memory_bound const left = memory_left(layer);
+    if (!left.query.ok()) throw cuda_error(left.query, layer.driver().device().value, source_location{});
+    return min_of(left.bytes, max_request_bytes);
+  } else {
+    std::size_t most = largest_block(layer_of(layer.upstream()));
+    if constexpr (requires { layer.fence_bytes(); }) most -= min_of(most, layer.fence_bytes());
+    if constexpr (has_limit<Layer>)
+      most = min_of(most, largest_within(layer, layer.limit() - min_of(layer.limit(), layer.used())));
+    return most;
+  }
+}
+
+template <class Resource>
+constexpr void require_available() noexcept {
+  using layer = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
+  static_assert(knows_available<layer>(),
+                "tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed "
+                "memory; add | tarn::limited{bytes}, or pass a number of bytes");
+}
+
 }  // namespace detail
 
-/// Returns how much `memory` could allocate now. Computed from the source upwards: free memory as the driver reports it;
-/// bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it; over blocks, and where the device has
-/// no pages, the largest free range, since blocks are not combined); bounded by each `limited` layer above that. 0 while the
-/// pool sleeps. Memory that a
-/// `fallback_to` or `retry_on_oom` could add is not counted, nor is memory held back by recorded uses. A snapshot: other threads and
-/// processes continue. Takes the pool's locks briefly and queries the driver once (5 us). Never waits for a stream. Thread-safe.
+/// Returns how much `memory` could allocate now. Computed from the source upwards: free memory as the driver
+/// reports it; bounded by a `limited` layer over pages; plus what a pool has cached (over pages all of it;
+/// over blocks, and where the device has no pages, the largest free range, since blocks are not combined);
+/// bounded by each `limited` layer above that. 0 while the pool sleeps. Memory that a `fallback_to` or
+/// `retry_on_oom` could add is not counted, nor is memory held back by recorded uses. A snapshot: other
+/// threads and processes continue. Takes the pool's locks briefly and queries the driver once (5 us). Never
+/// waits for a stream. Thread-safe.
 /// @throws cuda_error  the driver did not report free memory
 template <class Resource>
 [[nodiscard]] memory_availability available_memory(Resource const& memory,
                                                    source_location where = source_location::current()) {
-  using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>;
-  static_assert(detail::knows_available<layer>(),
-                "tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed "
-                "memory; add | tarn::limited{bytes}, or pass a number of bytes");
+  detail::require_available<Resource>();
   Resource handle = memory;
   detail::memory_bound const left = detail::memory_left(detail::layer_of(handle));
   if (!left.query.ok()) throw cuda_error(left.query, memory.device().value, where);
   return {left.bytes, left.by, left.limit, left.live, left.cached, left.device_free, left.is_asleep};
+}
+
+/// Returns the size of the largest block that `memory` would serve now, in bytes; 0 if the pool sleeps. Over
+/// pages that is what can be put together of free and new memory; over blocks one that is free, or new.
+/// Within the limits above and below the pool, and less what `fenced` and `checked` add. Exact above 1 MiB,
+/// on a device where each free byte can be allocated, if no other thread or process allocates; below, and
+/// while work of a captured stream uses freed memory, allocate() may serve more or fewer bytes. Memory that
+/// other pools cache, that a pool below a pool would give back, or that a `fallback_to` or `retry_on_oom`
+/// could add, is not counted.
+///
+/// Counts what is free once the work on it is done: allocate() may wait for it. Returns the blocks in thread
+/// caches to the pool, holds its growth lock for O(free ranges + handles), and queries the driver once (5
+/// us). Waits for no stream. Thread-safe.
+/// @throws cuda_error, std::bad_alloc  the driver or the host refused
+template <class Resource>
+[[nodiscard]] std::size_t largest_available_block(Resource const& memory,
+                                                  source_location where = source_location::current()) {
+  detail::require_available<Resource>();
+  Resource handle = memory;
+  return detail::called_from(where, [&] { return detail::largest_block(detail::layer_of(handle)); });
 }
 
 }  // namespace tarn
@@ -2365,7 +2422,7 @@ struct guard_for<Driver> {
 /// run concurrently, and the host waits only where documented. Several parts may be on one device. Movable, not copyable. One
 /// thread at a time. A moved-from buffer may only be assigned and destroyed. A constructor that throws frees the parts
 /// allocated so far.
-template <class T, class Resource = detail::default_device_resource>
+template <class T, class Resource = detail::default_device_resource<T>>
 class partitioned_buffer {
  public:
   using value_type = T;
@@ -2786,8 +2843,9 @@ class [[nodiscard]] reservation {
 /// @param memory  has a limit on live bytes as its uppermost layer
 /// @param bytes   the peak of what is live at once, as the pool rounds it: peak() of an earlier run, for example
 /// @param wait    how long to wait until they are free; 0: not at all; nanoseconds::max(): without end
-/// @throws out_of_memory  the bytes are not free, or did not become free in time; or exceed the limit, now or as set_limit() lowers it
-///                        meanwhile, which is not waited for; or exceed max_request_bytes
+/// @throws out_of_memory  the bytes are not free, or did not become free in time; or exceed the limit, now or
+///                        as set_limit() lowers it meanwhile, which is not waited for; or exceed
+///                        max_request_bytes
 /// @throws std::bad_alloc, std::system_error  the host refused. Nothing has changed
 /// Thread-safe. A thread that waits must not hold a reservation that the others wait for. One host allocation; O(requests that wait).
 template <class Memory>
