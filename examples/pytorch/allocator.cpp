@@ -917,7 +917,7 @@ void allocator::add_segments(std::vector<SegmentInfo>& to, tarn::snapshot const&
     info.device = device;
     info.address = segment.address;
     info.total_size = segment.bytes;
-    info.is_large = !segment.small;
+    info.is_large = !segment.is_small;
     info.is_expandable = segment.kind != tarn::segment_kind::upstream;
     info.owner_private_pool_id = id_of(segment.graph_memory);
     for (tarn::snapshot_block const& b : segment.blocks) {

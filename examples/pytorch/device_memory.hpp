@@ -101,7 +101,7 @@ template <class Memory>
   put(out.inactive_split[0], p.split.blocks);
   put(out.inactive_split_bytes[0], p.split.bytes);
   for (std::size_t group = 1; group < 3; ++group) {
-    tarn::pool_part const& part = group == 1 ? p.small : p.large;
+    tarn::pool_part const& part = group == 1 ? p.smaller : p.larger;
     put(out.reserved_bytes[group], part.reserved);
     put(out.segment[group], part.handles);
     put(out.inactive_split[group], part.split.blocks);

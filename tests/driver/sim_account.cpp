@@ -27,7 +27,7 @@ TEST_CASE("sim_account counts the context and every block as this process's",
   REQUIRE(machine.driver().create_pages(4_MiB, pages).ok());
   device_account const account = account_of(machine);
   CHECK(account.total == machine.options().capacity);
-  CHECK(account.free == machine.usage().free());
+  CHECK(account.free == machine.usage().free_bytes());
   CHECK(account.this_process == 507_MiB);
   CHECK(account.other_processes == 1_GiB);
   CHECK(account.set_aside == 100_MiB);

@@ -437,7 +437,7 @@ TEST_CASE("sim_machine numbers physical bytes and reports those that are release
   auto const count = [&](detail::sim_memory::piece piece) { gone += piece.bytes; };
   memory.drain_gone(count);
   CHECK(gone == 0);
-  REQUIRE(memory.free(p, detail::sim_kind::device) == detail::sim_code::ok);
+  REQUIRE(memory.release(p, detail::sim_kind::device) == detail::sim_code::ok);
   REQUIRE(memory.destroy(handle) == detail::sim_code::ok);
   memory.drain_gone(count);
   CHECK(gone == 1_MiB);

@@ -409,7 +409,7 @@ TEST_CASE("sim_order drops records of memory that is gone", "[driver][sim][order
     order.access(memory, sim_writes(static_cast<char*>(p) + 1_KiB, 1_KiB), agent);
     order.access(memory, sim_writes(p, 1_MiB), agent);
     CHECK(order.segments() == 3);
-    REQUIRE(memory.free(p, detail::sim_kind::device) == detail::sim_code::ok);
+    REQUIRE(memory.release(p, detail::sim_kind::device) == detail::sim_code::ok);
     memory.drain_gone([&](detail::sim_memory::piece piece) { order.forget(piece.key, piece.bytes); });
     CHECK(order.segments() == 0);
   }

@@ -432,7 +432,7 @@ class program {
     promise(s.live <= s.reserved, "live does not exceed reserved");
     promise(s.reserved_total - s.released_total == s.reserved, "allocated less freed equals held");
     promise(s.creates - s.destroys == s.handles && s.maps >= s.unmaps, "handles are counted");
-    promise(s.small.reserved.current + s.large.reserved.current == static_cast<std::int64_t>(s.reserved),
+    promise(s.smaller.reserved.current + s.larger.reserved.current == static_cast<std::int64_t>(s.reserved),
             "small and large add up to all");
     promise(s.reserved <= s.reserved_peak && s.handles <= s.handles_peak,
             "a peak is not below the current value");

@@ -34,7 +34,7 @@ tarn::snapshot_segment any_segment(choices& input, std::uintptr_t& at, std::size
   at += 4096 * input.below(4);
   s.address = at;
   s.kind = static_cast<tarn::segment_kind>(which < 3 ? which : input.below(3));
-  s.small = input.below(2) == 0;
+  s.is_small = input.below(2) == 0;
   for (std::size_t left = 1 + input.below(5); left != 0; --left) {
     tarn::snapshot_block b;
     b.address = at;

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles every header, included twice in one file, with the project's warnings: without CUDA, and what uses CUDA also with CUDA.
 Each compiler reads all of them in one file. With TARN_THOROUGH, set by ./dev evidence, each also compiles each header alone;
-./dev checks does that by clang-tidy. A program that only includes the headers does nothing before main()."""
+./dev checks does that by clang-tidy. A program that only includes the headers does nothing before main(). The headers that users
+include also compile where names are macros of other libraries."""
 import concurrent.futures
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -51,15 +53,38 @@ def groups_of(files):
     return ([[f] for f in files] if os.environ.get("TARN_THOROUGH") else []) + ([files] if files else [])
 
 
-jobs = [(compiler, group, without_cuda + together_flags) for compiler in compilers for group in groups_of(together)]
-jobs += [(compilers[0], group, cuda_flags) for group in groups_of(with_cuda)]
+# Qt's, Windows', X11's, complex.h's, and those of macOS and of debugging allocators, which have parameters.
+MACROS = ["slots", "signals", "emit", "foreach", "forever", "near", "far", "small", "interface", "IN", "OUT", "OPTIONAL", "ERROR",
+          "DELETE", "None", "Bool", "Status", "True", "False", "Success", "Always", "Complex", "I", "linux", "unix",
+          "check(x)", "require(x)", "verify(x)", "free(x)", "malloc(x)", "major(x)", "minor(x)", "min(x, y)", "max(x, y)"]
+
+
+def other_macros():
+    """Includes what the headers include of others, then defines the macros: what is left of them does not compile."""
+    texts = [(include / header).read_text() for header in headers]
+    others = sorted({name for text in texts for name in re.findall(r"^#include <([\w./]+)>", text, re.MULTILINE)})
+    lines = [f"#if __has_include(<{name}>)\n#include <{name}>\n#endif\n" for name in others]
+    return "".join(lines + [f"#undef {m.split('(')[0]}\n#define {m} @\n" for m in MACROS])
+
+
+def entries(files):
+    return [f for f in files if len(f.parts) == 2 and f.name != "nccl.hpp"]
+
+
+jobs = [(compiler, group, without_cuda + together_flags, "") for compiler in compilers for group in groups_of(together)]
+jobs += [(compilers[0], group, cuda_flags, "") for group in groups_of(with_cuda)]
+jobs += [(compiler, entries(together), without_cuda + together_flags, other_macros()) for compiler in compilers]
+if cuda:
+    memory_resource = "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"  # cuda_mr.hpp would define it, but is not the first
+    jobs.append((compilers[0], entries(with_cuda), [*cuda_flags, memory_resource], other_macros()))
 
 
 def check(job):
-    compiler, group, extra = job
-    source = "".join(f'#include "{header}"\n' for header in [*group, *group])
+    compiler, group, extra, before = job
+    source = before + "".join(f'#include "{header}"\n' for header in [*group, *group])
     run = subprocess.run([compiler, *extra, *flags], input=source, text=True, capture_output=True)
-    return compiler, group[0] if len(group) == 1 else f"{len(group)} headers", run.returncode, run.stderr
+    name = group[0] if len(group) == 1 else f"{len(group)} headers" + (" after macros of the same names" if before else "")
+    return compiler, name, run.returncode, run.stderr
 
 
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -1576,7 +1576,7 @@ PLANTED = {
         Mutant(
             "evicted elements are restored without ordering the buffer's stream",
             "raii/evict_scope.hpp",
-            "    (std::get<I>(back).set_stream(std::get<I>(slots_).buffer->stream()), ...);\n",
+            "    (std::get<N>(back).set_stream(std::get<N>(slots_).buffer->stream()), ...);\n",
             "",
             finder="tests/raii/evict_scope.cpp",
         ),
@@ -1918,8 +1918,8 @@ PLANTED = {
         Mutant(
             "the gaps of a divided handle are left out of the view",
             "pool/growth/page_views.hpp",
-            "v.slots[at + i] = view_slot{handles[i], bytes_of(i)};",
-            "v.slots[at + i] = view_slot{handles[i], handles[i] != 0 ? bytes_of(i) : 0};",
+            "v.view_slots[at + i] = view_slot{handles[i], bytes_of(i)};",
+            "v.view_slots[at + i] = view_slot{handles[i], handles[i] != 0 ? bytes_of(i) : 0};",
             finder="tests/raii/compact.cpp",
         ),
         Mutant(
@@ -1962,8 +1962,8 @@ PLANTED = {
         Mutant(
             "an imported handle is not given back",
             "raii/imported_block.hpp",
-            "    (void)driver_.destroy_pages(handle);\n    check(s);",
-            "    check(s);",
+            "    (void)driver_.destroy_pages(handle);\n    must_succeed(s);",
+            "    must_succeed(s);",
             finder="tests/raii/sharing.cpp",
         ),
         Mutant(

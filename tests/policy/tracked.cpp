@@ -43,11 +43,11 @@ thread_name this_thread() {
   if (detail::this_thread_place.table == nullptr) detail::place_holder::take();
   return {detail::this_thread_number(), detail::this_thread_place.index};
 }
-tracked_update come(std::int64_t bytes, block_group group = block_group::small,
+tracked_update come(std::int64_t bytes, block_group group = block_group::smaller,
                     thread_name thread = this_thread()) {
   return {bytes, bytes, thread.number, thread.place, group};
 }
-tracked_update go(std::int64_t bytes, block_group group = block_group::small,
+tracked_update go(std::int64_t bytes, block_group group = block_group::smaller,
                   thread_name thread = this_thread()) {
   return {-bytes, -bytes, thread.number, thread.place, group};
 }
@@ -61,15 +61,15 @@ void share_out(tracked_numbers& numbers) {
   for (int i = 0; numbers.sharing() < 4; ++i) {
     REQUIRE(i < 1'000'000);
     for (std::uintptr_t n = 0; n < names; ++n) numbers.ask(named(n).place);
-    numbers.count(come(1, block_group::small, named(0)));
-    numbers.count(go(1, block_group::small, named(0)));
+    numbers.count(come(1, block_group::smaller, named(0)));
+    numbers.count(go(1, block_group::smaller, named(0)));
   }
 }
 /// Allocates (or, if negative, frees) `bytes` in small blocks, each thread in turn.
 void move(tracked_numbers& numbers, std::int64_t bytes) {
   std::uintptr_t n = 0;
-  for (; bytes > 0; bytes -= 1000) numbers.count(come(1000, block_group::small, named(n++ % names)));
-  for (; bytes < 0; bytes += 1000) numbers.count(go(1000, block_group::small, named(n++ % names)));
+  for (; bytes > 0; bytes -= 1000) numbers.count(come(1000, block_group::smaller, named(n++ % names)));
+  for (; bytes < 0; bytes += 1000) numbers.count(go(1000, block_group::smaller, named(n++ % names)));
 }
 }  // namespace
 
@@ -84,11 +84,11 @@ TEST_CASE("tracked counts exactly, for all blocks and by size group", "[policy][
   void* const r = memory.allocate({}, 1_MiB);
   auto s = memory->statistics();
   CHECK(s.allocations[at(block_group::all)].current == 3);
-  CHECK(s.allocations[at(block_group::small)].current == 2);
-  CHECK(s.allocations[at(block_group::large)].current == 1);
+  CHECK(s.allocations[at(block_group::smaller)].current == 2);
+  CHECK(s.allocations[at(block_group::larger)].current == 1);
   CHECK(s.requested_bytes[0].current == 1 + 2 * static_cast<std::int64_t>(1_MiB) + 1);
   CHECK(s.allocated_bytes[0].current == 256 + 2 * static_cast<std::int64_t>(1_MiB) + 512);
-  CHECK(s.allocated_bytes[at(block_group::small)].current == 256 + static_cast<std::int64_t>(1_MiB));
+  CHECK(s.allocated_bytes[at(block_group::smaller)].current == 256 + static_cast<std::int64_t>(1_MiB));
   memory.deallocate({}, p, 1);
   memory.deallocate_sync(q, 1_MiB + 1);
   s = memory->statistics();
@@ -239,8 +239,8 @@ TEST_CASE("tracked_statistics::active_bytes includes pending blocks and keeps it
   tracked_statistics s = numbers.statistics();
   CHECK(s.active_bytes[0].current == 1500);
   CHECK(s.active_bytes[0].peak == 1500);
-  CHECK(s.active_bytes[at(block_group::small)].peak == 1500);
-  CHECK(s.active_bytes[at(block_group::large)].peak == 0);
+  CHECK(s.active_bytes[at(block_group::smaller)].peak == 1500);
+  CHECK(s.active_bytes[at(block_group::larger)].peak == 0);
   CHECK(s.allocated_bytes[0].peak == 1100);
   CHECK(s.active[0].current == 3);
   CHECK(s.active[0].allocated == 3);
@@ -281,7 +281,7 @@ TEST_CASE("tracked_statistics::active_bytes has an exact peak while threads coun
     move(numbers, -top);
     tracked_statistics const s = numbers.statistics();
     CHECK(s.active_bytes[0].peak == std::max(peak, top + waiting));
-    CHECK(s.active_bytes[at(block_group::small)].peak == std::max(peak, top + waiting));
+    CHECK(s.active_bytes[at(block_group::smaller)].peak == std::max(peak, top + waiting));
     CHECK(s.allocated_bytes[0].peak == peak);
     CHECK(s.active_bytes[0].current == waiting);
   }
@@ -328,10 +328,10 @@ TEST_CASE("tracked_share::count accepts what it has room for, and close reports 
   CHECK_FALSE(count(come(1)));
   share.open();
   CHECK(count(come(600)));
-  CHECK_FALSE(count(come(401)));                      // no room in small bytes
-  CHECK_FALSE(count(come(501, block_group::large)));  // no room in large bytes
-  CHECK(count(come(400, block_group::large)));
-  CHECK_FALSE(count(come(1, block_group::large)));  // no room in large blocks
+  CHECK_FALSE(count(come(401)));                       // no room in small bytes
+  CHECK_FALSE(count(come(501, block_group::larger)));  // no room in large bytes
+  CHECK(count(come(400, block_group::larger)));
+  CHECK_FALSE(count(come(1, block_group::larger)));  // no room in large blocks
   CHECK(count(go(600)));
   CHECK(count(come(100)));
   tracked_amounts change{}, came{};
@@ -354,7 +354,7 @@ TEST_CASE("tracked_share passes room to others through the reserves", "[policy][
   auto const count = [&](unsigned i, tracked_update const& u) { return count_in(shares[i], reserves, u); };
   CHECK(count(1, come(1000)));
   CHECK_FALSE(count(0, come(1)));
-  CHECK_FALSE(count(0, come(1, block_group::large)));
+  CHECK_FALSE(count(0, come(1, block_group::larger)));
   // A thread that only frees keeps no more than what it may keep.
   for (int i = 0; i < 100; ++i) CHECK(count(0, go(100)));
   std::int64_t passed = 0;
@@ -382,12 +382,12 @@ TEST_CASE("tracked_share keeps the room of the largest block that it needed", "[
   constexpr std::int64_t bytes = 3'000'000;
   reserves.set(2, {{{{2, bytes, bytes}, {2, 0, 0}}}, {{{2, 0, 0}, {2, bytes, bytes}}}});
   share.open();
-  CHECK(count_in(share, reserves, come(bytes, block_group::large)));
-  CHECK(count_in(share, reserves, go(bytes, block_group::large)));
+  CHECK(count_in(share, reserves, come(bytes, block_group::larger)));
+  CHECK(count_in(share, reserves, go(bytes, block_group::larger)));
   CHECK(reserves.take(0, 1, bytes) + reserves.take(1, 1, bytes) == 0);
   CHECK(count_in(share, reserves, come(bytes / 4)));
   CHECK(count_in(share, reserves, go(bytes / 4)));
-  CHECK(count_in(share, reserves, come(bytes, block_group::large)));
+  CHECK(count_in(share, reserves, come(bytes, block_group::larger)));
   CHECK(reserves.take(0, 1, bytes) + reserves.take(1, 1, bytes) == 0);
 }
 
@@ -400,13 +400,14 @@ TEST_CASE("tracked_share::close takes all kinds of room away", "[policy][tracked
   share.open();
   CHECK(count_in(share, reserves, come(400)));
   CHECK(count_in(share, reserves, go(400)));
-  CHECK(count_in(share, reserves,
-                 come(400, block_group::large)));  // by exchange: room below the peak of small blocks is left
+  CHECK(
+      count_in(share, reserves,
+               come(400, block_group::larger)));  // by exchange: room below the peak of small blocks is left
   (void)share.close(ignore);
   reserves.set(2, {.paired = {tracked_kinds{}, some}, .unpaired = {}});
   share.open();
-  CHECK(count_in(share, reserves, come(400, block_group::large)));
-  CHECK(count_in(share, reserves, go(400, block_group::large)));
+  CHECK(count_in(share, reserves, come(400, block_group::larger)));
+  CHECK(count_in(share, reserves, go(400, block_group::larger)));
   CHECK_FALSE(count_in(share, reserves, come(100)));
 }
 
@@ -454,7 +455,7 @@ TEST_CASE("tracked_numbers reports an exact peak while threads count in shares b
     for (auto& thread : threads) thread.join();
     tracked_statistics const s = numbers.statistics();
     CHECK(s.allocated_bytes[0].peak == std::max(peak, top));
-    CHECK(s.requested_bytes[at(block_group::small)].peak == std::max(peak, top));
+    CHECK(s.requested_bytes[at(block_group::smaller)].peak == std::max(peak, top));
     CHECK(numbers.read(mark).peak == std::max(peak, top));
     CHECK(numbers.read(mark).current == 0);
     CHECK(numbers.read(mark).allocations == blocks);
@@ -463,7 +464,7 @@ TEST_CASE("tracked_numbers reports an exact peak while threads count in shares b
     CHECK(s.allocations[0].allocated == blocks);
     CHECK(s.allocated_bytes[0].current == 0);
     CHECK(s.allocated_bytes[0].allocated == s.allocated_bytes[0].freed);
-    CHECK(s.allocations[at(block_group::large)].allocated == 0);
+    CHECK(s.allocations[at(block_group::larger)].allocated == 0);
     numbers.remove(mark);
   }
   if (std::thread::hardware_concurrency() > 1) CHECK(ever_shared);
@@ -538,7 +539,7 @@ TEST_CASE("tracked_numbers counts exactly while threads take room from one anoth
     std::size_t const most = 4 + random() % (seed % 2 == 0 ? 400 : 40);
     std::size_t const top = seed % 4 == 0 ? 0 : most + most * (seed % 4) / 2;
     for (std::size_t i = 0; i < top; ++i)
-      model.allocate(numbers, 5'000, i % 4 == 0 ? block_group::large : block_group::small, named(0));
+      model.allocate(numbers, 5'000, i % 4 == 0 ? block_group::larger : block_group::smaller, named(0));
     while (!model.live.empty()) model.free(numbers, 0, named(0));
     std::uintptr_t known = 2;
     for (int step = 0; step < 20'000; ++step) {
@@ -548,7 +549,7 @@ TEST_CASE("tracked_numbers counts exactly while threads take room from one anoth
       }
       thread_name const thread = named(random() % known);
       if (model.live.size() < most && (model.live.empty() || random() % 8 != 0)) {
-        auto const group = random() % 5 == 0 ? block_group::large : block_group::small;
+        auto const group = random() % 5 == 0 ? block_group::larger : block_group::smaller;
         model.allocate(numbers, 1 + static_cast<std::int64_t>(random() % 5'000), group, thread);
       } else {
         model.free(numbers, random() % model.live.size(), thread);
@@ -590,7 +591,7 @@ std::int64_t step_bytes(int i) {
   return 512 * (512 + 96 * (i * 7 % 41));
 }
 block_group group_of(std::int64_t bytes) {
-  return bytes <= static_cast<std::int64_t>(1_MiB) ? block_group::small : block_group::large;
+  return bytes <= static_cast<std::int64_t>(1_MiB) ? block_group::smaller : block_group::larger;
 }
 }  // namespace
 
@@ -655,10 +656,10 @@ TEST_CASE("tracked_numbers stops threads seldom while they replace blocks far be
     work& w = all[n];
     if (w.freed == blocks) {
       w.freed = random() % blocks;
-      numbers.count(go(w.live[w.freed], block_group::small, named(n)));
+      numbers.count(go(w.live[w.freed], block_group::smaller, named(n)));
     } else {
       w.live[w.freed] = size();
-      numbers.count(come(w.live[w.freed], block_group::small, named(n)));
+      numbers.count(come(w.live[w.freed], block_group::smaller, named(n)));
       w.freed = blocks;
     }
   };
@@ -666,7 +667,7 @@ TEST_CASE("tracked_numbers stops threads seldom while they replace blocks far be
     for (int i = 0; i < blocks; ++i) {
       ask();
       all[n].live.push_back(size());
-      numbers.count(come(all[n].live.back(), block_group::small, named(n)));
+      numbers.count(come(all[n].live.back(), block_group::smaller, named(n)));
     }
   }
   for (int i = 0; i < 400'000; ++i) step();
@@ -689,8 +690,8 @@ TEST_CASE("tracked_numbers gives threads with a share the room of what a thread 
   move(numbers, -100'000);
   share_out(numbers);
   for (int i = 0; i < 10'000; ++i) {
-    numbers.count(come(1000, block_group::small, named(0)));
-    numbers.count(go(1000, block_group::small, without_place));
+    numbers.count(come(1000, block_group::smaller, named(0)));
+    numbers.count(go(1000, block_group::smaller, without_place));
   }
   CHECK(numbers.sharing() == 4);
   CHECK(numbers.asks() <= 10);
@@ -706,9 +707,9 @@ TEST_CASE("tracked_numbers opens a share for a thread that asks after the others
   share_out(numbers);
   REQUIRE(numbers.sharing() == 4);
   numbers.ask(named(20).place);
-  numbers.count(come(1000, block_group::small, named(20)));
+  numbers.count(come(1000, block_group::smaller, named(20)));
   CHECK(numbers.sharing() == 5);
-  numbers.count(go(1000, block_group::small, named(20)));
+  numbers.count(go(1000, block_group::smaller, named(20)));
   CHECK(numbers.statistics().allocated_bytes[0].current == 0);
 }
 
@@ -718,16 +719,16 @@ TEST_CASE("tracked_numbers keeps separate peaks for small and large blocks with 
   tracked_numbers numbers;
   move(numbers, peak);
   move(numbers, -peak);
-  numbers.count(come(100 * peak, block_group::large));
-  numbers.count(go(100 * peak, block_group::large));
-  for (int i = 0; i < 10'000; ++i) numbers.count(come(1, block_group::large));
-  for (int i = 0; i < 10'000; ++i) numbers.count(go(1, block_group::large));
+  numbers.count(come(100 * peak, block_group::larger));
+  numbers.count(go(100 * peak, block_group::larger));
+  for (int i = 0; i < 10'000; ++i) numbers.count(come(1, block_group::larger));
+  for (int i = 0; i < 10'000; ++i) numbers.count(go(1, block_group::larger));
   share_out(numbers);
   move(numbers, 3 * peak);
   move(numbers, -3 * peak);
   tracked_statistics const s = numbers.statistics();
-  CHECK(s.allocated_bytes[at(block_group::small)].peak == 3 * peak);
-  CHECK(s.allocations[at(block_group::small)].peak == 3000);
+  CHECK(s.allocated_bytes[at(block_group::smaller)].peak == 3 * peak);
+  CHECK(s.allocations[at(block_group::smaller)].peak == 3000);
   CHECK(s.allocated_bytes[0].peak == 100 * peak);
 }
 
@@ -767,8 +768,8 @@ TEST_CASE("high_water_mark reports its own peak with blocks counted in shares", 
   move(numbers, peak / 2);
   CHECK(numbers.sharing() == 4);
   thread_name const fifth = named(4);
-  numbers.count(come(peak * 3 / 4, block_group::small, fifth));
-  numbers.count(go(peak * 3 / 4, block_group::small, fifth));
+  numbers.count(come(peak * 3 / 4, block_group::smaller, fifth));
+  numbers.count(go(peak * 3 / 4, block_group::smaller, fifth));
   move(numbers, -peak / 2);
   CHECK(numbers.read(mark).peak == peak * 5 / 4);
   CHECK(numbers.read(mark).current == 0);
@@ -792,7 +793,7 @@ TEST_CASE("tracked_numbers::statistics includes everything that was counted befo
       while (!enough) {
         auto const before = numbers.statistics().allocations[0].allocated;
         numbers.count(come(300));
-        numbers.count(come(2'000'000, block_group::large));
+        numbers.count(come(2'000'000, block_group::larger));
         auto const s = numbers.statistics();
         bool const seen = s.allocations[0].allocated >= before + 2 &&
                           s.allocated_bytes[0].current >= 2'000'300 && s.allocations[0].current <= 8 &&
@@ -803,7 +804,7 @@ TEST_CASE("tracked_numbers::statistics includes everything that was counted befo
           numbers.count(come(300));
         }
         numbers.count(go(300));
-        numbers.count(go(2'000'000, block_group::large));
+        numbers.count(go(2'000'000, block_group::larger));
         if (!seen) return;
         if (numbers.statistics().allocations[0].allocated > 400'000) enough = true;
       }
@@ -813,8 +814,8 @@ TEST_CASE("tracked_numbers::statistics includes everything that was counted befo
   tracked_statistics const s = numbers.statistics();
   CHECK(s.allocations[0].allocated > 400'000);  // no thread saw too little
   CHECK(s.allocations[0].current == 0);
-  CHECK(s.allocated_bytes[at(block_group::large)].current == 0);
-  CHECK(s.allocated_bytes[at(block_group::large)].peak <= 8'000'000);
+  CHECK(s.allocated_bytes[at(block_group::larger)].current == 0);
+  CHECK(s.allocated_bytes[at(block_group::larger)].peak <= 8'000'000);
 }
 
 TEST_CASE("tracked::peak_error bounds how far peaks are off, in random programs",
@@ -844,7 +845,7 @@ TEST_CASE("tracked::peak_error bounds how far peaks are off, in random programs"
       bool const grows = random() % 16 != 0 ? step / 700 % 2 == 0 : random() % 2 == 0;
       thread_name const thread = named(random() % threads);
       if (model.live.size() < most && (model.live.empty() || grows)) {
-        auto const group = random() % 5 == 0 ? block_group::large : block_group::small;
+        auto const group = random() % 5 == 0 ? block_group::larger : block_group::smaller;
         model.allocate(numbers, 1 + static_cast<std::int64_t>(random() % 500), group, thread);
       } else if (!model.live.empty()) {
         model.free(numbers, random() % model.live.size(), thread);
@@ -901,12 +902,12 @@ TEST_CASE("tracked::peak_error keeps a thread's counts in its share until they d
   share.open_bounded({8, 8000, 8000});
   CHECK(count(come(6000)));
   CHECK_FALSE(count(come(2001)));
-  CHECK(count(come(1500, block_group::large)));
+  CHECK(count(come(1500, block_group::larger)));
   CHECK_FALSE(count(come(501)));  // both groups together
   CHECK(count(go(6000)));
   CHECK(count(go(6500)));
   CHECK_FALSE(count(go(1)));
-  CHECK_FALSE(count(come(1, block_group::large)));
+  CHECK_FALSE(count(come(1, block_group::larger)));
   tracked_amounts change{};
   auto const read = [&](std::size_t k, std::size_t g, std::int64_t by, std::int64_t) noexcept {
     change[k][g] = by;
@@ -914,7 +915,7 @@ TEST_CASE("tracked::peak_error keeps a thread's counts in its share until they d
   share.report(read);
   CHECK(change[0] == std::array<std::int64_t, 3>{0, -1, 1});
   CHECK(change[1] == std::array<std::int64_t, 3>{-5000, -6500, 1500});
-  CHECK(count(come(8000, block_group::large)));
+  CHECK(count(come(8000, block_group::larger)));
   CHECK_FALSE(count(come(1)));
   share.report(read);
   for (int i = 0; i < 8; ++i) CHECK(count(go(1)));
@@ -953,20 +954,20 @@ TEST_CASE("tracked::peak_error is off by at most its bound with several threads"
 TEST_CASE("tracked_numbers lets a thread count alone until another one counts", "[policy][tracked]") {
   tracked_numbers numbers;
   high_water_mark mark;
-  for (int i = 0; i < 100; ++i) numbers.count(come(1000, block_group::small, named(0)));
+  for (int i = 0; i < 100; ++i) numbers.count(come(1000, block_group::smaller, named(0)));
   REQUIRE(numbers.has_alone());
   numbers.add(mark, peak_of::all_threads);
   numbers.count_waiting(waits(500), {});
-  for (int i = 0; i < 50; ++i) numbers.count(come(1000, block_group::large, named(0)));
-  for (int i = 0; i < 120; ++i) numbers.count(go(1000, block_group::small, named(0)));
+  for (int i = 0; i < 50; ++i) numbers.count(come(1000, block_group::larger, named(0)));
+  for (int i = 0; i < 120; ++i) numbers.count(go(1000, block_group::smaller, named(0)));
   CHECK(numbers.has_alone());
-  numbers.count(come(7, block_group::small, named(1)));
+  numbers.count(come(7, block_group::smaller, named(1)));
   CHECK_FALSE(numbers.has_alone());
-  numbers.count(come(5, block_group::small, named(0)));
+  numbers.count(come(5, block_group::smaller, named(0)));
   tracked_statistics const s = numbers.statistics();
   CHECK(s.allocations[0].current == 32);
   CHECK(s.allocated_bytes[0].peak == 150'000);
-  CHECK(s.allocated_bytes[at(block_group::small)].peak == 100'000);
+  CHECK(s.allocated_bytes[at(block_group::smaller)].peak == 100'000);
   CHECK(s.active_bytes[0].peak == 150'500);
   CHECK(s.allocated_bytes[0].current == 30'012);
   CHECK(numbers.read(mark).start == 100'000);
@@ -985,11 +986,11 @@ TEST_CASE("high_water_mark of this_thread does not count the blocks of a thread 
   numbers.count(go(50'000));
   for (int i = 0; !numbers.has_alone(); ++i) {
     REQUIRE(i < 10'000);
-    numbers.count(come(1000, block_group::small, named(0)));
-    numbers.count(go(1000, block_group::small, named(0)));
+    numbers.count(come(1000, block_group::smaller, named(0)));
+    numbers.count(go(1000, block_group::smaller, named(0)));
   }
   for (int i = 0; i < 10; ++i) {
-    numbers.count(come(1000, block_group::small, named(0)));
+    numbers.count(come(1000, block_group::smaller, named(0)));
     CHECK(numbers.read(mine).current == 0);
   }
   CHECK(numbers.has_alone());
@@ -1006,10 +1007,10 @@ TEST_CASE("tracked_numbers::statistics sees whole calls of a thread that counts 
   std::int64_t calls = 0;
   std::thread alone([&] {
     for (; !enough; ++calls) {
-      numbers.count_allocation(1000, 900, block_group::small);
-      numbers.count_allocation(1000, 900, block_group::large);
-      numbers.count_deallocation(1000, 900, block_group::small);
-      numbers.count_deallocation(1000, 900, block_group::large);
+      numbers.count_allocation(1000, 900, block_group::smaller);
+      numbers.count_allocation(1000, 900, block_group::larger);
+      numbers.count_deallocation(1000, 900, block_group::smaller);
+      numbers.count_deallocation(1000, 900, block_group::larger);
     }
   });
   bool was_alone = false;
@@ -1030,8 +1031,8 @@ TEST_CASE("tracked_numbers::statistics sees whole calls of a thread that counts 
               s.allocations[g].freed != s.allocations[g].allocated - s.allocations[g].current;
     }
     if (i % 1000 == 0) {  // another thread's call ends it for a time
-      numbers.count_allocation(1000, 900, block_group::small);
-      numbers.count_deallocation(1000, 900, block_group::small);
+      numbers.count_allocation(1000, 900, block_group::smaller);
+      numbers.count_deallocation(1000, 900, block_group::smaller);
     }
   }
   enough = true;
@@ -1092,19 +1093,20 @@ TEST_CASE("tracked_numbers has exact peaks with threads that rise and fall toget
         for (std::size_t r = 0; r < rounds; ++r) {
           fallen.arrive_and_wait();
           for (int i = 0; i < 100; ++i) {
-            numbers.count_allocation(300, 200, block_group::small);
+            numbers.count_allocation(300, 200, block_group::smaller);
             if (i % 25 == 0) numbers.ask(this_thread().place);
-            numbers.count_deallocation(300, 200, block_group::small);
+            numbers.count_deallocation(300, 200, block_group::smaller);
           }
           fallen.arrive_and_wait();
-          for (int i = 0; i < rise[t][0][r]; ++i) numbers.count_allocation(3'000, 2'900, block_group::small);
+          for (int i = 0; i < rise[t][0][r]; ++i)
+            numbers.count_allocation(3'000, 2'900, block_group::smaller);
           for (int i = 0; i < rise[t][1][r]; ++i)
-            numbers.count_allocation(2'000'000, 2'000'000, block_group::large);
+            numbers.count_allocation(2'000'000, 2'000'000, block_group::larger);
           risen.arrive_and_wait();
           for (int i = 0; i < rise[t][0][r]; ++i)
-            numbers.count_deallocation(3'000, 2'900, block_group::small);
+            numbers.count_deallocation(3'000, 2'900, block_group::smaller);
           for (int i = 0; i < rise[t][1][r]; ++i)
-            numbers.count_deallocation(2'000'000, 2'000'000, block_group::large);
+            numbers.count_deallocation(2'000'000, 2'000'000, block_group::larger);
         }
       });
     }
@@ -1120,16 +1122,16 @@ TEST_CASE("tracked_numbers counts on in a child forked while threads count on th
           "[policy][tracked][threads]") {
   for (unsigned const count : {1U, 4U}) {
     tracked_numbers numbers;
-    for (int i = 0; i < 1000; ++i) numbers.count(come(1000, block_group::small, named(0)));
-    for (int i = 0; i < 1000; ++i) numbers.count(go(1000, block_group::small, named(0)));
+    for (int i = 0; i < 1000; ++i) numbers.count(come(1000, block_group::smaller, named(0)));
+    for (int i = 0; i < 1000; ++i) numbers.count(go(1000, block_group::smaller, named(0)));
     std::atomic<bool> enough = false;
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < count; ++t) {
       threads.emplace_back([&] {
         for (int i = 0; !enough; ++i) {
           if (i % 100 == 0 && count > 1) numbers.ask(this_thread().place);
-          numbers.count_allocation(1000, 900, block_group::small);
-          numbers.count_deallocation(1000, 900, block_group::small);
+          numbers.count_allocation(1000, 900, block_group::smaller);
+          numbers.count_deallocation(1000, 900, block_group::smaller);
         }
       });
     }
@@ -1142,7 +1144,7 @@ TEST_CASE("tracked_numbers counts on in a child forked while threads count on th
             tracked_statistics const before = numbers.statistics();
             bool right = before.allocations[0].current >= 0 && before.allocations[0].current <= count &&
                          before.requested_bytes[0].current == 900 * before.allocations[0].current;
-            for (int i = 0; i < 100; ++i) numbers.count_allocation(1000, 900, block_group::small);
+            for (int i = 0; i < 100; ++i) numbers.count_allocation(1000, 900, block_group::smaller);
             tracked_statistics const after = numbers.statistics();
             // A call that waited for the lock at the fork may be counted meanwhile.
             return right &&

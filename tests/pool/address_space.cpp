@@ -49,7 +49,7 @@ TEST_CASE("address_space keeps the home ranges of each zone and the views apart"
 TEST_CASE("address_space::give_back makes a range available again and coalesces holes",
           "[pool][address_space]") {
   divided d;
-  zone const where = zone::large;
+  zone const where = zone::larger;
   range_ref const x = d.home(where, 40_MiB), y = d.home(where, 40_MiB), z = d.home(where, 48_MiB);
   REQUIRE((x != 0 && y != 0 && z != 0));
   CHECK(d.a.ranges[x].end() <= d.a.ranges[y].address);
@@ -67,8 +67,8 @@ TEST_CASE("address_space::give_back makes a range available again and coalesces 
 TEST_CASE("address_space::give_back returns a range to the zone of its address, not its current zone",
           "[pool][address_space]") {
   divided d;
-  range_ref const r = d.home(zone::large, 128_MiB);
-  d.a.ranges[r].where = zone::small;
+  range_ref const r = d.home(zone::larger, 128_MiB);
+  d.a.ranges[r].where = zone::smaller;
   d.space.give_back(d.a, r);
-  CHECK(d.space.find_home(d.a, zone::large, 128_MiB, 2_MiB) != 0);
+  CHECK(d.space.find_home(d.a, zone::larger, 128_MiB, 2_MiB) != 0);
 }

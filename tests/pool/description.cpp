@@ -338,7 +338,7 @@ TEST_CASE("pooled with a memory tool reports the free device memory when the dev
   } catch (out_of_memory const& error) {
     CHECK(std::string(error.report().refused_by) == "the device");
     CHECK(std::string(error.report().call) == "malloc_device");
-    CHECK(error.report().device_free == machine.usage().free());
+    CHECK(error.report().device_free == machine.usage().free_bytes());
     CHECK(error.report().asked == 2_GiB);
   }
   pool.deallocate({}, p, 2_GiB);

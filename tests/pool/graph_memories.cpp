@@ -198,9 +198,9 @@ TEST_CASE("end_mark covers the work submitted before its first question", "[grap
 
 TEST_CASE("sum_of_states adds every count", "[graph_memories]") {
   pool_state a, b;
-  a.live = 1, a.reserved = 5, a.maps = 3, a.largest_free_range = 7, a.small.reserved.current = 2;
-  b.live = 2, b.reserved = 6, b.maps = 4, b.largest_free_range = 6, b.small.reserved.current = 3;
+  a.live = 1, a.reserved = 5, a.maps = 3, a.largest_free_range = 7, a.smaller.reserved.current = 2;
+  b.live = 2, b.reserved = 6, b.maps = 4, b.largest_free_range = 6, b.smaller.reserved.current = 3;
   pool_state const s = detail::sum_of_states(a, b);
   CHECK((s.live == 3 && s.reserved == 11 && s.maps == 7 && s.largest_free_range == 7));
-  CHECK(s.small.reserved.current == 5);
+  CHECK(s.smaller.reserved.current == 5);
 }

@@ -42,7 +42,7 @@ struct handles {
     range_ref const all = space.ranges.take();
     space.ranges[all].address = base;
     space.ranges[all].bytes = bytes;
-    space.ranges[all].where = zone::large;
+    space.ranges[all].where = zone::larger;
     space.starts.note(space.ranges, all);
     (void)space.make_free(all, neutral, 0);
     for (std::size_t i = 0; i < live.size(); ++i) {
@@ -54,7 +54,7 @@ struct handles {
 
   [[nodiscard]] choice choose(std::size_t bytes) const {
     growth_request request;
-    request.where = zone::large;
+    request.where = zone::larger;
     request.bytes = bytes;
     request.uses_up_parts = uses_up_parts;
     return choose_pieces(space, map, request, bytes);

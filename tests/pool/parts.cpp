@@ -303,14 +303,14 @@ TEST_CASE("arena::take and arena::release split and coalesce ranges and keep str
   range_ref const r = space.ranges.take();
   space.ranges[r].address = 0x10000000;
   space.ranges[r].bytes = 8_MiB;
-  space.ranges[r].where = zone::large;
+  space.ranges[r].where = zone::larger;
   int handle = 0;
   domain_ref const a = space.streams.get(1, stream_ref::from(&handle));
   domain_ref const b = space.streams.get(2, stream_ref::from(&space));
   space.make_free(r, a, 0);
   auto take = [&](domain_ref d, std::size_t bytes) {
     space.make_room();
-    return space.take(d, zone::large, bytes, 256);
+    return space.take(d, zone::larger, bytes, 256);
   };
   void* const x = take(a, 2_MiB);
   void* const y = take(a, 3_MiB);
@@ -326,8 +326,8 @@ TEST_CASE("arena::take and arena::release split and coalesce ranges and keep str
   space.hand_over(a, neutral, ~std::uint64_t{0});
   CHECK(take(b, 8_MiB) != nullptr);
   growth_counters counters;
-  counters.hold(0x1000, 10, zone::large);
-  counters.release(0x1000, 4, zone::large);
+  counters.hold(0x1000, 10, zone::larger);
+  counters.release(0x1000, 4, zone::larger);
   CHECK((counters.reserved == 6 && counters.reserved_peak == 10));
 }
 
@@ -349,11 +349,11 @@ struct one_range {
 
 TEST_CASE("arena::release gives a coalesced range the newer epoch", "[pool][arena][stream_order]") {
   for (bool const lower_first : {true, false}) {
-    one_range t(4_MiB, zone::large);
+    one_range t(4_MiB, zone::larger);
     arena& space = t.space;
     space.make_room();
-    void* const lower = space.take(t.a, zone::large, 2_MiB, 256);
-    void* const upper = space.take(t.a, zone::large, 2_MiB, 256);
+    void* const lower = space.take(t.a, zone::larger, 2_MiB, 256);
+    void* const upper = space.take(t.a, zone::larger, 2_MiB, 256);
     REQUIRE(lower < upper);
     std::uint64_t const old = space.streams[t.a].epoch;
     CHECK(space.release(t.a, lower_first ? lower : upper, 2_MiB) == release_result::done);
@@ -378,19 +378,19 @@ TEST_CASE(
   for (example const& e :
        {example{"na-n-n", 2_MiB, 2_MiB}, example{"an-a-a", 2_MiB, 0}, example{"nan-n-", 3_MiB, 1_MiB}}) {
     CAPTURE(e.freed_by);
-    one_range t(6_MiB, zone::large);
+    one_range t(6_MiB, zone::larger);
     arena& space = t.space;
     space.streams[neutral].epoch = 9;  // means nothing in another domain
     space.make_room();
     void* blocks[6] = {};
-    for (void*& p : blocks) p = space.take(t.a, zone::large, 1_MiB, 256);
+    for (void*& p : blocks) p = space.take(t.a, zone::larger, 1_MiB, 256);
     for (std::size_t i = 0; i < 6; ++i) {
       if (e.freed_by[i] == '-') continue;
       domain_ref const giver = e.freed_by[i] == 'a' ? t.a : neutral;
       CHECK(space.release(giver, blocks[i], 1_MiB) == release_result::done);
     }
     space.join_neutral(t.a);
-    range_ref const first = space.streams[t.a].ranges(zone::large).find(space.ranges, e.joined, 256);
+    range_ref const first = space.streams[t.a].ranges(zone::larger).find(space.ranges, e.joined, 256);
     REQUIRE(first != 0);
     CHECK(space.ranges[first].address == 0x10000000);
     CHECK(space.ranges[first].bytes == e.joined);
@@ -401,7 +401,7 @@ TEST_CASE(
 
 TEST_CASE("arena::release_small makes a block of a full run available again", "[pool][arena][run]") {
   unsigned const k = class_of(4_KiB);
-  one_range t(run_bytes(k), zone::small);
+  one_range t(run_bytes(k), zone::smaller);
   arena& space = t.space;
   std::vector<void*> all(run_blocks(k));
   space.make_room();

@@ -9,12 +9,12 @@ using namespace tarn::detail;
 TEST_CASE("add_growth reports the bytes and handles of each zone, and the released bytes", "[pool]") {
   growth_counters counters;
   ++counters.creates;
-  counters.hold(0, 4_MiB, zone::small);
+  counters.hold(0, 4_MiB, zone::smaller);
   counters.creates += 2;
-  counters.hold(8_MiB, 6_MiB, zone::large);
-  counters.hold(16_MiB, 2_MiB, zone::large);
+  counters.hold(8_MiB, 6_MiB, zone::larger);
+  counters.hold(16_MiB, 2_MiB, zone::larger);
   ++counters.destroys;
-  counters.release(16_MiB, 2_MiB, zone::large);
+  counters.release(16_MiB, 2_MiB, zone::larger);
   pool_state s;
   add_growth(s, counters);
   CHECK(s.reserved == 10_MiB);
@@ -23,11 +23,11 @@ TEST_CASE("add_growth reports the bytes and handles of each zone, and the releas
   CHECK(s.released_total == 2_MiB);
   CHECK(s.handles == 2);
   CHECK(s.handles_peak == 3);
-  CHECK(s.small.reserved.current == 4194304);
-  CHECK(s.large.reserved.current == 6291456);
-  CHECK(s.large.reserved.peak == 8388608);
-  CHECK(s.small.handles.current == 1);
-  CHECK(s.large.handles.current == 1);
+  CHECK(s.smaller.reserved.current == 4194304);
+  CHECK(s.larger.reserved.current == 6291456);
+  CHECK(s.larger.reserved.peak == 8388608);
+  CHECK(s.smaller.handles.current == 1);
+  CHECK(s.larger.handles.current == 1);
 }
 
 TEST_CASE("add_free_ranges adds the free ranges of all streams to their zones", "[pool]") {
@@ -41,15 +41,15 @@ TEST_CASE("add_free_ranges adds the free ranges of all streams to their zones", 
     (void)space.make_free(r, domain, 0);
   };
   domain_ref const stream = space.streams.get(7, stream_ref{});
-  free_range(1_MiB, 1_MiB, zone::small, neutral);
-  free_range(8_MiB, 4_MiB, zone::large, neutral);
-  free_range(16_MiB, 2_MiB, zone::large, stream);
+  free_range(1_MiB, 1_MiB, zone::smaller, neutral);
+  free_range(8_MiB, 4_MiB, zone::larger, neutral);
+  free_range(16_MiB, 2_MiB, zone::larger, stream);
   pool_state s;
   add_free_ranges(s, space);
   CHECK(s.free_blocks == 3);
   CHECK(s.inactive_split_bytes == 7_MiB);
-  CHECK(s.small.free_blocks == 1);
-  CHECK(s.small.inactive_split_bytes == 1_MiB);
-  CHECK(s.large.free_blocks == 2);
-  CHECK(s.large.inactive_split_bytes == 6_MiB);
+  CHECK(s.smaller.free_blocks == 1);
+  CHECK(s.smaller.inactive_split_bytes == 1_MiB);
+  CHECK(s.larger.free_blocks == 2);
+  CHECK(s.larger.inactive_split_bytes == 6_MiB);
 }

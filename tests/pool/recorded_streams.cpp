@@ -389,7 +389,7 @@ TEST_CASE("trim runs concurrently with threads that free blocks with recorded us
 
 TEST_CASE("noted_blocks finds each block in it and may_hold rejects nearly all others",
           "[pool][record_stream]") {
-  detail::slots<keyed_block> blocks;
+  detail::slot_table<keyed_block> blocks;
   detail::noted_blocks<keyed_block> noted(blocks);
   auto const address = [](std::size_t i) { return reinterpret_cast<void*>(0x200000000000 + i * 512); };
   CHECK_FALSE(noted.may_hold(address(0)));

@@ -721,7 +721,7 @@ TEST_CASE("the statistics of a pool include its graph memories and stay exact", 
   pool_state const s = nearest(pool, [](auto& l) -> decltype(l.state()) { return l.state(); });
   CHECK((s.reserved == 0 && s.reserved_peak == reserved && s.reserved_total == s.released_total));
   CHECK((s.handles == 0 && s.creates == s.destroys && s.live == 0 && s.live_blocks == 0));
-  CHECK(s.small.reserved.current + s.large.reserved.current == 0);
+  CHECK(s.smaller.reserved.current + s.larger.reserved.current == 0);
 }
 
 TEST_CASE("both pools of fallback_to keep a graph's memory", "[graph_memory]") {

@@ -134,7 +134,7 @@ inline tarn::snapshot read_page(std::string_view page) {
     segment.bytes = of_blocks.next();
     std::uint64_t const flags = of_blocks.next();
     segment.kind = static_cast<tarn::segment_kind>(flags & 3U);
-    segment.small = (flags & 4U) != 0;
+    segment.is_small = (flags & 4U) != 0;
     segment.handles = static_cast<std::uint32_t>(of_blocks.next());
     segment.stream = streams.at(of_blocks.next());
     segment.blocks.resize(of_blocks.next());

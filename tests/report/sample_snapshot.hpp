@@ -60,7 +60,7 @@ inline tarn::snapshot sample_snapshot() {
   s.locations[1] = {{"dir/" + awkward_name + ".cpp", 12, "load"}, {"main.cpp", 3, "main"}};
   snapshot_segment home;
   home.address = 0x7f0000000000;
-  home.small = true;
+  home.is_small = true;
   add_block(home, 0x1000, block_use::live, 0xff0, 1, 1);
   add_block(home, 0x2000, block_use::cached);
   add_block(home, 0x1000, block_use::awaiting, 0, 1, 1);

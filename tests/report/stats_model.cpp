@@ -94,7 +94,7 @@ struct counted_splits {
         if (first < last && (first != from || last != to)) split += static_cast<std::int64_t>(last - first);
       });
       if (split == 0) continue;
-      std::size_t const group = node.where == detail::zone::small ? 1 : 2;
+      std::size_t const group = node.where == detail::zone::smaller ? 1 : 2;
       for (std::size_t const g : {std::size_t{0}, group}) {
         ++blocks[g];
         bytes[g] += split;
@@ -415,7 +415,7 @@ class program {
     segments[2] -= segments[1];
     std::int64_t small = 0;
     for (snapshot_segment const& segment : s.segments)
-      small += segment.small && segment.kind != segment_kind::view ? number(segment.bytes) : 0;
+      small += segment.is_small && segment.kind != segment_kind::view ? number(segment.bytes) : 0;
     for (snapshot_segment const& segment : s.segments) need(segment.handles > 0, "handles", 0, 1);
     if (seen_views == 0) need_equal("reserved_bytes.small_pool.current", reserved[1], small);
     for (std::size_t g = 0; g < 3; ++g) {

@@ -292,7 +292,7 @@ TEST_CASE("take_snapshot over blocks reports each upstream block as a segment, w
     CHECK(segment.kind == segment_kind::upstream);
     CHECK(segment.handles == 1);
   }
-  CHECK((s.segments[0].small != s.segments[1].small));
+  CHECK((s.segments[0].is_small != s.segments[1].is_small));
   CHECK(blocks_with(s, block_use::live).requested == 700 + 40_MiB);
   memory.deallocate({}, small, 700);
   memory.deallocate({}, large, 40_MiB);

@@ -91,7 +91,7 @@ snapshot any_snapshot(std::uint32_t seed) {
     snapshot_segment segment;
     segment.address = 0x7d0000000000U + (std::uintptr_t{i} << 34U);
     segment.kind = static_cast<segment_kind>(i % 3);
-    segment.small = i % 2 == 0;
+    segment.is_small = i % 2 == 0;
     segment.handles = i;
     segment.stream = i;
     std::uintptr_t at = segment.address;
@@ -123,7 +123,7 @@ bool same(snapshot_block const& a, snapshot_block const& b) {
          a.stream == b.stream && a.tag == b.tag && a.location == b.location && a.time_ns == b.time_ns;
 }
 bool same(snapshot_segment const& a, snapshot_segment const& b) {
-  return a.address == b.address && a.bytes == b.bytes && a.kind == b.kind && a.small == b.small &&
+  return a.address == b.address && a.bytes == b.bytes && a.kind == b.kind && a.is_small == b.is_small &&
          a.handles == b.handles && a.stream == b.stream && a.blocks.size() == b.blocks.size() &&
          std::equal(a.blocks.begin(), a.blocks.end(), b.blocks.begin(),
                     [](auto const& x, auto const& y) { return same(x, y); });

@@ -9,7 +9,7 @@ namespace simulation {
 
 /// What the pools of a device may still take from it, bytes.
 inline std::size_t user::free_for_pools(int device) const {
-  std::size_t const free = world_.machine().usage(device).free();
+  std::size_t const free = world_.machine().usage(device).free_bytes();
   std::size_t const headroom = world_.chosen().headroom;
   return free > headroom ? free - headroom : 0;
 }
@@ -30,7 +30,7 @@ inline void user::take_headroom(operation const& o) {
   if (!device.malloc_device(b.bytes, b.p).ok()) {
     world_.found().push_back(
         text("the headroom is gone: an allocation of %zu bytes outside of the pools failed, %zu are free",
-             b.bytes, world_.machine().usage(0).free()));
+             b.bytes, world_.machine().usage(0).free_bytes()));
     return;
   }
   outside_.push_back(b);
@@ -50,7 +50,8 @@ inline void user::keep_headroom(unsigned pool) {
   ++counted_.other_calls;
   moment const now;
   p.memory->keep_headroom();
-  if (!now.undisturbed() || p.quiet || world_.machine().usage(0).free() >= world_.chosen().headroom) return;
+  if (!now.undisturbed() || p.quiet || world_.machine().usage(0).free_bytes() >= world_.chosen().headroom)
+    return;
   without_interruption const still;
   std::size_t const cached = p.memory->trim(0);
   if (cached != 0)
@@ -61,7 +62,7 @@ inline void user::keep_headroom(unsigned pool) {
 /// Growth leaves the headroom: only others have taken of it.
 inline void user::check_headroom() {
   if (world_.chosen().headroom == 0) return;
-  std::size_t const free = world_.machine().usage(0).free();
+  std::size_t const free = world_.machine().usage(0).free_bytes();
   if (free < headroom_left())
     world_.found().push_back(
         text("%zu bytes are free on the device, less than the headroom of %zu bytes that no one has taken",

@@ -349,14 +349,14 @@ class world final : public witness {
     need(s.creates - s.destroys == s.handles, "creates less destroys differ from handles",
          s.creates - s.destroys, s.handles);
     need(s.handles_peak >= s.handles, "handles_peak is below handles", s.handles_peak, s.handles);
-    need(static_cast<std::size_t>(s.small.reserved.current + s.large.reserved.current) == s.reserved,
+    need(static_cast<std::size_t>(s.smaller.reserved.current + s.larger.reserved.current) == s.reserved,
          "the parts do not add up to reserved",
-         static_cast<std::uint64_t>(s.small.reserved.current + s.large.reserved.current), s.reserved);
-    need(static_cast<std::uint64_t>(s.small.handles.current + s.large.handles.current) == s.handles,
+         static_cast<std::uint64_t>(s.smaller.reserved.current + s.larger.reserved.current), s.reserved);
+    need(static_cast<std::uint64_t>(s.smaller.handles.current + s.larger.handles.current) == s.handles,
          "the parts do not add up to handles",
-         static_cast<std::uint64_t>(s.small.handles.current + s.large.handles.current), s.handles);
-    need(s.small.free_blocks + s.large.free_blocks == s.free_blocks,
-         "the parts do not add up to the free blocks", s.small.free_blocks + s.large.free_blocks,
+         static_cast<std::uint64_t>(s.smaller.handles.current + s.larger.handles.current), s.handles);
+    need(s.smaller.free_blocks + s.larger.free_blocks == s.free_blocks,
+         "the parts do not add up to the free blocks", s.smaller.free_blocks + s.larger.free_blocks,
          s.free_blocks);
     need(pool.memory->limited() >= s.reserved, "the limit counts fewer bytes than reserved",
          pool.memory->limited(), s.reserved);

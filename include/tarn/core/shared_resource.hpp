@@ -23,9 +23,9 @@ namespace tarn {
 namespace detail {
 
 /// Constructs the upstream from all arguments but the last.
-template <class Upstream, class Tuple, std::size_t... I>
-Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
-  return Upstream(std::get<I>(std::forward<Tuple>(arguments))...);
+template <class Upstream, class Tuple, std::size_t... N>
+Upstream make_upstream(Tuple&& arguments, std::index_sequence<N...>) {
+  return Upstream(std::get<N>(std::forward<Tuple>(arguments))...);
 }
 
 }  // namespace detail

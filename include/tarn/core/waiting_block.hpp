@@ -26,7 +26,7 @@ struct waiting_amount {
 /// Receives each change as the amounts added. May observe several pools.
 class waiting_observer {
  public:
-  virtual void waiting_changed(waiting_amount const& small, waiting_amount const& large) noexcept = 0;
+  virtual void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept = 0;
   virtual ~waiting_observer() = default;
 };
 
@@ -48,11 +48,11 @@ class waiting_count {
   }
 
   /// Adds changes that were counted elsewhere.
-  void add(waiting_amount const& small, waiting_amount const& large) noexcept {
+  void add(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
     std::lock_guard const guard(lock_);
-    small_.add(small);
-    large_.add(large);
-    for (waiting_observer* const o : observers_) o->waiting_changed(small, large);
+    small_.add(smaller);
+    large_.add(larger);
+    for (waiting_observer* const o : observers_) o->waiting_changed(smaller, larger);
   }
 
   /// Adds an observer and notifies it of the blocks that already wait. It must not move until it is detached.

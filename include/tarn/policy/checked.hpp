@@ -307,7 +307,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
                                               stream_ref stream) const noexcept {
-    return fences_.verify(driver(), stream, b.p, b.bytes, b.alignment);
+    return fences_.find_breach(driver(), stream, b.p, b.bytes, b.alignment);
   }
   [[nodiscard]] std::size_t first_written(detail::block_record const& b, stream_ref stream) const noexcept {
     return detail::first_difference(driver(), stream, b.p, pattern::freed, b.bytes);

@@ -116,8 +116,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       {
         std::lock_guard const guard(mutex_);  // held, so that the block is not freed while it is read
         if (!is_fenced(c.b) || !(blocks_.find(c.p) == c.b)) continue;
-        found =
-            fences_.verify(driver(), reading.get(), reinterpret_cast<void*>(c.p), c.b.bytes, c.b.alignment);
+        found = fences_.find_breach(driver(), reading.get(), reinterpret_cast<void*>(c.p), c.b.bytes,
+                                    c.b.alignment);
       }
       if (!found) continue;
       ++broken;
@@ -200,7 +200,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     if (!has_fences || detail::sleeps(this->upstream())) return true;
     stream_ref on = r.stream;
     if (!detail::make_usable(driver(), on) || detail::is_capturing(driver(), on)) return true;
-    if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) report(found);
+    if (detail::breach const found = fences_.find_breach(driver(), on, p, r.bytes, r.alignment))
+      report(found);
     return true;
   }
 

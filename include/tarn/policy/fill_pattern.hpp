@@ -27,15 +27,15 @@ namespace detail {
 template <class Driver>
 std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
                              std::size_t bytes) noexcept {
-  unsigned char small[512];
-  unsigned char* window = small;
-  std::size_t width = sizeof small;
-  sequence<unsigned char> large;
+  unsigned char smaller[512];
+  unsigned char* window = smaller;
+  std::size_t width = sizeof smaller;
+  sequence<unsigned char> larger;
   if (bytes > 16 * width) {
     try {
-      large.resize(min_of(bytes, std::size_t{1} << 20));
-      window = large.begin();
-      width = large.size();
+      larger.resize(min_of(bytes, std::size_t{1} << 20));
+      window = larger.begin();
+      width = larger.size();
     } catch (...) {  // the small window is slower, but works
     }
   }

@@ -25,7 +25,7 @@
 namespace tarn {
 
 /// PyTorch's three groups; a block is small up to 1 MiB.
-enum class block_group : std::uint8_t { all, small, large };
+enum class block_group : std::uint8_t { all, smaller, larger };
 
 namespace detail {
 

@@ -131,9 +131,9 @@ class tracked_layer {
   class observer final : public detail::waiting_observer {
    public:
     explicit observer(detail::tracked_numbers& counted) noexcept : numbers_(counted) {}
-    void waiting_changed(detail::waiting_amount const& small,
-                         detail::waiting_amount const& large) noexcept override {
-      numbers_.count_waiting(small, large);
+    void waiting_changed(detail::waiting_amount const& smaller,
+                         detail::waiting_amount const& larger) noexcept override {
+      numbers_.count_waiting(smaller, larger);
     }
 
    private:
@@ -180,7 +180,7 @@ class tracked_layer {
     return detail::block_bytes_of(upstream_, bytes, alignment);
   }
   static block_group group_of(std::size_t bytes) noexcept {
-    return bytes <= small_limit ? block_group::small : block_group::large;
+    return bytes <= small_limit ? block_group::smaller : block_group::larger;
   }
 
   Upstream upstream_;

@@ -169,19 +169,20 @@ class tracked_numbers {
   }
 
   /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
-  void count_waiting(waiting_amount const& small, waiting_amount const& large) noexcept {
+  void count_waiting(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
     stopped const now(*this);
-    tracked_amounts const change{{{small.blocks + large.blocks, small.blocks, large.blocks},
-                                  {small.bytes + large.bytes, small.bytes, large.bytes},
-                                  {small.requested + large.requested, small.requested, large.requested}}};
+    tracked_amounts const change{
+        {{smaller.blocks + larger.blocks, smaller.blocks, larger.blocks},
+         {smaller.bytes + larger.bytes, smaller.bytes, larger.bytes},
+         {smaller.requested + larger.requested, smaller.requested, larger.requested}}};
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t g = 0; g < 3; ++g) {
         waiting_[k][g] += change[k][g];
         not_over_[k][g] += change[k][g];
       }
     }
-    note_active(block_group::small);
-    note_active(block_group::large);
+    note_active(block_group::smaller);
+    note_active(block_group::larger);
     note_whether_watched();
   }
 
@@ -426,7 +427,7 @@ class tracked_numbers {
   /// Gives the thread that counts alone all room, unless each call has to be watched. As settle_alone().
   void give_alone() noexcept {
     if (alone_ == thread_places || (flags_.load(std::memory_order_relaxed) & watched_flag) != 0) return;
-    share(alone_).set_room(pair_room(block_group::large));
+    share(alone_).set_room(pair_room(block_group::larger));
   }
   /// Counts a call of the thread that counts alone, for which it has no room: there may be a new peak.
   void count_alone(tracked_update const& u) noexcept {
@@ -621,8 +622,8 @@ class tracked_numbers {
       if (m->current > m->peak) m->peak = m->current;
     }
     if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
-    note_active(block_group::small);
-    note_active(block_group::large);
+    note_active(block_group::smaller);
+    note_active(block_group::larger);
   }
   /// Pairs half of the room below the peak of all for each group, and what one cannot use for the other. An odd unit is for `first`.
   [[nodiscard]] room_pairs pair_room(block_group first) noexcept {
@@ -655,7 +656,7 @@ class tracked_numbers {
       if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
     }
     if (!has_error()) {
-      room_pairs const r = pair_room(block_group::large);
+      room_pairs const r = pair_room(block_group::larger);
       for (std::size_t k = 0; k < 3; ++k) {
         for (std::size_t g = 0; g < 2; ++g) lent_[k][g + 1] = r.paired[g][k] + r.unpaired[g][k];
         lent_[k][0] = r.paired[0][k] + r.paired[1][k];

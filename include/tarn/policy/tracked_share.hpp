@@ -115,7 +115,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
       if (!its.has_room(change) && !take_room(reserves, u)) return false;
       its.allocate(change);
     } else {
-      its.free(change);
+      its.count_free(change);
       give_room(reserves, u);
     }
     return true;
@@ -183,11 +183,11 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   template <class F>
   void report(F const& f) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t const small = parts_[0].change(k);
-      std::int64_t const large = parts_[1].change(k);
-      f(k, std::size_t{0}, small + large, parts_[0].came[k] + parts_[1].came[k]);
-      f(k, std::size_t{1}, small, parts_[0].came[k]);
-      f(k, std::size_t{2}, large, parts_[1].came[k]);
+      std::int64_t const smaller = parts_[0].change(k);
+      std::int64_t const larger = parts_[1].change(k);
+      f(k, std::size_t{0}, smaller + larger, parts_[0].came[k] + parts_[1].came[k]);
+      f(k, std::size_t{1}, smaller, parts_[0].came[k]);
+      f(k, std::size_t{2}, larger, parts_[1].came[k]);
     }
     for (part& its : parts_) its.clear();
     unpaired_ = {};
@@ -203,7 +203,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
 
  private:
   enum class state : std::uint8_t { closed, open, bounded, alone };
-  static constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max() / 2;
+  static constexpr std::int64_t no_limit = (std::numeric_limits<std::int64_t>::max)() / 2;
   /// A bounded share keeps 1 / this of what it has not counted for the group whose blocks it does not count now.
   static constexpr std::int64_t part_of_other = 8;
 
@@ -226,7 +226,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
       for (std::size_t k = 0; k < 3; ++k) came[k] += change[k];
     }
     /// @param change  negative
-    void free(tracked_kinds const& change) noexcept {
+    void count_free(tracked_kinds const& change) noexcept {
       for (std::size_t k = 0; k < 3; ++k) limit[k] -= change[k];
     }
     void add_room(std::size_t k, std::int64_t amount) noexcept {
@@ -330,7 +330,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
     if (u.rounded > 0) {
       its.allocate(change);
     } else {
-      its.free(change);
+      its.count_free(change);
     }
     return true;
   }

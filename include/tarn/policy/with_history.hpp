@@ -205,7 +205,7 @@ memory_history with_history_layer<Upstream>::record() const {
   }
   r.started_ns = started_ns_;
   r.steady_ns = options_.clock == nullptr ? steady_start_ : 0;
-  r.now_ns = std::max(r.now_ns, now());
+  r.now_ns = (std::max)(r.now_ns, now());
   std::sort(r.live.begin(), r.live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
   // Tags are process-wide; the record contains those that it refers to.
   std::vector<std::uint32_t> number(detail::tag_names::most, 0);

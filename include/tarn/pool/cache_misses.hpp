@@ -220,7 +220,7 @@ class cache_misses : public pool_parts<Upstream> {
                       block_batch& batch) {
     // Return the cached large block first: it may coalesce with its neighbours.
     std::size_t cached_bytes = 0;
-    void* const cached = position.of_stream != nullptr && request.where != zone::small
+    void* const cached = position.of_stream != nullptr && request.where != zone::smaller
                              ? front_.take_large(position, cached_bytes)
                              : nullptr;
     hot_lock held(heap_.hot);

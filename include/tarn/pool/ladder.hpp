@@ -196,7 +196,7 @@ class ladder {
   void share_segment() {
     request_.segment = 0;
     if constexpr (is_bounded_source && !is_host_memory<source_type>) {
-      if (heap_.uses_pages() || request_.where != zone::large) return;
+      if (heap_.uses_pages() || request_.where != zone::larger) return;
       request_.segment = segment_for(space(), heap_.counters.reserved, request_.bytes);
     }
   }
@@ -210,7 +210,7 @@ class ladder {
     request_.may_create = limit - reserved;
     request_.may_exceed = false;
     // Many threads that start together wait for each other here: create a few handles, not hundreds.
-    if (request_.where == zone::small)
+    if (request_.where == zone::smaller)
       request_.least_growth = max_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
     bool served = false;
     try {
@@ -329,7 +329,7 @@ class ladder {
     } else {
       request_.largest_handle = min_of(handle_limit(live), handle_limit_near_full(left()));
     }
-    request_.least_growth = request_.where == zone::large
+    request_.least_growth = request_.where == zone::larger
                                 ? min_of(shared_handle(live, request_.bytes), request_.largest_handle)
                                 : usual_granule;
     request_.may_remap = may_remap(options);

@@ -66,8 +66,8 @@ struct pool_state {
   /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
   /// size, however many calls are made (tests/pool/growth.cpp).
   std::size_t host_bytes = 0;
-  pool_part small;  ///< the part of the above for blocks up to 1 MiB
-  pool_part large;  ///< for larger blocks
+  pool_part smaller;  ///< the part of the above for blocks up to 1 MiB
+  pool_part larger;   ///< for larger blocks
   pool_totals totals_reset;
 };
 

@@ -16,8 +16,8 @@
 namespace tarn::detail {
 
 inline void add_free_ranges(pool_state& s, arena const& space) {
-  for (zone const where : {zone::small, zone::large}) {
-    pool_part& part = where == zone::small ? s.small : s.large;
+  for (zone const where : {zone::smaller, zone::larger}) {
+    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
     for (domain_ref d = 0; d < space.streams.size(); ++d) {
       range_index const& index = space.streams[d].ranges(where);
       part.free_blocks += index.count();
@@ -27,8 +27,8 @@ inline void add_free_ranges(pool_state& s, arena const& space) {
     s.inactive_split_bytes += part.inactive_split_bytes;
   }
   s.split = {space.splits.blocks[0], space.splits.bytes[0]};
-  s.small.split = {space.splits.blocks[1], space.splits.bytes[1]};
-  s.large.split = {space.splits.blocks[2], space.splits.bytes[2]};
+  s.smaller.split = {space.splits.blocks[1], space.splits.bytes[1]};
+  s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
 }
 
 inline void add_growth(pool_state& s, growth_counters const& c) noexcept {
@@ -43,8 +43,8 @@ inline void add_growth(pool_state& s, growth_counters const& c) noexcept {
   s.maps = c.maps;
   s.unmaps = c.unmaps;
   s.remaps = c.remaps;
-  for (zone const where : {zone::small, zone::large}) {
-    pool_part& part = where == zone::small ? s.small : s.large;
+  for (zone const where : {zone::smaller, zone::larger}) {
+    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
     part.reserved = c.reserved_in[static_cast<std::size_t>(where)];
     part.handles = c.handles_in[static_cast<std::size_t>(where)];
   }
@@ -61,8 +61,8 @@ inline void set_sums(pool_state& s, growth_sums const& sums) noexcept {
   s.handles_peak = static_cast<std::uint64_t>(sums.handles.peak);
   s.creates = static_cast<std::uint64_t>(sums.handles.allocated);
   s.destroys = static_cast<std::uint64_t>(sums.handles.freed);
-  for (zone const where : {zone::small, zone::large}) {
-    pool_part& part = where == zone::small ? s.small : s.large;
+  for (zone const where : {zone::smaller, zone::larger}) {
+    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
     part.reserved = sums.reserved_in[static_cast<std::size_t>(where)];
     part.handles = sums.handles_in[static_cast<std::size_t>(where)];
   }
@@ -83,8 +83,8 @@ inline void add_ended(pool_state& sum, pool_state const& ended) noexcept {
     to.bytes.add(0, from.bytes.allocated);
   };
   add_split(sum.split, ended.split);
-  add_split(sum.small.split, ended.small.split);
-  add_split(sum.large.split, ended.large.split);
+  add_split(sum.smaller.split, ended.smaller.split);
+  add_split(sum.larger.split, ended.larger.split);
 }
 
 /// O(free ranges + threads).
@@ -157,7 +157,7 @@ void reset_totals(Heap& heap) noexcept {
   hot_lock const held(heap.hot);
   arena& space = heap.space(held);
   reset.alloc_retries = heap.alloc_retries + heap.ended.alloc_retries;
-  heap.ended.split = heap.ended.small.split = heap.ended.large.split = {};
+  heap.ended.split = heap.ended.smaller.split = heap.ended.larger.split = {};
   space.count_splits();
   for (stat& s : space.splits.blocks) s.reset_totals();
   for (stat& s : space.splits.bytes) s.reset_totals();

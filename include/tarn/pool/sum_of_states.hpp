@@ -47,8 +47,8 @@ namespace tarn::detail {
   s.host_waits += b.host_waits;
   s.device_waits += b.device_waits;
   s.host_bytes += b.host_bytes;
-  s.small = joined_part(a.small, b.small);
-  s.large = joined_part(a.large, b.large);
+  s.smaller = joined_part(a.smaller, b.smaller);
+  s.larger = joined_part(a.larger, b.larger);
   s.totals_reset.reserved += b.totals_reset.reserved;
   s.totals_reset.released += b.totals_reset.released;
   s.totals_reset.creates += b.totals_reset.creates;

@@ -102,8 +102,8 @@ class waiting_blocks {
                           std::memory_order_relaxed);
   }
   /// Counts what waits in a graph memory's part.
-  void count_of_part(waiting_amount const& small, waiting_amount const& large) noexcept {
-    count_.add(small, large);
+  void count_of_part(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
+    count_.add(smaller, larger);
   }
 
   // For statistics and inspection.

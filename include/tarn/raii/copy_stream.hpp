@@ -26,7 +26,7 @@ class copy_stream {
     events_.reserve(events);
     while (events_.size() < events) {
       event_handle event = nullptr;
-      require(driver_.create_event(event));
+      must_succeed(driver_.create_event(event));
       events_.push_back(event);
     }
   }
@@ -40,25 +40,25 @@ class copy_stream {
   [[nodiscard]] stream_ref user() const noexcept { return user_; }
 
   void copy(void* to, void const* from, std::size_t bytes) {
-    require(driver_.copy(stream_, to, from, bytes));
+    must_succeed(driver_.copy(stream_, to, from, bytes));
   }
   /// Records an event behind the copies so far.
-  void mark(std::size_t event) { require(driver_.record_event(events_[event], stream_)); }
+  void mark(std::size_t event) { must_succeed(driver_.record_event(events_[event], stream_)); }
   /// Records an event behind the user's work so far.
-  void mark_user(std::size_t event) { require(driver_.record_event(events_[event], user_)); }
+  void mark_user(std::size_t event) { must_succeed(driver_.record_event(events_[event], user_)); }
   /// Makes later copies wait for an event recorded on the user's stream.
-  void wait_for(std::size_t event) { require(driver_.wait_event(stream_, events_[event])); }
+  void wait_for(std::size_t event) { must_succeed(driver_.wait_event(stream_, events_[event])); }
   /// Makes the user's later work wait for an event.
-  void let_user_wait(std::size_t event) { require(driver_.wait_event(user_, events_[event])); }
+  void let_user_wait(std::size_t event) { must_succeed(driver_.wait_event(user_, events_[event])); }
   /// Whether the device has passed an event.
   [[nodiscard]] bool is_past(std::size_t event) {
     status const s = driver_.query_event(events_[event]);
     if (s.kind == failure::not_ready) return false;
-    require(s);
+    must_succeed(s);
     return true;
   }
   /// Waits on the host until the device has passed an event.
-  void synchronize(std::size_t event) { require(driver_.synchronize_event(events_[event])); }
+  void synchronize(std::size_t event) { must_succeed(driver_.synchronize_event(events_[event])); }
 
   /// Waits on the host for all copies.
   void finish() noexcept {
@@ -73,14 +73,14 @@ class copy_stream {
         stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
         where_(where) {
     bool capturing = false;
-    require(driver_.is_capturing(user_, capturing));
+    must_succeed(driver_.is_capturing(user_, capturing));
     if (capturing) {
       throw at(where, misuse(misuse_kind::capture, nullptr,
                              "batches cannot be copied on a stream that is being captured; copy before or "
                              "after the capture"));
     }
   }
-  void require(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value, where_);
   }
 

@@ -113,12 +113,12 @@ class evict_scope {
 
   /// Returns the i-th buffer's elements on the host after waiting for the copy. Empty once they are restored.
   /// @throws cuda_error
-  template <std::size_t I>
+  template <std::size_t N>
   [[nodiscard]] auto host_copy(source_location where = source_location::current()) const {
-    auto const& s = std::get<I>(slots_);
+    auto const& s = std::get<N>(slots_);
     using element = typename std::remove_reference_t<decltype(s)>::element;
     if (s.host == nullptr) return std::span<element const>();
-    detail::called_from(where, [&] { require(driver().synchronize_event(copied_)); });
+    detail::called_from(where, [&] { must_succeed(driver().synchronize_event(copied_)); });
     return std::span<element const>(s.data(), s.count);
   }
 
@@ -150,7 +150,7 @@ class evict_scope {
   void evict(Buffers&... buffers) {
     refuse_capture();
     try {
-      require(driver().create_event(copied_));
+      must_succeed(driver().create_event(copied_));
       each([&](auto& s) {
         if (!s.buffer->empty()) s.host = host_memory_for(s);
         s.count = s.buffer->size();
@@ -179,7 +179,7 @@ class evict_scope {
 
   /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any device.
   [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).buffer->resource().driver(); }
-  void require(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
   template <class Slot>
@@ -195,7 +195,7 @@ class evict_scope {
   }
   void refuse_capture_of(stream_ref stream) const {
     bool capturing = false;
-    require(driver().is_capturing(stream, capturing));
+    must_succeed(driver().is_capturing(stream, capturing));
     if (capturing) {
       throw misuse(misuse_kind::capture, nullptr,
                    "evict_scope cannot use a stream that is being captured, or buffers of one; begin and end "
@@ -211,7 +211,7 @@ class evict_scope {
         tarn::copy(s.buffer->resource().driver(), std::span<element const>(s.buffer->span()),
                    std::span<element>(s.data(), s.count), stream_);
       });
-      require(driver().record_event(copied_, stream_));
+      must_succeed(driver().record_event(copied_, stream_));
     } catch (...) {
       (void)finish();  // the buffers' next users are not ordered behind the running copies
       throw;
@@ -219,12 +219,12 @@ class evict_scope {
   }
 
   /// Allocates new blocks on stream_, fills them and makes the buffers' streams wait. The buffers are changed only after that.
-  template <std::size_t... I>
-  void bring_all(std::index_sequence<I...>) {
-    std::tuple<Buffers...> back(block_for(std::get<I>(slots_))...);
-    (copy_in(std::get<I>(slots_), std::get<I>(back)), ...);
-    (std::get<I>(back).set_stream(std::get<I>(slots_).buffer->stream()), ...);
-    (put_back(std::get<I>(slots_), std::get<I>(back)), ...);
+  template <std::size_t... N>
+  void bring_all(std::index_sequence<N...>) {
+    std::tuple<Buffers...> back(block_for(std::get<N>(slots_))...);
+    (copy_in(std::get<N>(slots_), std::get<N>(back)), ...);
+    (std::get<N>(back).set_stream(std::get<N>(slots_).buffer->stream()), ...);
+    (put_back(std::get<N>(slots_), std::get<N>(back)), ...);
   }
   template <class Slot>
   [[nodiscard]] auto block_for(Slot const& s) const {

@@ -22,8 +22,8 @@ class fill_threads {
   using fill_function = std::function<std::size_t(std::size_t batch, std::size_t piece)>;
 
   /// @throws std::system_error  no thread can be created; std::bad_alloc
-  fill_threads(unsigned threads, std::size_t pieces, std::size_t slots, fill_function fill)
-      : fill_threads(pieces, slots, std::move(fill)) {
+  fill_threads(unsigned threads, std::size_t pieces, std::size_t slot_count, fill_function fill)
+      : fill_threads(pieces, slot_count, std::move(fill)) {
     // If a thread cannot be created, the destructor runs, since the delegated-to constructor has completed.
     threads_.reserve(threads);
     while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
@@ -69,8 +69,8 @@ class fill_threads {
     std::exception_ptr error;
   };
 
-  fill_threads(std::size_t pieces, std::size_t slots, fill_function fill)
-      : fill_(std::move(fill)), pieces_(pieces), slots_(slots) {}
+  fill_threads(std::size_t pieces, std::size_t slot_count, fill_function fill)
+      : fill_(std::move(fill)), pieces_(pieces), slots_(slot_count) {}
 
   void work() {
     std::unique_lock lock(mutex_);

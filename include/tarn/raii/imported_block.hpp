@@ -60,7 +60,7 @@ class imported_mapping {
   /// @throws sharing_error (damaged), cuda_error
   void reserve(std::vector<std::size_t> sizes, std::size_t offset, std::size_t alignment) {
     std::size_t granularity = 0;
-    check(driver_.page_granularity(granularity));
+    must_succeed(driver_.page_granularity(granularity));
     std::size_t sum = 0;
     for (std::size_t const bytes : sizes) {
       if (bytes % granularity != 0) {
@@ -74,23 +74,23 @@ class imported_mapping {
       throw sharing_error(sharing_failure::damaged, "the block cannot be aligned as its description says");
     }
     sizes_ = std::move(sizes);
-    check(driver_.reserve_range(sum, granularity, range_));
+    must_succeed(driver_.reserve_range(sum, granularity, range_));
     bytes_ = sum;
   }
   /// Maps the next handle. It then lives as long as the mapping. @throws cuda_error
   void add(page_export const& pages) {
     page_handle handle{};
-    check(driver_.import_pages(pages, handle));
+    must_succeed(driver_.import_pages(pages, handle));
     status const s = driver_.map_pages(data(next_), sizes_[mapped_], handle);
     (void)driver_.destroy_pages(handle);
-    check(s);
+    must_succeed(s);
     next_ += sizes_[mapped_++];
   }
   [[nodiscard]] void* data(std::size_t offset) const noexcept { return static_cast<char*>(range_) + offset; }
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
 
  private:
-  void check(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
   }
 

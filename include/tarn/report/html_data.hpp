@@ -51,7 +51,7 @@ class html_data {
  public:
   explicit html_data(snapshot const& of) : of_(of) {
     for_each_address(
-        [&](std::uintptr_t address) { base_ = base_ == 0 ? address : std::min(base_, address); });
+        [&](std::uintptr_t address) { base_ = base_ == 0 ? address : (std::min)(base_, address); });
     std::uintptr_t bits = 0;
     for_each_address([&](std::uintptr_t address) { bits |= address - base_; });
     shift_ = bits == 0 ? 0 : static_cast<unsigned>(std::countr_zero(bits));
@@ -96,7 +96,7 @@ class html_data {
       numbers.add_step(address, units(s.address));
       address = units(s.address);
       numbers.add(s.bytes);
-      numbers.add(static_cast<std::uint64_t>(s.kind) | (s.small ? 4U : 0U));
+      numbers.add(static_cast<std::uint64_t>(s.kind) | (s.is_small ? 4U : 0U));
       numbers.add(s.handles);
       numbers.add(stream_index(s.stream));
       numbers.add(s.blocks.size());

@@ -37,7 +37,7 @@ enum class source_text { shown, left_out };
       profiled_line& m = merged.back();
       m.calls += l.calls;
       m.change += l.change;
-      m.peak = std::max(m.peak, l.peak);
+      m.peak = (std::max)(m.peak, l.peak);
       m.blocks += l.blocks;
     } else {
       merged.push_back(l);

@@ -33,7 +33,7 @@ namespace tarn::detail {
   s.address = from.address;
   s.bytes = from.bytes;
   s.kind = kind_of(from.kind);
-  s.small = from.where == zone::small;
+  s.is_small = from.where == zone::smaller;
   s.handles = from.handles;
   s.graph_memory = from.graph_memory;
   s.blocks.reserve(from.blocks.size());

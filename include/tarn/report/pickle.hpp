@@ -109,7 +109,7 @@ class snapshot_pickler {
     field("active_size", active);
     field("requested_size", requested);
     field("stream", stream(s.stream));
-    field("segment_type", s.small ? "small" : "large");
+    field("segment_type", s.is_small ? "small" : "large");
     pool_id("segment_pool_id", s.graph_memory);
     pickle_.word("is_expandable");
     pickle_.boolean(s.kind != segment_kind::upstream);

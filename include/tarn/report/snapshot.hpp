@@ -51,7 +51,7 @@ struct snapshot_segment {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   segment_kind kind = segment_kind::pages;
-  bool small = false;                  ///< for blocks of up to 1 MiB
+  bool is_small = false;               ///< for blocks of up to 1 MiB
   std::uint32_t handles = 1;           ///< physical handles that back it, wholly or in part
   stream_id stream = 0;                ///< stream of most of its bytes
   std::uint64_t graph_memory = 0;      ///< that it belongs to, counted from 1; 0 if none

@@ -93,7 +93,7 @@ inline void write_names(json_text& json, snapshot const& s) {
 
 inline void write_segment(json_text& json, snapshot_segment const& s) {
   json.line().begin_object().key("address").address(s.address).field("bytes", s.bytes);
-  json.field("kind", name_of(s.kind)).key("small").boolean(s.small);
+  json.field("kind", name_of(s.kind)).key("small").boolean(s.is_small);
   json.field("handles", s.handles).field("stream", s.stream);
   if (s.graph_memory != 0) json.field("graph_memory", s.graph_memory);
   if (s.kind == segment_kind::view) {

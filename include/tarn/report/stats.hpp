@@ -215,8 +215,8 @@ template <class Resource>
       add("graph_memory.reserved_bytes", number(graphs.reserved));
     }
   }
-  put_groups("inactive_split", {p.split.blocks, p.small.split.blocks, p.large.split.blocks});
-  put_groups("inactive_split_bytes", {p.split.bytes, p.small.split.bytes, p.large.split.bytes});
+  put_groups("inactive_split", {p.split.blocks, p.smaller.split.blocks, p.larger.split.blocks});
+  put_groups("inactive_split_bytes", {p.split.bytes, p.smaller.split.bytes, p.larger.split.bytes});
   add("max_split_size", -1);
   add("num_alloc_retries", number(p.alloc_retries - p.totals_reset.alloc_retries));
   add("num_device_alloc", creates);
@@ -230,8 +230,8 @@ template <class Resource>
     add(std::string("oversize_segments.") + part, 0);
   }
   put_groups("requested_bytes", t.active_requested_bytes);
-  put_groups("reserved_bytes", {reserved, p.small.reserved, p.large.reserved});
-  put_groups("segment", {segments, p.small.handles, p.large.handles});
+  put_groups("reserved_bytes", {reserved, p.smaller.reserved, p.larger.reserved});
+  put_groups("segment", {segments, p.smaller.handles, p.larger.handles});
   return out;
 }
 

@@ -42,7 +42,7 @@ inline void stand_alone(snapshot& s, memory_history const& record) {
     segment.address = w.address;
     segment.bytes = w.bytes;
     segment.kind = segment_kind::upstream;
-    segment.small = w.bytes <= class_limit;
+    segment.is_small = w.bytes <= class_limit;
     segment.blocks.push_back(block_of(w));
     s.segments.push_back(std::move(segment));
     s.pool.live += w.bytes;

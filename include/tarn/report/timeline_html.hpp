@@ -112,8 +112,8 @@ namespace detail {
   number("hostWaits", s.pool.host_waits);
   number("deviceWaits", s.pool.device_waits);
   number("hostBytes", s.pool.host_bytes);
-  number("reservedSmall", static_cast<std::uint64_t>(s.pool.small.reserved.current));
-  number("reservedLarge", static_cast<std::uint64_t>(s.pool.large.reserved.current));
+  number("reservedSmall", static_cast<std::uint64_t>(s.pool.smaller.reserved.current));
+  number("reservedLarge", static_cast<std::uint64_t>(s.pool.larger.reserved.current));
   json += "}}";
   return json;
 }

@@ -165,8 +165,8 @@ class viewer_history {
         ++at;
         continue;
       }
-      std::uintptr_t const from = std::max(first, address);
-      std::uintptr_t const to = std::min(last, end);
+      std::uintptr_t const from = (std::max)(first, address);
+      std::uintptr_t const to = (std::min)(last, end);
       at = segments_.erase(at);
       if (first < from) segments_.emplace(first, from);
       if (to < last) segments_.emplace(to, last);
@@ -180,12 +180,12 @@ class viewer_history {
     std::vector<std::pair<std::uintptr_t, std::uintptr_t>> gaps;
     auto next = segments_.upper_bound(address);
     std::uintptr_t at = address;
-    if (next != segments_.begin()) at = std::max(at, std::prev(next)->second);
+    if (next != segments_.begin()) at = (std::max)(at, std::prev(next)->second);
     for (; at < end; ++next) {
-      std::uintptr_t const to = next == segments_.end() ? end : std::min(end, next->first);
+      std::uintptr_t const to = next == segments_.end() ? end : (std::min)(end, next->first);
       if (at < to) gaps.emplace_back(at, to);
       if (next == segments_.end()) break;
-      at = std::max(at, next->second);
+      at = (std::max)(at, next->second);
     }
     for (auto const& [first, last] : gaps) {
       segments_.emplace(first, last);

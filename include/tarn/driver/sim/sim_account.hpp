@@ -22,7 +22,7 @@ namespace tarn::detail {
   device_account account;
   account.source = "the simulated NVML";
   account.total = usage.capacity;
-  account.free = usage.free();
+  account.free = usage.free_bytes();
   std::size_t const context = part(options.context);
   account.set_aside = part(options.set_aside);
   std::size_t const came_later = usage.taken > options.taken ? usage.taken - options.taken : 0;

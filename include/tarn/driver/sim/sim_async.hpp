@@ -54,7 +54,7 @@ class sim_async {
   }
 
   /// @param end  when the work before the free on its stream completes
-  sim_code free(void* p, sim_stream const& stream, sim_nanoseconds end) {
+  sim_code release(void* p, sim_stream const& stream, sim_nanoseconds end) {
     if (p == nullptr) return sim_code::ok;
     auto const it = live_.find(p);
     if (it == live_.end()) return sim_code::invalid_value;
@@ -69,7 +69,7 @@ class sim_async {
   void trim(sim_nanoseconds now) {
     for (auto it = cached_.begin(); it != cached_.end();) {
       if (it->second.freed_at <= now) {
-        (void)memory_.free(it->second.p, sim_kind::async);
+        (void)memory_.release(it->second.p, sim_kind::async);
         it = cached_.erase(it);
       } else {
         ++it;

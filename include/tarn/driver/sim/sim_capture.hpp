@@ -140,7 +140,7 @@ class sim_capture {
   [[nodiscard]] std::vector<std::size_t> known_after(sim_leaves const& leaves) const {
     std::vector<std::size_t> known(ends_.size());
     for (std::size_t const n : leaves) {
-      for (std::size_t b = 0; b < known_[n].size(); ++b) known[b] = std::max(known[b], known_[n][b]);
+      for (std::size_t b = 0; b < known_[n].size(); ++b) known[b] = (std::max)(known[b], known_[n][b]);
     }
     return known;
   }

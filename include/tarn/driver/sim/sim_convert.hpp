@@ -21,7 +21,7 @@ class sim_conversion final : public sim_work {
         count_(count),
         device_(device) {}
 
-  sim_code check(sim_memory& memory) noexcept override {
+  sim_code check_access(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched_) {
       if (!memory.accessible(a.p, a.bytes) || !memory.is_reachable(a.p, device_)) {
         return sim_code::illegal_address;

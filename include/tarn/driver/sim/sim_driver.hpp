@@ -250,7 +250,7 @@ class sim_driver {
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
       sim_usage const& u = m.memory.usage(device_.value);
-      free = u.free();
+      free = u.free_bytes();
       total = u.capacity;
       return code::ok;
     });
@@ -381,7 +381,7 @@ class sim_driver {
       if (!m.memory.find_block(p, detail::sim_kind::device, bytes)) return code::invalid_value;
       m.charge_more(costs().free_device.at(bytes));
       m.streams.join_device(device_.value);
-      return m.memory.free(p, detail::sim_kind::device);
+      return m.memory.release(p, detail::sim_kind::device);
     });
   }
   [[nodiscard]] bool has_memory_pools() const noexcept {
@@ -408,7 +408,7 @@ class sim_driver {
                        if (!has_memory_pools()) return code::not_supported;
                        if (s.capture) m.streams.count_captured();
                        sim_nanoseconds const end = m.streams.end_of(s);
-                       return m.async[static_cast<std::size_t>(s.device)].free(p, s, end);
+                       return m.async[static_cast<std::size_t>(s.device)].release(p, s, end);
                      });
   }
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
@@ -615,7 +615,7 @@ class sim_driver {
       if (!m.memory.find_block(p, kind, bytes)) return code::invalid_value;
       m.charge_more(kind == detail::sim_kind::pinned ? costs().free_pinned.at(bytes) : costs().free_managed);
       m.streams.join_device(device_.value);
-      return m.memory.free(p, kind);
+      return m.memory.release(p, kind);
     });
   }
 

@@ -40,7 +40,7 @@ struct sim_usage {
   std::size_t block_bytes = 0;  ///< part of `used` in blocks, cached async blocks included
   std::size_t handles = 0;      ///< page handles not destroyed, or destroyed but still mapped
   std::size_t blocks = 0;       ///< allocated device and async blocks
-  [[nodiscard]] std::size_t free() const noexcept {
+  [[nodiscard]] std::size_t free_bytes() const noexcept {
     return used + taken >= capacity ? 0 : capacity - taken - used;
   }
 };
@@ -118,7 +118,7 @@ class sim_memory {
 
   sim_code create(int device, std::size_t bytes, allocation_handle_type type, page_handle& handle) {
     if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
-    if (bytes > usage(device).free()) return sim_code::out_of_memory;
+    if (bytes > usage(device).free_bytes()) return sim_code::out_of_memory;
     page_piece made{bytes, device, 0, next_key_, 0, false, type, {}, false};
     bool const taken =
         type == allocation_handle_type::none ? pages_.take(bytes, made.offset) : made.file.create(bytes);
@@ -227,7 +227,7 @@ class sim_memory {
     if (bytes > max_request_bytes) return sim_code::out_of_memory;
     bool const host = on_host(kind);
     std::size_t const charged = align_up(bytes, block_granularity);
-    std::size_t const room = host ? host_room() : usage(device).free();
+    std::size_t const room = host ? host_room() : usage(device).free_bytes();
     if (charged > room) return sim_code::out_of_memory;
     bool const whole_pages = bytes >= granularity_;
     std::size_t const shift = host || whole_pages ? 0 : default_alignment;
@@ -255,7 +255,7 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  sim_code free(void* p, sim_kind kind) {
+  sim_code release(void* p, sim_kind kind) {
     if (p == nullptr) return sim_code::ok;
     auto const it = blocks_.find(address(p));
     if (it == blocks_.end() || it->second.kind != kind) return sim_code::invalid_value;

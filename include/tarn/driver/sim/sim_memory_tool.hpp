@@ -96,7 +96,7 @@ class sim_memory_tool {
   }
 
   /// Reports the first byte of an access that lies in a heap but in no region.
-  void check(void const* p, std::size_t bytes, char const* what) {
+  void check_access(void const* p, std::size_t bytes, char const* what) {
     std::uintptr_t at = address(p);
     std::uintptr_t const end = at + bytes;
     while (at < end) {

@@ -63,7 +63,7 @@ class sim_replay {
       sim_node const& n = graph_.nodes()[i];
       if (n.what == sim_node::kind::work) {
         add(n, done_[i]);
-        end = std::max(end, done_[i].end);
+        end = (std::max)(end, done_[i].end);
       } else if (order_ != nullptr) {
         if (!is_others(n.p, n.bytes)) change_owner(n.what, n.p, n.bytes, agent_of(n.branch));
       }
@@ -151,12 +151,12 @@ class sim_replay {
     }
     if (n.device == stream_.device) return;  // the stream's end covers it
     auto& d = device(n.device);
-    d.tail = std::max(d.tail, m.end);
+    d.tail = (std::max)(d.tail, m.end);
     d.past.join(m.past);
     d.clock.join(m.clock);
   }
   void wait_for(moment const& before, moment& m, sim_agent agent) {
-    m.end = std::max(m.end, before.end);
+    m.end = (std::max)(m.end, before.end);
     m.past.join(before.past);
     if (order_ != nullptr) order_->learn(agent, before.clock);
   }

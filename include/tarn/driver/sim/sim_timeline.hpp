@@ -61,7 +61,7 @@ class sim_timeline {
 
   /// The host looks up what the work accesses; the stream performs the work.
   sim_code run(operation& o) {
-    sim_code const allowed = o.work.look([&](sim_work& work) { return work.check(memory_); });
+    sim_code const allowed = o.work.look([&](sim_work& work) { return work.check_access(memory_); });
     if (allowed != sim_code::ok) return allowed;
     sim_inside_work.store(true, std::memory_order_relaxed);
     o.work.run();

@@ -18,7 +18,7 @@ namespace tarn::detail {
 struct sim_work {
   virtual ~sim_work() = default;
   /// Checks that the accessed memory exists.
-  virtual sim_code check(sim_memory& memory) noexcept = 0;
+  virtual sim_code check_access(sim_memory& memory) noexcept = 0;
   /// Performs the operation, after check() succeeded.
   virtual void act() noexcept = 0;
   /// The accesses, for the order checker.
@@ -33,7 +33,7 @@ inline thread_local std::atomic<bool> sim_inside_work{false};
 inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
   if (memory.tool() == nullptr) return;
   try {
-    memory.tool()->check(a.p, a.bytes, a.use == sim_use::reads ? "read" : "write");
+    memory.tool()->check_access(a.p, a.bytes, a.use == sim_use::reads ? "read" : "write");
   } catch (...) {  // without host memory for its finding the tool reports nothing
   }
 }
@@ -42,7 +42,7 @@ inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
 template <class F>
 struct sim_kernel final : sim_work {
   sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
-  sim_code check(sim_memory& memory) noexcept override {
+  sim_code check_access(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
       if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
       show_tool(memory, a);
@@ -57,7 +57,7 @@ struct sim_kernel final : sim_work {
 
 /// A copy, or a fill if there is no source.
 struct sim_transfer_work final : sim_work {
-  sim_code check(sim_memory& memory) noexcept override {
+  sim_code check_access(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
       if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
       show_tool(memory, a);

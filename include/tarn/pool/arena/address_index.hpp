@@ -74,9 +74,9 @@ class address_index {
 
  private:
   void close() noexcept {
-    std::free(last_);
-    std::free(starts_);
-    std::free(words_);
+    (std::free)(last_);
+    (std::free)(starts_);
+    (std::free)(words_);
     last_ = nullptr;
     starts_ = words_ = nullptr;
     bytes_ = 0;
@@ -90,8 +90,8 @@ class address_index {
     if (std::uint64_t const here = up_to(starts_[g / 64], g % 64); here != 0)
       return g / 64 * 64 + highest(here);
     std::size_t word = g / 64;
-    if (std::uint64_t const near = below(words_[word / 64], word % 64); near != 0) {
-      word = word / 64 * 64 + highest(near);
+    if (std::uint64_t const nearest = below(words_[word / 64], word % 64); nearest != 0) {
+      word = word / 64 * 64 + highest(nearest);
     } else {
       std::size_t group = word / 64 - 1;
       while (words_[group] == 0) --group;

@@ -124,7 +124,7 @@ class arena {
     taken += take_from_runs(taker, size_class, out + taken, wanted - taken);
     if (taken == 0 && taker != neutral) taken = take_from_runs(neutral, size_class, out, wanted);
     if (taken == 0) {
-      range_ref const body = take_range(taker, zone::small, run_bytes(size_class), frame_bytes);
+      range_ref const body = take_range(taker, zone::smaller, run_bytes(size_class), frame_bytes);
       if (body == 0) return 0;
       run_ref const r = runs.add(body, ranges[body].address, size_class, taker);
       runs[r].generation = domain.generation;
@@ -298,14 +298,14 @@ class arena {
   /// Counts the change of the split ranges since the last call as one step; changes that cancelled out in between are not
   /// counted.
   void count_splits() noexcept {
-    auto const small = static_cast<std::size_t>(zone::small);
-    auto const large = static_cast<std::size_t>(zone::large);
-    move(splits.blocks[0], split_blocks_[small] + split_blocks_[large]);
-    move(splits.blocks[1], split_blocks_[small]);
-    move(splits.blocks[2], split_blocks_[large]);
-    move(splits.bytes[0], split_bytes_[small] + split_bytes_[large]);
-    move(splits.bytes[1], split_bytes_[small]);
-    move(splits.bytes[2], split_bytes_[large]);
+    auto const smaller = static_cast<std::size_t>(zone::smaller);
+    auto const larger = static_cast<std::size_t>(zone::larger);
+    move(splits.blocks[0], split_blocks_[smaller] + split_blocks_[larger]);
+    move(splits.blocks[1], split_blocks_[smaller]);
+    move(splits.blocks[2], split_blocks_[larger]);
+    move(splits.bytes[0], split_bytes_[smaller] + split_bytes_[larger]);
+    move(splits.bytes[1], split_bytes_[smaller]);
+    move(splits.bytes[2], split_bytes_[larger]);
   }
 
   /// Whether the device has completed the uses of a free range.
@@ -390,7 +390,7 @@ class arena {
 
   range_ref take_range(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
     range_ref r = 0;
-    if (keeps_handles_whole && where == zone::large && bytes % usual_granule == 0 &&
+    if (keeps_handles_whole && where == zone::larger && bytes % usual_granule == 0 &&
         alignment < usual_granule) {
       r = streams[taker].ranges(where).find(ranges, bytes, usual_granule, search_limit);
       if (r != 0) alignment = usual_granule;

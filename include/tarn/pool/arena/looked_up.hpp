@@ -23,7 +23,7 @@ class lookup_record {
       : hold_(held.hold().number()), where_(where) {}
 
   /// Aborts if the lock was released since the lookup. @param use  the place that uses the value
-  void check(hot_lock const& held, source_location use) const noexcept {
+  void check_held(hot_lock const& held, source_location use) const noexcept {
     if (held.hold().number() == hold_) [[likely]]
       return;
     source_location const released = held.hold().released_at();
@@ -43,7 +43,7 @@ template <>
 class lookup_record<false> {
  public:
   lookup_record(hot_lock const&, source_location) noexcept {}
-  void check(hot_lock const&, source_location) const noexcept {}
+  void check_held(hot_lock const&, source_location) const noexcept {}
 };
 
 template <class T>
@@ -56,7 +56,7 @@ class looked_up {
   /// The value, under the same hold of the lock. No cost if TARN_CHECK_LOCKS is 0.
   [[nodiscard]] T const& get(hot_lock const& held,
                              source_location use = source_location::current()) const noexcept {
-    record_.check(held, use);
+    record_.check_held(held, use);
     return value_;
   }
 

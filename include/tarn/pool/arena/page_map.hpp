@@ -39,7 +39,7 @@ class page_map {
   page_map() noexcept = default;
   page_map(page_map const&) = delete;
   page_map& operator=(page_map const&) = delete;
-  ~page_map() { std::free(table_); }
+  ~page_map() { (std::free)(table_); }
 
   /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {

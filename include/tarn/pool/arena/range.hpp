@@ -29,12 +29,12 @@ enum class range_state : std::uint8_t {
 };
 
 /// Blocks above class_limit are kept apart from smaller ones, so that small ones do not pin large handles.
-enum class zone : std::uint8_t { small, large };
-inline constexpr zone all_zones[] = {zone::large, zone::small};
+enum class zone : std::uint8_t { smaller, larger };
+inline constexpr zone all_zones[] = {zone::larger, zone::smaller};
 inline constexpr std::size_t zone_count = 2;
 
 [[nodiscard]] constexpr zone zone_of(std::size_t block_bytes) noexcept {
-  return block_bytes <= class_limit ? zone::small : zone::large;
+  return block_bytes <= class_limit ? zone::smaller : zone::larger;
 }
 
 /// One node, 64 bytes.
@@ -54,7 +54,7 @@ struct range {
   domain_ref domain = neutral;
   std::uint16_t generation = 0;  ///< of a live range: the generation of its domain when it was taken
   range_state state = range_state::unused;
-  zone where = zone::small;
+  zone where = zone::smaller;
   bool at_end = false;  ///< in an index: a hole follows, so it may be extended, see range_index
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }

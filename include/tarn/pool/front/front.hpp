@@ -162,7 +162,7 @@ class front {
     while (batch.count > 1 && has_stream &&
            put_in(*at.cache, *at.of_stream, r.size_class, batch.blocks[batch.count - 1]))
       --batch.count;
-    if (has_stream && r.where == zone::large) at.of_stream->newest_large = batch.blocks[0];
+    if (has_stream && r.where == zone::larger) at.of_stream->newest_large = batch.blocks[0];
     at.cache->lock.leave();
   }
 

@@ -13,7 +13,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/pool/graph/graph_part.hpp"
 #include "tarn/pool/order/noted_blocks.hpp"
-#include "tarn/pool/order/slots.hpp"
+#include "tarn/pool/order/slot_table.hpp"
 
 namespace tarn::detail {
 
@@ -123,7 +123,7 @@ class graph_blocks {
     if (std::exchange(blocks_[b].is_cached, false)) ++blocks_[b].of.owner->cache.changes;
   }
   mutable fork_mutex mutex_;
-  slots<block> blocks_;
+  slot_table<block> blocks_;
   noted_blocks<block> noted_{blocks_};
 };
 

@@ -36,10 +36,10 @@ class forward_waiting final : public waiting_observer {
   }
   forward_waiting(forward_waiting const&) = delete;
   forward_waiting& operator=(forward_waiting const&) = delete;
-  void waiting_changed(waiting_amount const& small, waiting_amount const& large) noexcept override {
-    small_.add(small);
-    large_.add(large);
-    to_.count_of_part(small, large);
+  void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept override {
+    small_.add(smaller);
+    large_.add(larger);
+    to_.count_of_part(smaller, larger);
   }
 
  private:

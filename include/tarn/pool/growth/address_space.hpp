@@ -50,7 +50,7 @@ class address_space {
     a.ranges[r].state = range_state::hole;
     a.ranges[r].domain = neutral;
     a.ranges[r].epoch = 0;
-    a.ranges[r].where = zone::small;
+    a.ranges[r].where = zone::smaller;
     if (range_ref const n = a.ranges[r].next; n != 0 && a.ranges[n].state == range_state::hole) {
       index.erase(a.ranges, n);
       a.merge(r, n);

@@ -119,7 +119,7 @@ namespace tarn::detail {
 
 struct growth_request {
   domain_ref taker = neutral;
-  zone where = zone::small;
+  zone where = zone::smaller;
   std::size_t bytes = 0;
   std::size_t alignment = default_alignment;
   std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
@@ -227,8 +227,8 @@ inline void leave_sums(growth_sums& sums, growth_counters const& ending) noexcep
 struct held_memory {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  zone where = zone::small;  ///< the zone it was taken for
-  bool is_handle = false;    ///< otherwise a segment, which is never joined to another or remapped
+  zone where = zone::smaller;  ///< the zone it was taken for
+  bool is_handle = false;      ///< otherwise a segment, which is never joined to another or remapped
 };
 
 }  // namespace tarn::detail

@@ -160,7 +160,7 @@ class host_copy {
       store(buffers_[current_ ^ 1]);
       store(buffers_[current_]);
     }
-    check(driver_.synchronize_stream(stream));
+    must_succeed(driver_.synchronize_stream(stream));
     done_ = bytes_;
   }
   /// Waits for what was enqueued, after an error.
@@ -221,21 +221,21 @@ class host_copy {
     event_handle event = nullptr;
     std::size_t position = 0;
   };
-  void check(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value);
   }
   void copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const {
-    check(driver_.copy(stream, to, from, bytes));
+    must_succeed(driver_.copy(stream, to, from, bytes));
   }
 
   /// Marks the end of the copies from or to a buffer.
   void submit(stream_ref stream, buffer& b) {
     if (b.used == 0 || b.is_submitted) return;
-    check(driver_.record_event(b.event, stream));
+    must_succeed(driver_.record_event(b.event, stream));
     b.is_submitted = true;
   }
   void wait(buffer& b) {
-    if (b.is_submitted) check(driver_.synchronize_event(b.event));
+    if (b.is_submitted) must_succeed(driver_.synchronize_event(b.event));
     b.is_submitted = false;
   }
   /// Empties a buffer: moves saved bytes to ordinary memory.

@@ -72,8 +72,8 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
         found.starts.push_back(p);
       }
     };
-    for_each_piece(a, map, d, zone::large, least_piece, sort_in);
-    for_each_piece(a, map, d, zone::small, map.granularity(),
+    for_each_piece(a, map, d, zone::larger, least_piece, sort_in);
+    for_each_piece(a, map, d, zone::smaller, map.granularity(),
                    [&](piece const& p, bool at_start, bool at_end) {
                      if (at_start && at_end && !is_taken(p)) found.whole.push_back(p);
                    });
@@ -224,7 +224,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
 inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref taker, std::size_t bytes) {
   piece best;
   auto const look = [&](domain_ref d) {
-    for_each_piece(a, map, d, zone::large, map.granularity(),
+    for_each_piece(a, map, d, zone::larger, map.granularity(),
                    [&](piece const& p, bool at_start, bool at_end) {
                      if (at_start && at_end && p.bytes >= bytes && (best.bytes == 0 || p.bytes < best.bytes))
                        best = p;
@@ -248,7 +248,7 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
   std::size_t begin = 0;
   std::size_t end = 0;
   std::size_t offset = 0;
-  for (view_slot const& slot : v.slots) {
+  for (view_slot const& slot : v.view_slots) {
     if (slot.handle != 0) {
       physical const& h = map[slot.handle];
       std::uintptr_t const handle_end = h.home + h.bytes;
@@ -305,7 +305,7 @@ inline free_stretch find_free_end(arena const& a, page_map const& map, view cons
 inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, std::size_t bytes) {
   choice c;
   std::size_t at = 0;
-  for (view_slot const& slot : v.slots) {
+  for (view_slot const& slot : v.view_slots) {
     std::size_t const from = max_of(offset, at);
     std::size_t const to = min_of(offset + bytes, at + slot.bytes);
     if (from < to) c.pieces.push_back(piece{map[slot.handle].home + (from - at), to - from, slot.handle});

@@ -139,11 +139,11 @@ class page_compact {
         counters_.hold(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
         map(at, p.bytes, p.id);
         p.is_temporary = true;
-        check(source_.driver().copy(stream, reinterpret_cast<void*>(at),
-                                    reinterpret_cast<void const*>(old.home + p.offset), p.bytes));
+        must_succeed(source_.driver().copy(stream, reinterpret_cast<void*>(at),
+                                           reinterpret_cast<void const*>(old.home + p.offset), p.bytes));
         at += p.bytes;
       }
-      check(source_.driver().synchronize_stream(stream));
+      must_succeed(source_.driver().synchronize_stream(stream));
       unmap_temporary(parts, temporary);
       for (std::uintptr_t const place : places) unmap(place, old.bytes);
       is_unmapped = true;
@@ -268,7 +268,7 @@ class page_compact {
     source_.unmap(reinterpret_cast<void*>(address), bytes);
     ++counters_.unmaps;
   }
-  void check(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, source_.driver().device().value);
   }
 

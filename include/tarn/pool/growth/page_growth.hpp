@@ -80,7 +80,7 @@ class page_growth {
         return create(a, hot, request, e, request.bytes - extended);
       if ((block = views_.reuse(a, hot.held(), request)) != nullptr) return true;
       std::size_t lack = missing;
-      if (request.where == zone::small) {
+      if (request.where == zone::smaller) {
         if (change_zone(a, request)) return true;
       } else {
         looked_up<choice> const c = choose(a, hot.held(), request);

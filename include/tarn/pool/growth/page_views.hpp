@@ -43,7 +43,7 @@ class page_views {
   /// Serves the request from an existing view, without a driver call; null if none is free. The caller holds both locks.
   /// @throws std::bad_alloc, nothing has changed
   [[nodiscard]] void* reuse(arena& a, hot_lock const& held, growth_request const& request) {
-    if (request.where == zone::small || !request.may_remap || in_use_ == 0) return nullptr;
+    if (request.where == zone::smaller || !request.may_remap || in_use_ == 0) return nullptr;
     std::uint32_t best = 0;
     free_stretch where;
     std::size_t looked_at = 0;
@@ -88,7 +88,7 @@ class page_views {
   void forget(sequence<bool> const& leaves) noexcept {
     for (view& v : views_) {
       std::uintptr_t at = v.address;
-      for (view_slot& slot : v.slots) {
+      for (view_slot& slot : v.view_slots) {
         if (leaves[slot.handle]) {
           if (map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
           slot.handle = 0;
@@ -103,7 +103,7 @@ class page_views {
   void for_each_place(handle_ref h, F const& f) const {
     for (view const& v : views_) {
       std::uintptr_t at = v.address;
-      for (view_slot const& slot : v.slots) {
+      for (view_slot const& slot : v.view_slots) {
         if (slot.handle == h) f(at);
         at += slot.bytes;
       }
@@ -118,7 +118,7 @@ class page_views {
       std::size_t const from = address - v.address;
       if (bytes > v.bytes - from) return nullptr;
       std::size_t at = 0;
-      for (view_slot const& slot : v.slots) {
+      for (view_slot const& slot : v.view_slots) {
         std::size_t const begin = max_of(from, at);
         std::size_t const end = min_of(from + bytes, at + slot.bytes);
         if (begin < end && (slot.handle == 0 || !f(slot.handle, begin - at, end - begin))) return nullptr;
@@ -131,7 +131,7 @@ class page_views {
   /// Makes room to divide a handle's slots into `count` each. @throws std::bad_alloc, nothing has changed
   void make_room_to_divide(handle_ref h, std::size_t count) {
     for (view& v : views_) {
-      if (v.shows(h)) v.slots.reserve(v.slots.size() + count);
+      if (v.shows(h)) v.view_slots.reserve(v.view_slots.size() + count);
     }
   }
   /// Divides a handle's slots: `handles` are at their places now, 0 for a gap, of bytes_of(index) each. Requires room.
@@ -140,12 +140,13 @@ class page_views {
     for (view& v : views_) {
       if (!v.shows(h)) continue;
       std::size_t at = 0;
-      while (v.slots[at].handle != h) ++at;
+      while (v.view_slots[at].handle != h) ++at;
       std::size_t const more = handles.size() - 1;
-      std::size_t const before = v.slots.size();
-      v.slots.resize(before + more);
-      for (std::size_t i = before; i-- > at + 1;) v.slots[i + more] = v.slots[i];
-      for (std::size_t i = 0; i < handles.size(); ++i) v.slots[at + i] = view_slot{handles[i], bytes_of(i)};
+      std::size_t const before = v.view_slots.size();
+      v.view_slots.resize(before + more);
+      for (std::size_t i = before; i-- > at + 1;) v.view_slots[i + more] = v.view_slots[i];
+      for (std::size_t i = 0; i < handles.size(); ++i)
+        v.view_slots[at + i] = view_slot{handles[i], bytes_of(i)};
     }
   }
 
@@ -240,7 +241,7 @@ class page_views {
     prolongation const& p = found.get(hot.held());
     view& v = views_[p.view];  // protected by the growth lock, as all views are
     looked_up<choice> const all(hot.held(), prolonged(v, p));
-    v.slots.reserve(v.slots.size() + p.added.pieces.size());
+    v.view_slots.reserve(v.view_slots.size() + p.added.pieces.size());
     sequence<range_ref> carved;
     carve(a, hot.held(), all, carved);
     try {
@@ -248,7 +249,7 @@ class page_views {
       for (piece const& added : p.added.pieces) {
         std::size_t const bytes = map_[added.handle].bytes;
         map_again(v.address + v.bytes, added.handle);
-        v.slots.push_back(view_slot{added.handle, bytes});
+        v.view_slots.push_back(view_slot{added.handle, bytes});
         v.bytes += bytes;
       }
     } catch (...) {
@@ -276,8 +277,8 @@ class page_views {
     }
     std::uint32_t const i = unused_view(a);
     view made;
-    made.slots.reserve(c.pieces.size());
-    for (piece const& p : c.pieces) made.slots.push_back(view_slot{p.handle, map_[p.handle].bytes});
+    made.view_slots.reserve(c.pieces.size());
+    for (piece const& p : c.pieces) made.view_slots.push_back(view_slot{p.handle, map_[p.handle].bytes});
     by_use_.reserve(by_use_.size() + 1);
     sequence<range_ref> carved;
     carve(a, hot.held(), chosen, carved);
@@ -306,15 +307,15 @@ class page_views {
     std::size_t mapped = 0;
     try {
       std::uintptr_t at = v.address;
-      for (; mapped < v.slots.size(); ++mapped) {
-        if (is_mapped_with_view(v.slots[mapped])) map_again(at, v.slots[mapped].handle);
-        at += v.slots[mapped].bytes;
+      for (; mapped < v.view_slots.size(); ++mapped) {
+        if (is_mapped_with_view(v.view_slots[mapped])) map_again(at, v.view_slots[mapped].handle);
+        at += v.view_slots[mapped].bytes;
       }
     } catch (...) {
       std::uintptr_t at = v.address;
       for (std::size_t k = 0; k < mapped; ++k) {
-        if (is_mapped_with_view(v.slots[k])) unmap(at, v.slots[k].bytes);
-        at += v.slots[k].bytes;
+        if (is_mapped_with_view(v.view_slots[k])) unmap(at, v.view_slots[k].bytes);
+        at += v.view_slots[k].bytes;
       }
       throw;
     }
@@ -404,7 +405,7 @@ class page_views {
 
   void unmap_slots(view const& v) noexcept {
     std::uintptr_t at = v.address;
-    for (view_slot const& slot : v.slots) {
+    for (view_slot const& slot : v.view_slots) {
       if (is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
       at += slot.bytes;
     }

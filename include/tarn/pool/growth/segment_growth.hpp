@@ -164,7 +164,7 @@ class segment_growth {
   struct segment {
     void* base = nullptr;
     std::size_t bytes = 0;
-    zone where = zone::small;
+    zone where = zone::smaller;
   };
 
   /// A wholly free segment whose work is complete; 0 if there is none.

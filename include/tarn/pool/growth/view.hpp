@@ -30,7 +30,7 @@ struct view {
   range_ref region = 0;  ///< node of its addresses, some not mapped yet; 0 in an unused entry
   std::uintptr_t address = 0;
   std::size_t bytes = 0;  ///< of its handles
-  sequence<view_slot> slots;
+  sequence<view_slot> view_slots;
   std::size_t last_offset = 0;  ///< of the last block in this view
   std::size_t last_bytes = 0;
   std::uint32_t pins = 0;  ///< while there are any, it stays mapped
@@ -38,12 +38,12 @@ struct view {
   /// Number of handles at or after an offset.
   [[nodiscard]] std::size_t handles_from(std::size_t offset) const noexcept {
     std::size_t count = 0;
-    for (std::size_t end = bytes; count < slots.size() && end > offset; ++count)
-      end -= slots[slots.size() - 1 - count].bytes;
+    for (std::size_t end = bytes; count < view_slots.size() && end > offset; ++count)
+      end -= view_slots[view_slots.size() - 1 - count].bytes;
     return count;
   }
   [[nodiscard]] bool shows(handle_ref h) const noexcept {
-    for (view_slot const& slot : slots) {
+    for (view_slot const& slot : view_slots) {
       if (slot.handle == h) return true;
     }
     return false;

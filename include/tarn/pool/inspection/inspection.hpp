@@ -24,7 +24,7 @@ struct held_stretch {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   stretch_kind kind = stretch_kind::home;
-  zone where = zone::small;
+  zone where = zone::smaller;
   std::uint64_t graph_memory = 0;  ///< that it belongs to, 0 if none
   std::uint32_t handles = 0;       ///< number of handles that lie in it, wholly or in part
   std::vector<held_block> blocks;
@@ -129,8 +129,8 @@ class pool_tiling {
         open = true;
       }
     };
-    std::uint32_t const slots = run_blocks(r.size_class);
-    for (std::uint32_t n = 0; n < slots; ++n) {
+    std::uint32_t const blocks = run_blocks(r.size_class);
+    for (std::uint32_t n = 0; n < blocks; ++n) {
       std::uintptr_t const address = r.address + n * step;
       if (((r.free_bits[n / 64] >> (n % 64)) & 1) != 0) {
         add_free(address, step);
@@ -139,7 +139,7 @@ class pool_tiling {
         open = false;
       }
     }
-    add_free(r.address + slots * step, bytes - slots * step);
+    add_free(r.address + blocks * step, bytes - blocks * step);
   }
 
   /// The actual use of a block that is live to the arena.
@@ -160,7 +160,7 @@ class pool_tiling {
     held_stretch s;
     s.address = v.address;
     s.kind = stretch_kind::view;
-    s.where = zone::large;
+    s.where = zone::larger;
     for (std::size_t i = v.first_piece; i < v.first_piece + v.pieces; ++i) {
       held_piece const& p = facts_.pieces[i];
       s.pieces.push_back(p);

@@ -10,7 +10,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
-#include "tarn/pool/order/slots.hpp"
+#include "tarn/pool/order/slot_table.hpp"
 
 namespace tarn::detail {
 
@@ -19,7 +19,7 @@ namespace tarn::detail {
 template <class Block>
 class noted_blocks {
  public:
-  explicit noted_blocks(slots<Block>& blocks) noexcept : blocks_(blocks) {}
+  explicit noted_blocks(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
 
   /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
   /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
@@ -119,7 +119,7 @@ class noted_blocks {
     in.marks.store(in.marks.load(std::memory_order_relaxed) | mark_of(h, t), std::memory_order_relaxed);
   }
 
-  slots<Block>& blocks_;
+  slot_table<Block>& blocks_;
   std::size_t size_ = 0;
   std::atomic<table const*> current_{nullptr};
   sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one

@@ -32,7 +32,7 @@
 #include "tarn/pool/arena/stream_order.hpp"
 #include "tarn/pool/order/mark_work.hpp"
 #include "tarn/pool/order/noted_blocks.hpp"
-#include "tarn/pool/order/slots.hpp"
+#include "tarn/pool/order/slot_table.hpp"
 
 namespace tarn::detail {
 
@@ -435,9 +435,9 @@ class recorded_streams {
   Driver driver_;
   default_streams named_;
   mutable fork_mutex mutex_;
-  slots<block> blocks_;
-  slots<use> uses_;
-  slots<use_queue> queues_;
+  slot_table<block> blocks_;
+  slot_table<use> uses_;
+  slot_table<use_queue> queues_;
   address_map<std::uint32_t> by_stream_;
   noted_blocks<block> noted_{blocks_};
   slot_number over_ = 0;  ///< groups whose uses are complete

@@ -16,7 +16,7 @@ using slot_number = std::uint32_t;
 /// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`, which links the free
 /// slots.
 template <class T>
-class slots {
+class slot_table {
  public:
   /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
   void make_room() {
