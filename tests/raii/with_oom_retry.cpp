@@ -281,6 +281,10 @@ TEST_CASE("with_oom_retry accepts the largest std::size_t as the start", "[raii]
   bounded_work work{100};
   auto const r = with_oom_retry(~std::size_t{0}, work);
   CHECK(work.called.front() == ~std::size_t{0});
+  bounded_work nearly{~std::size_t{0} - 1};
+  oom_sizes known;
+  for (int call = 0; call < 2; ++call) (void)with_oom_retry(~std::size_t{0}, nearly, {.remember = &known});
+  CHECK(std::count(nearly.called.begin(), nearly.called.end(), ~std::size_t{0}) == 1);  // it is known to fail
   CHECK((r.size > 50 && r.size <= 100));
 }
 

@@ -29,7 +29,7 @@ enum class oom_errors {
 /// once is not tried again. Assign {} when memory has become free.
 struct oom_sizes {
   std::size_t good = 0;               ///< the largest that worked; 0: none yet
-  std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones, which is never tried: none yet
+  std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones: none yet
 };
 
 struct oom_retry_options {
@@ -74,7 +74,7 @@ class oom_retry {
 
   result run(std::size_t start) {
     auto const keep = [this](std::size_t size) { return call_keeping(size); };
-    start = first_size(min_of(start, no_size - 1));
+    start = first_size(start);
     if (options_.search == oom_search::downward) return descend(start, keep);
     auto const drop = [this](std::size_t size) { return call_dropping(size); };
     std::size_t good = 0;
@@ -186,11 +186,11 @@ class oom_retry {
     if (known_.bad <= known_.good) known_.bad = no_size;  // it works now
   }
   void note_bad(std::size_t size) noexcept {
-    known_.bad = min_of(known_.bad, size);
+    known_.bad = min_of(known_.bad, min_of(size, no_size - 1));
     if (known_.good >= known_.bad) known_.good = 0;  // it no longer works
   }
 
-  static constexpr std::size_t no_size = ~std::size_t{0};  ///< never tried
+  static constexpr std::size_t no_size = ~std::size_t{0};  ///< no size has failed
   F& f_;
   Clear const& clear_;
   oom_retry_options const& options_;
