@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/source/host_memory.hpp"
 
+#include <cstdlib>
 #include <string>
 
 #include "catch.hpp"
@@ -59,5 +60,33 @@ TEST_CASE("out_of_memory has the reason that a user's source reports", "[source]
   } catch (out_of_memory const& error) {
     CHECK(std::string(error.what()).find("refused by the host (take_slot: slab is full)") !=
           std::string::npos);
+  }
+}
+
+namespace {
+/// Host memory that is never more aligned than default_alignment.
+struct offset_calls {
+  using properties = property_set<host_accessible>;
+  static status take(no_driver const&, std::size_t bytes, std::size_t, void*& p) noexcept {
+    auto* const whole =
+        static_cast<char*>(std::aligned_alloc(max_alignment, align_up(bytes + 256, max_alignment)));
+    if (whole == nullptr) return {failure::out_of_memory, 12, "ENOMEM", "aligned_alloc"};
+    p = whole + 256;
+    return {};
+  }
+  static status give(no_driver const&, void* p, std::size_t, std::size_t) noexcept {
+    std::free(static_cast<char*>(p) - 256);
+    return {};
+  }
+};
+}  // namespace
+
+TEST_CASE("pooled works over a host source that has no more than default_alignment",
+          "[source][host_memory]") {
+  auto memory = block_source<no_driver, offset_calls>{} | pooled{};
+  for (std::size_t const bytes : {std::size_t{100}, std::size_t{2_MiB}, std::size_t{5_MiB}}) {
+    void* const p = memory.allocate({}, bytes);
+    CHECK(is_aligned(p, default_alignment));
+    memory.deallocate({}, p, bytes);
   }
 }

@@ -36,13 +36,13 @@ class largest_size {
  public:
   /// A block of `where` can have up to so many bytes.
   void consider(zone where, std::size_t bytes) noexcept {
-    std::size_t& most = where == zone::large ? large_ : small_;
+    std::size_t& most = where == zone::larger ? large_ : small_;
     most = max_of(most, bytes);
   }
   /// New memory, or memory that any block can use.
   void consider(std::size_t bytes) noexcept {
-    consider(zone::large, bytes);
-    consider(zone::small, bytes);
+    consider(zone::larger, bytes);
+    consider(zone::smaller, bytes);
   }
   /// The zone for small blocks serves no others, nor does the other one serve small blocks.
   [[nodiscard]] std::size_t bytes() const noexcept {
@@ -65,7 +65,7 @@ class largest_size {
   std::size_t whole = 0;
   for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
     most.consider(first.where, bytes);
-    std::size_t const least = first.where == zone::large ? least_piece : map.granularity();
+    std::size_t const least = first.where == zone::larger ? least_piece : map.granularity();
     if (bytes < least) return;
     for (std::uintptr_t at = first.address; at < first.address + bytes;) {
       handle_ref const h = map.at(at);
@@ -77,9 +77,9 @@ class largest_size {
       if (map[h].pins != 0) continue;
       if (at_start && at_end) {
         whole += p.bytes;
-      } else if (first.where == zone::large && at_end) {
+      } else if (first.where == zone::larger && at_end) {
         found.ends.push_back(p);
-      } else if (first.where == zone::large && at_start) {
+      } else if (first.where == zone::larger && at_start) {
         found.starts.push_back(p);
       }
     }
@@ -93,11 +93,11 @@ class largest_size {
   std::size_t end = 0;
   for (piece const& p : found.ends) end = max_of(end, p.bytes);
   most.consider(whole + fresh);
-  most.consider(zone::large, whole + pair.bytes());
-  most.consider(zone::large, whole + end + fresh);
+  most.consider(zone::larger, whole + pair.bytes());
+  most.consider(zone::larger, whole + end + fresh);
   std::size_t const with_parts = whole + pair.bytes() + fresh;
   if (uses_up_parts(max_of(a.live_peak, a.live_bytes + with_parts), left))
-    most.consider(zone::large, with_parts);
+    most.consider(zone::larger, with_parts);
   return most.bytes();
 }
 

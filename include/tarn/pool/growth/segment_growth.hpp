@@ -31,7 +31,7 @@ inline constexpr std::size_t segment_grain = 2_MiB;
 /// The same below a limit, which counts what is asked: rounded up to 2 MiB, blocks of 3 MiB would use it up
 /// at 48 of 64 MiB.
 [[nodiscard]] constexpr std::size_t segment_grain_below(bool limit, zone where) noexcept {
-  return limit && where == zone::large ? range_grain : segment_grain;
+  return limit && where == zone::larger ? range_grain : segment_grain;
 }
 
 /// A source that can provide segments.
@@ -67,17 +67,17 @@ class segment_growth {
     try {
       unlocked const open(hot);
       try {
-        base = source_.allocate_sync(bytes, source_alignment);
+        base = take(bytes);
         // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
         // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
-          source_.deallocate_sync(base, bytes, source_alignment);
+          source_.deallocate_sync(base, bytes, alignment_);
           bytes = align_up(exact + range_grain, grain);
-          base = source_.allocate_sync(bytes, source_alignment);
+          base = take(bytes);
         }
       } catch (out_of_memory const&) {
-        bytes = align_up(exact + (source_alignment < range_grain ? range_grain : 0), range_grain);
-        base = source_.allocate_sync(bytes, source_alignment);
+        bytes = align_up(exact + (alignment_ < range_grain ? range_grain : 0), range_grain);
+        base = take(bytes);
       }
     } catch (...) {
       a.ranges.put_back(r);
@@ -86,7 +86,7 @@ class segment_growth {
     ++counters_.creates;
     counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, request.where);
     auto const index = free_index();
-    segments_[index] = {base, bytes, request.where};
+    segments_[index] = {base, bytes, alignment_, request.where};
     range& node = a.ranges[r];
     node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
     node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
@@ -98,7 +98,7 @@ class segment_growth {
 
   /// The largest block that could be served if the source has `left` more bytes.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool) const noexcept {
-    return detail::largest_block(a, left, segment_grain_below(is_limited<layer_type>(), zone::large));
+    return detail::largest_block(a, left, segment_grain_below(is_limited<layer_type>(), zone::larger));
   }
 
   /// How many bytes may stay reserved if the request is served by a new segment.
@@ -122,7 +122,7 @@ class segment_growth {
       counters_.release(reinterpret_cast<std::uintptr_t>(gone.base), gone.bytes, gone.where);
       given += gone.bytes;
       unlocked const open(hot);
-      source_.deallocate_sync(gone.base, gone.bytes, source_alignment);
+      source_.deallocate_sync(gone.base, gone.bytes, gone.alignment);
     }
     return given;
   }
@@ -148,7 +148,7 @@ class segment_growth {
   /// Gives everything back; nothing on the device uses it any more.
   void close() noexcept {
     for (segment const& s : segments_) {
-      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, source_alignment);
+      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, s.alignment);
     }
     segments_.clear();
   }
@@ -157,13 +157,21 @@ class segment_growth {
 
  private:
   using layer_type = std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>;
-  /// Host memory has any alignment. Of a device's memory no more is asked than every source of blocks has.
-  static constexpr std::size_t source_alignment =
-      std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
+  /// Takes a block with as much alignment as the source has.
+  [[nodiscard]] void* take(std::size_t bytes) {
+    try {
+      return source_.allocate_sync(bytes, alignment_);
+    } catch (bad_alignment const&) {
+      if (alignment_ == default_alignment) throw;
+    }
+    alignment_ = default_alignment;
+    return source_.allocate_sync(bytes, alignment_);
+  }
 
   struct segment {
     void* base = nullptr;
     std::size_t bytes = 0;
+    std::size_t alignment = 0;
     zone where = zone::smaller;
   };
 
@@ -192,6 +200,8 @@ class segment_growth {
   }
 
   Source source_;
+  /// Of the next segment. Host memory mostly has more than a device's, of which no more is asked than every source of blocks has.
+  std::size_t alignment_ = std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
   growth_counters& counters_;
   sequence<segment> segments_;
 };
