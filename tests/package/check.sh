@@ -100,6 +100,16 @@ if [ -n "$nvcc" ]; then
   readme_builds "README, folder" -DAPP_LANGUAGES=CXX
 fi
 
+# One program of translation units with CUDA's headers and without.
+if [ -n "$nvcc" ] && "$own" --version | grep -q 'Free Software Foundation'; then
+  quietly cmake -S "$source/tests/package/one_program" -B "$work/one" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_COMPILER="$own"
+  quietly cmake --build "$work/one"
+  quietly "$work/one/one_program"
+  echo "units with CUDA's headers and without are one program"
+else
+  echo "skipped one program with CUDA's headers and without: it needs g++ and CUDA"
+fi
+
 # refused WHAT ARGUMENTS WORDS: find_package(tarn ARGUMENTS) fails, and the message has the words.
 refused() {
   printf 'cmake_minimum_required(VERSION 3.22)\nproject(refused LANGUAGES CXX)\nfind_package(tarn %s)\n' "$2" >"$work/CMakeLists.txt"

@@ -32,19 +32,22 @@ namespace detail {
 #endif
 }  // namespace detail
 
-/// The text of a range, registered with the profiler once. Copy freely; never throws.
+// A program may have translation units with CUDA's headers and others without, so the types are the same in both, and what one
+// function began is ended by that function's own choice.
+
+/// The text of a range, registered with the profiler once; null without one. Copy freely; never throws.
 class nvtx_text {
  public:
 #if TARN_HAS_NVTX_RANGES
   explicit nvtx_text(char const* text) noexcept
       : handle_(nvtxDomainRegisterStringA(detail::nvtx_domain(), text)) {}
-  [[nodiscard]] void* handle() const noexcept { return handle_; }
-
- private:
-  nvtxStringHandle_t handle_;
 #else
   explicit nvtx_text(char const*) noexcept {}
 #endif
+  [[nodiscard]] void* handle() const noexcept { return handle_; }
+
+ private:
+  void* handle_ = nullptr;
 };
 
 /// A range on this thread in the domain "tarn", from construction to destruction, with a number that the profiler displays.
@@ -53,17 +56,17 @@ class [[nodiscard]] nvtx_range {
  public:
   /// @param bytes     the payload
   /// @param category  from new_nvtx_category(); 0: none
+  nvtx_range([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
+             [[maybe_unused]] std::uint32_t category = 0) noexcept {
 #if TARN_HAS_NVTX_RANGES
-  nvtx_range(nvtx_text text, std::uint64_t bytes, std::uint32_t category = 0) noexcept {
     nvtxEventAttributes_t const a = attributes(text, bytes, category);
     nvtxDomainRangePushEx(detail::nvtx_domain(), &a);
-  }
-  ~nvtx_range() { nvtxDomainRangePop(detail::nvtx_domain()); }
-#else
-  nvtx_range([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
-             [[maybe_unused]] std::uint32_t category = 0) noexcept {}
-  ~nvtx_range() {}  // NOLINT: user-provided like the other one, so that a range is not an unused variable
+    end_ = []() noexcept { nvtxDomainRangePop(detail::nvtx_domain()); };
 #endif
+  }
+  ~nvtx_range() {
+    if (end_ != nullptr) end_();
+  }
   nvtx_range(nvtx_range const&) = delete;
   nvtx_range& operator=(nvtx_range const&) = delete;
 
@@ -76,8 +79,8 @@ class [[nodiscard]] nvtx_range {
 #endif
   }
 
-#if TARN_HAS_NVTX_RANGES
  private:
+#if TARN_HAS_NVTX_RANGES
   [[nodiscard]] static nvtxEventAttributes_t attributes(nvtx_text text, std::uint64_t bytes,
                                                         std::uint32_t category) noexcept {
     nvtxEventAttributes_t a{};
@@ -91,6 +94,7 @@ class [[nodiscard]] nvtx_range {
     return a;
   }
 #endif
+  void (*end_)() noexcept = nullptr;
 };
 
 namespace detail {
