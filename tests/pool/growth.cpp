@@ -439,7 +439,7 @@ TEST_CASE("a program that repeats itself soon gives no segment back", "[pool][se
 TEST_CASE("segments that work still uses are neither waited for nor given back", "[pool][segment_growth]") {
   one_stream s;
   auto memory = sim_malloc{s.driver} | pooled{};
-  for (std::size_t const mib : {20, 30, 40}) {
+  for (std::size_t const mib : {std::size_t{20}, std::size_t{30}, std::size_t{40}}) {
     void* const p = memory.allocate(s.a, mib * 1_MiB);
     REQUIRE(s.machine.launch(s.a, 1'000'000'000, {sim_writes(p, mib * 1_MiB)}).ok());
     memory.deallocate(s.a, p, mib * 1_MiB);
