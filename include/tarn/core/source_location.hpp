@@ -3,9 +3,9 @@
 // A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
 // available everywhere.
 
-#if defined(__NVCC__) && __CUDACC_VER_MAJOR__ < 13 && !defined(__clang__)
-// nvcc 12.4 corrupts a default argument that has one of these builtins where a constraint calls the function:
-// it crashes, or compiles another expression. So nvcc gets ordinary functions of the same names. The host
+#if defined(__NVCC__) && !defined(__clang__)
+// nvcc corrupts a default argument that has one of these builtins: 12.4 where a constraint calls the function, 13.0
+// where a default member initialiser does. It crashes, or compiles another expression. So nvcc gets ordinary functions of the same names. The host
 // compiler preprocesses what nvcc writes: it expands the name of their namespace to nothing, so `::` finds the
 // builtins. The functions are templates because an unqualified call in other code must prefer the builtins.
 #pragma push_macro("__REGISTER_PREFIX__")
@@ -48,6 +48,6 @@ struct source_location {
 }  // namespace tarn
 
 #undef TARN_OF_CALLER
-#if defined(__NVCC__) && __CUDACC_VER_MAJOR__ < 13 && !defined(__clang__)
+#if defined(__NVCC__) && !defined(__clang__)
 #pragma pop_macro("__REGISTER_PREFIX__")
 #endif
