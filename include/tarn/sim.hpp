@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The simulated device, for tests and for machines without a GPU. Opt-in, since it takes long to compile. In a program that is
-// compiled without CUDA, device_pool, stream, cuda_pages and the other names of CUDA's types mean the simulated device.
+// The simulated device, for tests and for machines without a GPU. Opt-in, since it takes long to compile. In
+// a program that is compiled without CUDA, device_pool, stream, cuda_pages and the other names of CUDA's
+// types mean the simulated device.
 
 #include "tarn/core/config.hpp"
 
@@ -20,8 +21,8 @@ using sim_pool = pool_over<sim_pages>;
 using sim_stream = basic_stream<sim_driver>;
 
 #if !TARN_HAS_CUDA
-// A program for the GPU, compiled with TARN_NO_CUDA, runs on the simulated device: include this header in its tests, or compile it
-// with `-include tarn/sim.hpp`. Use the same way for all translation units of a program.
+// A program for the GPU, compiled with TARN_NO_CUDA, runs on the simulated device: include this header in its
+// tests, or compile it with `-include tarn/sim.hpp`. Use the same way for all translation units of a program.
 using cuda_pages = sim_pages;
 using cuda_malloc = sim_malloc;
 using cuda_async = sim_async;

@@ -365,19 +365,22 @@ namespace detail {
 #endif
 }  // namespace detail
 
-/// The text of a range, registered with the profiler once. Copy freely; never throws.
+// A program may have translation units with CUDA's headers and others without, so the types are the same in
+// both, and what one function began is ended by that function's own choice.
+
+/// The text of a range, registered with the profiler once; null without one. Copy freely; never throws.
 class nvtx_text {
  public:
 #if TARN_HAS_NVTX_RANGES
   explicit nvtx_text(char const* text) noexcept
       : handle_(nvtxDomainRegisterStringA(detail::nvtx_domain(), text)) {}
-  [[nodiscard]] void* handle() const noexcept { return handle_; }
-
- private:
-  nvtxStringHandle_t handle_;
 #else
   explicit nvtx_text(char const*) noexcept {}
 #endif
+  [[nodiscard]] void* handle() const noexcept { return handle_; }
+
+ private:
+  void* handle_ = nullptr;
 };
 
 /// A range on this thread in the domain "tarn", from construction to destruction, with a number that the profiler displays.
@@ -386,17 +389,17 @@ class [[nodiscard]] nvtx_range {
  public:
   /// @param bytes     the payload
   /// @param category  from new_nvtx_category(); 0: none
+  nvtx_range([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
+             [[maybe_unused]] std::uint32_t category = 0) noexcept {
 #if TARN_HAS_NVTX_RANGES
-  nvtx_range(nvtx_text text, std::uint64_t bytes, std::uint32_t category = 0) noexcept {
     nvtxEventAttributes_t const a = attributes(text, bytes, category);
     nvtxDomainRangePushEx(detail::nvtx_domain(), &a);
-  }
-  ~nvtx_range() { nvtxDomainRangePop(detail::nvtx_domain()); }
-#else
-  nvtx_range([[maybe_unused]] nvtx_text text, [[maybe_unused]] std::uint64_t bytes,
-             [[maybe_unused]] std::uint32_t category = 0) noexcept {}
-  ~nvtx_range() {}  // NOLINT: user-provided like the other one, so that a range is not an unused variable
+    end_ = []() noexcept { nvtxDomainRangePop(detail::nvtx_domain()); };
 #endif
+  }
+  ~nvtx_range() {
+    if (end_ != nullptr) end_();
+  }
   nvtx_range(nvtx_range const&) = delete;
   nvtx_range& operator=(nvtx_range const&) = delete;
 
@@ -409,8 +412,8 @@ class [[nodiscard]] nvtx_range {
 #endif
   }
 
-#if TARN_HAS_NVTX_RANGES
  private:
+#if TARN_HAS_NVTX_RANGES
   [[nodiscard]] static nvtxEventAttributes_t attributes(nvtx_text text, std::uint64_t bytes,
                                                         std::uint32_t category) noexcept {
     nvtxEventAttributes_t a{};
@@ -424,6 +427,7 @@ class [[nodiscard]] nvtx_range {
     return a;
   }
 #endif
+  void (*end_)() noexcept = nullptr;
 };
 
 namespace detail {
@@ -1172,7 +1176,7 @@ memory_history with_history_layer<Upstream>::record() const {
   }
   r.started_ns = started_ns_;
   r.steady_ns = options_.clock == nullptr ? steady_start_ : 0;
-  r.now_ns = std::max(r.now_ns, now());
+  r.now_ns = (std::max)(r.now_ns, now());
   std::sort(r.live.begin(), r.live.end(), [](auto const& a, auto const& b) { return a.address < b.address; });
   // Tags are process-wide; the record contains those that it refers to.
   std::vector<std::uint32_t> number(detail::tag_names::most, 0);
@@ -1806,9 +1810,9 @@ context_cost measure(Subjects const&... subjects) {
 
 }  // namespace detail
 
-/// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`) of one device,
-/// pools of host memory, a driver or a device_id if there is no pool yet, and the result of measure_context(). A
-/// pool passed twice counts once; of a pool over another pool pass only the lower one.
+/// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`)
+/// of one device, pools of host memory, a driver or a device_id if there is no pool yet, and the result of
+/// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one.
 ///
 ///   std::cout << tarn::explain_memory(pool);
 ///
@@ -1874,7 +1878,7 @@ enum class source_text { shown, left_out };
       profiled_line& m = merged.back();
       m.calls += l.calls;
       m.change += l.change;
-      m.peak = std::max(m.peak, l.peak);
+      m.peak = (std::max)(m.peak, l.peak);
       m.blocks += l.blocks;
     } else {
       merged.push_back(l);
@@ -2209,7 +2213,7 @@ struct snapshot_segment {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   segment_kind kind = segment_kind::pages;
-  bool small = false;                  ///< for blocks of up to 1 MiB
+  bool is_small = false;               ///< for blocks of up to 1 MiB
   std::uint32_t handles = 1;           ///< physical handles that back it, wholly or in part
   stream_id stream = 0;                ///< stream of most of its bytes
   std::uint64_t graph_memory = 0;      ///< that it belongs to, counted from 1; 0 if none
@@ -2718,8 +2722,8 @@ class viewer_history {
         ++at;
         continue;
       }
-      std::uintptr_t const from = std::max(first, address);
-      std::uintptr_t const to = std::min(last, end);
+      std::uintptr_t const from = (std::max)(first, address);
+      std::uintptr_t const to = (std::min)(last, end);
       at = segments_.erase(at);
       if (first < from) segments_.emplace(first, from);
       if (to < last) segments_.emplace(to, last);
@@ -2733,12 +2737,12 @@ class viewer_history {
     std::vector<std::pair<std::uintptr_t, std::uintptr_t>> gaps;
     auto next = segments_.upper_bound(address);
     std::uintptr_t at = address;
-    if (next != segments_.begin()) at = std::max(at, std::prev(next)->second);
+    if (next != segments_.begin()) at = (std::max)(at, std::prev(next)->second);
     for (; at < end; ++next) {
-      std::uintptr_t const to = next == segments_.end() ? end : std::min(end, next->first);
+      std::uintptr_t const to = next == segments_.end() ? end : (std::min)(end, next->first);
       if (at < to) gaps.emplace_back(at, to);
       if (next == segments_.end()) break;
-      at = std::max(at, next->second);
+      at = (std::max)(at, next->second);
     }
     for (auto const& [first, last] : gaps) {
       segments_.emplace(first, last);
@@ -2853,7 +2857,7 @@ class snapshot_pickler {
     field("active_size", active);
     field("requested_size", requested);
     field("stream", stream(s.stream));
-    field("segment_type", s.small ? "small" : "large");
+    field("segment_type", s.is_small ? "small" : "large");
     pool_id("segment_pool_id", s.graph_memory);
     pickle_.word("is_expandable");
     pickle_.boolean(s.kind != segment_kind::upstream);
@@ -3043,7 +3047,7 @@ inline void write_names(json_text& json, snapshot const& s) {
 
 inline void write_segment(json_text& json, snapshot_segment const& s) {
   json.line().begin_object().key("address").address(s.address).field("bytes", s.bytes);
-  json.field("kind", name_of(s.kind)).key("small").boolean(s.small);
+  json.field("kind", name_of(s.kind)).key("small").boolean(s.is_small);
   json.field("handles", s.handles).field("stream", s.stream);
   if (s.graph_memory != 0) json.field("graph_memory", s.graph_memory);
   if (s.kind == segment_kind::view) {
@@ -3307,7 +3311,7 @@ struct held_stretch {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   stretch_kind kind = stretch_kind::home;
-  zone where = zone::small;
+  zone where = zone::smaller;
   std::uint64_t graph_memory = 0;  ///< that it belongs to, 0 if none
   std::uint32_t handles = 0;       ///< number of handles that lie in it, wholly or in part
   std::vector<held_block> blocks;
@@ -3412,8 +3416,8 @@ class pool_tiling {
         open = true;
       }
     };
-    std::uint32_t const slots = run_blocks(r.size_class);
-    for (std::uint32_t n = 0; n < slots; ++n) {
+    std::uint32_t const blocks = run_blocks(r.size_class);
+    for (std::uint32_t n = 0; n < blocks; ++n) {
       std::uintptr_t const address = r.address + n * step;
       if (((r.free_bits[n / 64] >> (n % 64)) & 1) != 0) {
         add_free(address, step);
@@ -3422,7 +3426,7 @@ class pool_tiling {
         open = false;
       }
     }
-    add_free(r.address + slots * step, bytes - slots * step);
+    add_free(r.address + blocks * step, bytes - blocks * step);
   }
 
   /// The actual use of a block that is live to the arena.
@@ -3443,7 +3447,7 @@ class pool_tiling {
     held_stretch s;
     s.address = v.address;
     s.kind = stretch_kind::view;
-    s.where = zone::large;
+    s.where = zone::larger;
     for (std::size_t i = v.first_piece; i < v.first_piece + v.pieces; ++i) {
       held_piece const& p = facts_.pieces[i];
       s.pieces.push_back(p);
@@ -3525,7 +3529,7 @@ namespace tarn::detail {
   s.address = from.address;
   s.bytes = from.bytes;
   s.kind = kind_of(from.kind);
-  s.small = from.where == zone::small;
+  s.is_small = from.where == zone::smaller;
   s.handles = from.handles;
   s.graph_memory = from.graph_memory;
   s.blocks.reserve(from.blocks.size());
@@ -3723,7 +3727,7 @@ inline void stand_alone(snapshot& s, memory_history const& record) {
     segment.address = w.address;
     segment.bytes = w.bytes;
     segment.kind = segment_kind::upstream;
-    segment.small = w.bytes <= class_limit;
+    segment.is_small = w.bytes <= class_limit;
     segment.blocks.push_back(block_of(w));
     s.segments.push_back(std::move(segment));
     s.pool.live += w.bytes;
@@ -4033,7 +4037,7 @@ class html_data {
  public:
   explicit html_data(snapshot const& of) : of_(of) {
     for_each_address(
-        [&](std::uintptr_t address) { base_ = base_ == 0 ? address : std::min(base_, address); });
+        [&](std::uintptr_t address) { base_ = base_ == 0 ? address : (std::min)(base_, address); });
     std::uintptr_t bits = 0;
     for_each_address([&](std::uintptr_t address) { bits |= address - base_; });
     shift_ = bits == 0 ? 0 : static_cast<unsigned>(std::countr_zero(bits));
@@ -4078,7 +4082,7 @@ class html_data {
       numbers.add_step(address, units(s.address));
       address = units(s.address);
       numbers.add(s.bytes);
-      numbers.add(static_cast<std::uint64_t>(s.kind) | (s.small ? 4U : 0U));
+      numbers.add(static_cast<std::uint64_t>(s.kind) | (s.is_small ? 4U : 0U));
       numbers.add(s.handles);
       numbers.add(stream_index(s.stream));
       numbers.add(s.blocks.size());
@@ -6211,8 +6215,8 @@ namespace detail {
   number("hostWaits", s.pool.host_waits);
   number("deviceWaits", s.pool.device_waits);
   number("hostBytes", s.pool.host_bytes);
-  number("reservedSmall", static_cast<std::uint64_t>(s.pool.small.reserved.current));
-  number("reservedLarge", static_cast<std::uint64_t>(s.pool.large.reserved.current));
+  number("reservedSmall", static_cast<std::uint64_t>(s.pool.smaller.reserved.current));
+  number("reservedLarge", static_cast<std::uint64_t>(s.pool.larger.reserved.current));
   json += "}}";
   return json;
 }

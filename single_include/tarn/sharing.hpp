@@ -501,11 +501,11 @@ class shared_event {
  public:
   /// Creates one. @throws cuda_error
   shared_event(D driver, shared_event_token& token) : driver_(std::move(driver)) {
-    check(driver_.create_shared_event(event_, token));
+    must_succeed(driver_.create_shared_event(event_, token));
   }
   /// Opens another process's. @throws cuda_error
   shared_event(shared_event_token const& token, D driver) : driver_(std::move(driver)) {
-    check(driver_.open_shared_event(token, event_));
+    must_succeed(driver_.open_shared_event(token, event_));
   }
   shared_event(shared_event&& other) noexcept
       : driver_(other.driver_), process_(other.process_), event_(std::exchange(other.event_, nullptr)) {}
@@ -520,7 +520,7 @@ class shared_event {
   }
 
   /// @throws cuda_error
-  void record(stream_ref stream) const { check(record_in_order(driver_, event_, stream)); }
+  void record(stream_ref stream) const { must_succeed(record_in_order(driver_, event_, stream)); }
   /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process that recorded it, and
   /// throws `ended` instead if that work cannot end any more. Does not wait.
   /// @throws cuda_error; sharing_error (ended)
@@ -528,7 +528,7 @@ class shared_event {
   void wait(stream_ref stream, sharing_failure ended, HasEnded const& has_ended) const {
     // Queried again after the question: what the process did before its end counts.
     if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);
-    check(driver_.wait_event(stream, event_));
+    must_succeed(driver_.wait_event(stream, event_));
   }
   /// Waits on the host until the recorded work has ended. A device that waits for an event cannot stop when the process that
   /// recorded it is killed, so this queries the event, and asks `has_ended` about that process.
@@ -562,10 +562,10 @@ class shared_event {
   [[nodiscard]] bool is_reached() const {
     status const s = driver_.query_event(event_);
     if (s.kind == failure::not_ready) return false;
-    check(s);
+    must_succeed(s);
     return true;
   }
-  void check(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
   }
 
@@ -1053,7 +1053,7 @@ class imported_mapping {
   /// @throws sharing_error (damaged), cuda_error
   void reserve(std::vector<std::size_t> sizes, std::size_t offset, std::size_t alignment) {
     std::size_t granularity = 0;
-    check(driver_.page_granularity(granularity));
+    must_succeed(driver_.page_granularity(granularity));
     std::size_t sum = 0;
     for (std::size_t const bytes : sizes) {
       if (bytes % granularity != 0) {
@@ -1067,23 +1067,23 @@ class imported_mapping {
       throw sharing_error(sharing_failure::damaged, "the block cannot be aligned as its description says");
     }
     sizes_ = std::move(sizes);
-    check(driver_.reserve_range(sum, granularity, range_));
+    must_succeed(driver_.reserve_range(sum, granularity, range_));
     bytes_ = sum;
   }
   /// Maps the next handle. It then lives as long as the mapping. @throws cuda_error
   void add(page_export const& pages) {
     page_handle handle{};
-    check(driver_.import_pages(pages, handle));
+    must_succeed(driver_.import_pages(pages, handle));
     status const s = driver_.map_pages(data(next_), sizes_[mapped_], handle);
     (void)driver_.destroy_pages(handle);
-    check(s);
+    must_succeed(s);
     next_ += sizes_[mapped_++];
   }
   [[nodiscard]] void* data(std::size_t offset) const noexcept { return static_cast<char*>(range_) + offset; }
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
 
  private:
-  void check(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
   }
 

@@ -3,8 +3,9 @@
 // tarn/sim.hpp over the single tarn.hpp, made by .ci/amalgamate.py. Do not edit.
 #include "tarn.hpp"
 // ---- tarn/sim.hpp
-// The simulated device, for tests and for machines without a GPU. Opt-in, since it takes long to compile. In a program that is
-// compiled without CUDA, device_pool, stream, cuda_pages and the other names of CUDA's types mean the simulated device.
+// The simulated device, for tests and for machines without a GPU. Opt-in, since it takes long to compile. In
+// a program that is compiled without CUDA, device_pool, stream, cuda_pages and the other names of CUDA's
+// types mean the simulated device.
 
 // ---- tarn/source/sim_sources.hpp
 // The sources on the simulated device: the same code as on CUDA, on a driver in plain C++. They are in a header of their own,
@@ -460,7 +461,7 @@ class sim_memory_tool {
   }
 
   /// Reports the first byte of an access that lies in a heap but in no region.
-  void check(void const* p, std::size_t bytes, char const* what) {
+  void check_access(void const* p, std::size_t bytes, char const* what) {
     std::uintptr_t at = address(p);
     std::uintptr_t const end = at + bytes;
     while (at < end) {
@@ -645,7 +646,7 @@ struct sim_usage {
   std::size_t block_bytes = 0;  ///< part of `used` in blocks, cached async blocks included
   std::size_t handles = 0;      ///< page handles not destroyed, or destroyed but still mapped
   std::size_t blocks = 0;       ///< allocated device and async blocks
-  [[nodiscard]] std::size_t free() const noexcept {
+  [[nodiscard]] std::size_t free_bytes() const noexcept {
     return used + taken >= capacity ? 0 : capacity - taken - used;
   }
 };
@@ -723,7 +724,7 @@ class sim_memory {
 
   sim_code create(int device, std::size_t bytes, allocation_handle_type type, page_handle& handle) {
     if (bytes == 0 || bytes % granularity_ != 0) return sim_code::invalid_value;
-    if (bytes > usage(device).free()) return sim_code::out_of_memory;
+    if (bytes > usage(device).free_bytes()) return sim_code::out_of_memory;
     page_piece made{bytes, device, 0, next_key_, 0, false, type, {}, false};
     bool const taken =
         type == allocation_handle_type::none ? pages_.take(bytes, made.offset) : made.file.create(bytes);
@@ -832,7 +833,7 @@ class sim_memory {
     if (bytes > max_request_bytes) return sim_code::out_of_memory;
     bool const host = on_host(kind);
     std::size_t const charged = align_up(bytes, block_granularity);
-    std::size_t const room = host ? host_room() : usage(device).free();
+    std::size_t const room = host ? host_room() : usage(device).free_bytes();
     if (charged > room) return sim_code::out_of_memory;
     bool const whole_pages = bytes >= granularity_;
     std::size_t const shift = host || whole_pages ? 0 : default_alignment;
@@ -860,7 +861,7 @@ class sim_memory {
     return sim_code::ok;
   }
 
-  sim_code free(void* p, sim_kind kind) {
+  sim_code release(void* p, sim_kind kind) {
     if (p == nullptr) return sim_code::ok;
     auto const it = blocks_.find(address(p));
     if (it == blocks_.end() || it->second.kind != kind) return sim_code::invalid_value;
@@ -1393,7 +1394,7 @@ namespace tarn::detail {
   device_account account;
   account.source = "the simulated NVML";
   account.total = usage.capacity;
-  account.free = usage.free();
+  account.free = usage.free_bytes();
   std::size_t const context = part(options.context);
   account.set_aside = part(options.set_aside);
   std::size_t const came_later = usage.taken > options.taken ? usage.taken - options.taken : 0;
@@ -1784,7 +1785,7 @@ namespace tarn::detail {
 struct sim_work {
   virtual ~sim_work() = default;
   /// Checks that the accessed memory exists.
-  virtual sim_code check(sim_memory& memory) noexcept = 0;
+  virtual sim_code check_access(sim_memory& memory) noexcept = 0;
   /// Performs the operation, after check() succeeded.
   virtual void act() noexcept = 0;
   /// The accesses, for the order checker.
@@ -1799,7 +1800,7 @@ inline thread_local std::atomic<bool> sim_inside_work{false};
 inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
   if (memory.tool() == nullptr) return;
   try {
-    memory.tool()->check(a.p, a.bytes, a.use == sim_use::reads ? "read" : "write");
+    memory.tool()->check_access(a.p, a.bytes, a.use == sim_use::reads ? "read" : "write");
   } catch (...) {  // without host memory for its finding the tool reports nothing
   }
 }
@@ -1808,7 +1809,7 @@ inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
 template <class F>
 struct sim_kernel final : sim_work {
   sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
-  sim_code check(sim_memory& memory) noexcept override {
+  sim_code check_access(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
       if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
       show_tool(memory, a);
@@ -1823,7 +1824,7 @@ struct sim_kernel final : sim_work {
 
 /// A copy, or a fill if there is no source.
 struct sim_transfer_work final : sim_work {
-  sim_code check(sim_memory& memory) noexcept override {
+  sim_code check_access(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched) {
       if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
       show_tool(memory, a);
@@ -1863,7 +1864,7 @@ class sim_conversion final : public sim_work {
         count_(count),
         device_(device) {}
 
-  sim_code check(sim_memory& memory) noexcept override {
+  sim_code check_access(sim_memory& memory) noexcept override {
     for (sim_access const& a : touched_) {
       if (!memory.accessible(a.p, a.bytes) || !memory.is_reachable(a.p, device_)) {
         return sim_code::illegal_address;
@@ -2062,7 +2063,7 @@ class sim_capture {
   [[nodiscard]] std::vector<std::size_t> known_after(sim_leaves const& leaves) const {
     std::vector<std::size_t> known(ends_.size());
     for (std::size_t const n : leaves) {
-      for (std::size_t b = 0; b < known_[n].size(); ++b) known[b] = std::max(known[b], known_[n][b]);
+      for (std::size_t b = 0; b < known_[n].size(); ++b) known[b] = (std::max)(known[b], known_[n][b]);
     }
     return known;
   }
@@ -2975,7 +2976,7 @@ class sim_timeline {
 
   /// The host looks up what the work accesses; the stream performs the work.
   sim_code run(operation& o) {
-    sim_code const allowed = o.work.look([&](sim_work& work) { return work.check(memory_); });
+    sim_code const allowed = o.work.look([&](sim_work& work) { return work.check_access(memory_); });
     if (allowed != sim_code::ok) return allowed;
     sim_inside_work.store(true, std::memory_order_relaxed);
     o.work.run();
@@ -3036,7 +3037,7 @@ class sim_replay {
       sim_node const& n = graph_.nodes()[i];
       if (n.what == sim_node::kind::work) {
         add(n, done_[i]);
-        end = std::max(end, done_[i].end);
+        end = (std::max)(end, done_[i].end);
       } else if (order_ != nullptr) {
         if (!is_others(n.p, n.bytes)) change_owner(n.what, n.p, n.bytes, agent_of(n.branch));
       }
@@ -3124,12 +3125,12 @@ class sim_replay {
     }
     if (n.device == stream_.device) return;  // the stream's end covers it
     auto& d = device(n.device);
-    d.tail = std::max(d.tail, m.end);
+    d.tail = (std::max)(d.tail, m.end);
     d.past.join(m.past);
     d.clock.join(m.clock);
   }
   void wait_for(moment const& before, moment& m, sim_agent agent) {
-    m.end = std::max(m.end, before.end);
+    m.end = (std::max)(m.end, before.end);
     m.past.join(before.past);
     if (order_ != nullptr) order_->learn(agent, before.clock);
   }
@@ -3164,9 +3165,10 @@ namespace tarn::detail {
 /// Callers hold the machine's lock.
 class sim_stream_table {
  public:
-  /// Returns the stream of a handle; a default handle means the given device's, or that of the device which its identity names. Null
-  /// if there is none. A per-thread default stream of another thread cannot be reached by its handle: the legacy default stream, which
-  /// is ordered with it, is returned instead (as in cuda_driver).
+  /// Returns the stream of a handle; a default handle means the given device's, or that of the device which
+  /// its identity names. Null if there is none. A per-thread default stream of another thread cannot be
+  /// reached by its handle: the legacy default stream, which is ordered with it, is returned instead (as in
+  /// cuda_driver).
   sim_stream* find(stream_ref stream, int device) {
     auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
     if (handle <= per_thread_handle && stream.id() != stream_ref::unknown_id)
@@ -3730,7 +3732,7 @@ class sim_async {
   }
 
   /// @param end  when the work before the free on its stream completes
-  sim_code free(void* p, sim_stream const& stream, sim_nanoseconds end) {
+  sim_code release(void* p, sim_stream const& stream, sim_nanoseconds end) {
     if (p == nullptr) return sim_code::ok;
     auto const it = live_.find(p);
     if (it == live_.end()) return sim_code::invalid_value;
@@ -3745,7 +3747,7 @@ class sim_async {
   void trim(sim_nanoseconds now) {
     for (auto it = cached_.begin(); it != cached_.end();) {
       if (it->second.freed_at <= now) {
-        (void)memory_.free(it->second.p, sim_kind::async);
+        (void)memory_.release(it->second.p, sim_kind::async);
         it = cached_.erase(it);
       } else {
         ++it;
@@ -3854,10 +3856,10 @@ class sim_machine {
   sim_machine() : sim_machine(sim_options{}) {}
   explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
 
-  /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default options and never
-  /// destroyed, so that objects with static storage may use it until exit. Variables of the environment change it:
-  /// TARN_SIM_DEVICES is the number of its devices, TARN_SIM_SHARING=descriptors lets processes share memory, and
-  /// TARN_SIM_TOOL=attached attaches the memory tool.
+  /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default
+  /// options and never destroyed, so that objects with static storage may use it until exit. Variables of the
+  /// environment change it: TARN_SIM_DEVICES is the number of its devices, TARN_SIM_SHARING=descriptors lets
+  /// processes share memory, and TARN_SIM_TOOL=attached attaches the memory tool.
   [[nodiscard]] static sim_machine const& standard() {
     static sim_machine const* const machine = [] {
       sim_options options;
@@ -4191,7 +4193,8 @@ class sim_driver {
   };
 
   sim_driver() : sim_driver(device_id{}) {}
-  /// Uses a device of the process-wide machine, which has device 0 and as many more as TARN_SIM_DEVICES asks for.
+  /// Uses a device of the process-wide machine, which has device 0 and as many more as TARN_SIM_DEVICES asks
+  /// for.
   explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
   sim_driver(sim_machine machine, device_id device) noexcept
       : machine_(std::move(machine)), device_(device) {}
@@ -4368,7 +4371,7 @@ class sim_driver {
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
     return call(driver_call::memory_info, costs().memory_info, [&](state& m) {
       sim_usage const& u = m.memory.usage(device_.value);
-      free = u.free();
+      free = u.free_bytes();
       total = u.capacity;
       return code::ok;
     });
@@ -4499,7 +4502,7 @@ class sim_driver {
       if (!m.memory.find_block(p, detail::sim_kind::device, bytes)) return code::invalid_value;
       m.charge_more(costs().free_device.at(bytes));
       m.streams.join_device(device_.value);
-      return m.memory.free(p, detail::sim_kind::device);
+      return m.memory.release(p, detail::sim_kind::device);
     });
   }
   [[nodiscard]] bool has_memory_pools() const noexcept {
@@ -4526,7 +4529,7 @@ class sim_driver {
                        if (!has_memory_pools()) return code::not_supported;
                        if (s.capture) m.streams.count_captured();
                        sim_nanoseconds const end = m.streams.end_of(s);
-                       return m.async[static_cast<std::size_t>(s.device)].free(p, s, end);
+                       return m.async[static_cast<std::size_t>(s.device)].release(p, s, end);
                      });
   }
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
@@ -4733,7 +4736,7 @@ class sim_driver {
       if (!m.memory.find_block(p, kind, bytes)) return code::invalid_value;
       m.charge_more(kind == detail::sim_kind::pinned ? costs().free_pinned.at(bytes) : costs().free_managed);
       m.streams.join_device(device_.value);
-      return m.memory.free(p, kind);
+      return m.memory.release(p, kind);
     });
   }
 
@@ -5025,8 +5028,8 @@ using sim_pool = pool_over<sim_pages>;
 using sim_stream = basic_stream<sim_driver>;
 
 #if !TARN_HAS_CUDA
-// A program for the GPU, compiled with TARN_NO_CUDA, runs on the simulated device: include this header in its tests, or compile it
-// with `-include tarn/sim.hpp`. Use the same way for all translation units of a program.
+// A program for the GPU, compiled with TARN_NO_CUDA, runs on the simulated device: include this header in its
+// tests, or compile it with `-include tarn/sim.hpp`. Use the same way for all translation units of a program.
 using cuda_pages = sim_pages;
 using cuda_malloc = sim_malloc;
 using cuda_async = sim_async;

@@ -232,11 +232,12 @@ class message {
 // A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
 // available everywhere.
 
-#if defined(__NVCC__) && __CUDACC_VER_MAJOR__ < 13 && !defined(__clang__)
-// nvcc 12.4 corrupts a default argument that has one of these builtins where a constraint calls the function:
-// it crashes, or compiles another expression. So nvcc gets ordinary functions of the same names. The host
-// compiler preprocesses what nvcc writes: it expands the name of their namespace to nothing, so `::` finds the
-// builtins. The functions are templates because an unqualified call in other code must prefer the builtins.
+#if defined(__NVCC__) && !defined(__clang__)
+// nvcc corrupts a default argument that has one of these builtins: 12.4 where a constraint calls the
+// function, 13.0 where a default member initialiser does. It crashes, or compiles another expression. So nvcc
+// gets ordinary functions of the same names. The host compiler preprocesses what nvcc writes: it expands the
+// name of their namespace to nothing, so `::` finds the builtins. The functions are templates because an
+// unqualified call in other code must prefer the builtins.
 #pragma push_macro("__REGISTER_PREFIX__")
 #undef __REGISTER_PREFIX__
 namespace __REGISTER_PREFIX__ {
@@ -277,7 +278,7 @@ struct source_location {
 }  // namespace tarn
 
 #undef TARN_OF_CALLER
-#if defined(__NVCC__) && __CUDACC_VER_MAJOR__ < 13 && !defined(__clang__)
+#if defined(__NVCC__) && !defined(__clang__)
 #pragma pop_macro("__REGISTER_PREFIX__")
 #endif
 
@@ -1165,7 +1166,7 @@ inline constexpr std::size_t max_alignment = 2_MiB;
 }
 
 /// Largest size of a single request, bytes: leaves room to round up without wrapping.
-inline constexpr std::size_t max_request_bytes = std::numeric_limits<std::size_t>::max() / 4;
+inline constexpr std::size_t max_request_bytes = (std::numeric_limits<std::size_t>::max)() / 4;
 
 /// Returns the bytes of `count` elements of `element_bytes` each.
 /// @throws length_error  the product does not fit in size_t
@@ -2052,9 +2053,9 @@ concept sharing_driver =
 
 }  // namespace tarn
 // ---- tarn/driver/stream_device.hpp
-// The device of a stream. Every device may use pinned, managed and shared memory, so a block may be used and freed on a stream of
-// another device than its pool's. Events belong to a device: such a stream is marked and waited for through a driver of its own
-// device.
+// The device of a stream. Every device may use pinned, managed and shared memory, so a block may be used and
+// freed on a stream of another device than its pool's. Events belong to a device: such a stream is marked and
+// waited for through a driver of its own device.
 
 #include <atomic>
 #include <concepts>
@@ -2066,9 +2067,10 @@ namespace tarn::detail {
 /// No device: where a stream lives was not learned.
 inline constexpr device_id unknown_device{-1};
 
-/// Where streams live, by their identities, which are never reused, and the devices in use: those whose drivers were called or
-/// whose streams were named. Lock-free and without allocation. One identity in 2,048 displaces another; a stream whose device is
-/// then unknown counts as one of every device in use, which only costs time.
+/// Where streams live, by their identities, which are never reused, and the devices in use: those whose
+/// drivers were called or whose streams were named. Lock-free and without allocation. One identity in 2,048
+/// displaces another; a stream whose device is then unknown counts as one of every device in use, which only
+/// costs time.
 class stream_devices {
  public:
   void note(stream_id id, device_id device) noexcept {
@@ -2113,7 +2115,8 @@ class stream_devices {
   std::atomic<std::uint64_t> in_use_[most_devices / 64]{};
 };
 
-/// A driver of one of several devices. Drivers without these calls have one device, on which all streams live.
+/// A driver of one of several devices. Drivers without these calls have one device, on which all streams
+/// live.
 template <class D>
 concept multi_device_driver =
     stream_driver<D> && requires(D const& d, D& other, stream_ref stream, device_id device) {
@@ -2144,8 +2147,9 @@ template <stream_driver Driver>
   return there;
 }
 
-/// Learns where a stream lives that exists and has an identity. Two driver calls at the first time of each stream, none where there is
-/// one device; does nothing while the stream is captured, since the question would invalidate the capture.
+/// Learns where a stream lives that exists and has an identity. Two driver calls at the first time of each
+/// stream, none where there is one device; does nothing while the stream is captured, since the question
+/// would invalidate the capture.
 template <stream_driver Driver>
 void learn_device([[maybe_unused]] Driver const& driver, [[maybe_unused]] stream_ref stream) noexcept {
   if constexpr (multi_device_driver<Driver>) {
@@ -2166,8 +2170,9 @@ template <stream_driver Driver>
   return driver_on(driver, device_of(driver, stream));
 }
 
-/// Orders later work on `later` behind earlier work on `earlier`, on the device. Both streams must exist. Each is passed with the driver
-/// of its device: an event is recorded only on the device it was created for, but any device may wait for it.
+/// Orders later work on `later` behind earlier work on `earlier`, on the device. Both streams must exist.
+/// Each is passed with the driver of its device: an event is recorded only on the device it was created for,
+/// but any device may wait for it.
 template <stream_driver Driver>
 status make_wait(Driver const& driver_of_later, stream_ref later, Driver const& driver_of_earlier,
                  stream_ref earlier) noexcept {
@@ -2190,8 +2195,8 @@ status record_in_order(Driver const& driver, event_handle event, stream_ref stre
   if (s.ok()) s = make_wait(driver, here.get(), there, stream);
   return s.ok() ? driver.record_event(event, here.get()) : s;
 }
-/// Sets bytes of the driver's memory in the order of a stream of any device. A stream of another device, which may not reach the memory,
-/// waits for a stream of the driver's device.
+/// Sets bytes of the driver's memory in the order of a stream of any device. A stream of another device,
+/// which may not reach the memory, waits for a stream of the driver's device.
 template <stream_driver Driver>
 status fill_in_order(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
                      std::size_t bytes) noexcept {
@@ -2227,7 +2232,8 @@ enum class default_streams : std::uint8_t {
   of_current_device  ///< of the calling thread's current device, as CUDA has it: for memory that the host can access
 };
 
-/// The identity of the stream that a call names. At most one driver call, and one question for the current device.
+/// The identity of the stream that a call names. At most one driver call, and one question for the current
+/// device.
 template <default_streams Which, stream_driver Driver>
 status identify_named(Driver const& driver, stream_ref stream, stream_id& id) noexcept {
   if constexpr (Which == default_streams::of_current_device && multi_device_driver<Driver>) {
@@ -2263,7 +2269,8 @@ inline std::atomic<std::uint64_t> next_thread_number{1};
 // cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
 
 // ---- tarn/driver/all_work.hpp
-// Marks and waits for all work: of one device, or of each device in use where it is unknown on which one the work runs.
+// Marks and waits for all work: of one device, or of each device in use where it is unknown on which one the
+// work runs.
 
 namespace tarn::detail {
 
@@ -2274,8 +2281,9 @@ status record_all_work(Driver const& driver, event_handle event) noexcept {
   return open ? driver.record_all(event) : refused_for_capture("record_all");
 }
 
-/// Makes a stream of the driver's device wait for what `mark(there, event)` marks on the device of `there`, unless that is complete
-/// already. @param later  finds the stream; called only if there is something to wait for
+/// Makes a stream of the driver's device wait for what `mark(there, event)` marks on the device of `there`,
+/// unless that is complete already. @param later  finds the stream; called only if there is something to wait
+/// for
 template <stream_driver Driver, class Mark, class Later>
 status order_behind_device(Driver const& driver, Driver const& there, Mark const& mark,
                            Later const& later) noexcept {
@@ -2291,8 +2299,8 @@ status order_behind_device(Driver const& driver, Driver const& there, Mark const
   (void)there.destroy_event(event);
   return s;
 }
-/// Orders later work of `later` behind what `mark(there, event)` marks on each device in use. Returns the first failure; some devices
-/// may be waited for then.
+/// Orders later work of `later` behind what `mark(there, event)` marks on each device in use. Returns the
+/// first failure; some devices may be waited for then.
 template <stream_driver Driver, class Mark>
 status order_behind_devices(Driver const& driver, stream_ref later, Mark const& mark) noexcept {
   status result;
@@ -2305,8 +2313,9 @@ status order_behind_devices(Driver const& driver, stream_ref later, Mark const& 
   });
   return result;
 }
-/// Records an event of the driver's own device behind what `mark(there, event)` marks on each device in use. Where work of another
-/// device is not complete, a temporary stream joins the devices; the event is then complete some microseconds after all work is.
+/// Records an event of the driver's own device behind what `mark(there, event)` marks on each device in use.
+/// Where work of another device is not complete, a temporary stream joins the devices; the event is then
+/// complete some microseconds after all work is.
 template <stream_driver Driver, class Mark>
 status record_behind_devices(Driver const& driver, event_handle event, Mark const& mark) noexcept {
   stream_ref joins;
@@ -2335,8 +2344,8 @@ status record_all_work_in_use(Driver const& driver, event_handle event) noexcept
       driver, event, [](Driver const& there, event_handle e) noexcept { return record_all_work(there, e); });
 }
 
-/// Waits on the host for all work of each device in use, unless that would invalidate a capture. If a driver cannot mark that work, a
-/// capture that begins meanwhile waits, too.
+/// Waits on the host for all work of each device in use, unless that would invalidate a capture. If a driver
+/// cannot mark that work, a capture that begins meanwhile waits, too.
 template <class Driver>
 status wait_for_all_work(Driver const& driver) noexcept {
   if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
@@ -2359,8 +2368,8 @@ status wait_for_all_work(Driver const& driver) noexcept {
   return result;
 }
 
-/// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if one is open still, or if
-/// the caller's own thread may have it open.
+/// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if
+/// one is open still, or if the caller's own thread may have it open.
 template <class Driver>
 status wait_past_captures(Driver const& driver) noexcept {
   status s = wait_for_all_work(driver);
@@ -2370,8 +2379,8 @@ status wait_past_captures(Driver const& driver) noexcept {
   }
   return s;
 }
-/// Orders later work of `later` after the work on a stream that may be destroyed: after all work of each device in use. Waits on the
-/// host if the driver cannot mark that work. Fails if a capture forbids it.
+/// Orders later work of `later` after the work on a stream that may be destroyed: after all work of each
+/// device in use. Waits on the host if the driver cannot mark that work. Fails if a capture forbids it.
 template <stream_driver Driver>
 status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   if constexpr (marks_all_work<Driver>) {
@@ -2380,8 +2389,9 @@ status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   }
   return wait_for_all_work(driver);
 }
-/// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default stream
-/// after waiting for the work on it. Returns false if a capture forbids to wait: the memory must not be accessed.
+/// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be
+/// destroyed, the default stream after waiting for the work on it. Returns false if a capture forbids to
+/// wait: the memory must not be accessed.
 template <stream_driver Driver>
 [[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
   if (life_of(driver, stream) == stream_life::alive) return true;
@@ -2548,7 +2558,8 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return names[static_cast<std::size_t>(call)];
 }
 
-/// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change anything.
+/// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change
+/// anything.
 [[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
   return call == driver_call::identify || call == driver_call::ask_device ||
          call == driver_call::is_capturing;
@@ -3309,9 +3320,10 @@ class primary_context {
 
 /// Makes a device current for one call if it is not, and restores the previous state.
 ///
-/// Around every call of the runtime, since most of them make a context on the current device, also those that name a stream or an event of
-/// another one. Pushes the device's primary context rather than calling cudaSetDevice twice: switching back to a device that the program
-/// has never used would create a context there, about 500 MiB, for nothing.
+/// Around every call of the runtime, since most of them make a context on the current device, also those that
+/// name a stream or an event of another one. Pushes the device's primary context rather than calling
+/// cudaSetDevice twice: switching back to a device that the program has never used would create a context
+/// there, about 500 MiB, for nothing.
 class on_device {
  public:
   explicit on_device(int device) noexcept { enter(device); }
@@ -3904,8 +3916,8 @@ class basic_cuda_driver {
     return {};
   }
 
-  /// Where a stream lives, as far as it was learned; no driver call. A default stream with an identity is that of the device which the
-  /// identity names, one without is this device's.
+  /// Where a stream lives, as far as it was learned; no driver call. A default stream with an identity is
+  /// that of the device which the identity names, one without is this device's.
   [[nodiscard]] device_id known_device(stream_ref stream) const noexcept {
     if (is_default(resolve(stream)) || detail::cuda_device_count() < 2) return device_id{device_for(stream)};
     return devices_of_streams().find(stream.id());
@@ -3940,8 +3952,8 @@ class basic_cuda_driver {
   }
   /// Makes this the driver of another device.
   void retarget(device_id device) noexcept { device_ = device.value; }
-  /// The device whose default streams the calling thread means: the current one, or this one where the current one has no context, so
-  /// that no work can be there.
+  /// The device whose default streams the calling thread means: the current one, or this one where the
+  /// current one has no context, so that no work can be there.
   [[nodiscard]] device_id named_device() const noexcept {
     int current = device_;
     auto const ask = detail::cuda_driver_calls().primary_context_get_state;
@@ -4463,7 +4475,8 @@ class basic_cuda_driver {
     if (stream.handle() != nullptr) return static_cast<cudaStream_t>(stream.handle());
     return Null == null_stream::legacy ? cudaStreamLegacy : cudaStreamPerThread;
   }
-  /// The device to enter for a call on a stream: the handles of default streams mean the current device's, those of others their own.
+  /// The device to enter for a call on a stream: the handles of default streams mean the current device's,
+  /// those of others their own.
   [[nodiscard]] int device_for(stream_ref stream) const noexcept {
     bool const names_device = stream.id() >> 63 != 0 && is_default(resolve(stream));
     return names_device ? static_cast<int>(stream.id() >> 54 & 0xffU) : device_;
@@ -6132,9 +6145,9 @@ namespace tarn {
 namespace detail {
 
 /// Constructs the upstream from all arguments but the last.
-template <class Upstream, class Tuple, std::size_t... I>
-Upstream make_upstream(Tuple&& arguments, std::index_sequence<I...>) {
-  return Upstream(std::get<I>(std::forward<Tuple>(arguments))...);
+template <class Upstream, class Tuple, std::size_t... N>
+Upstream make_upstream(Tuple&& arguments, std::index_sequence<N...>) {
+  return Upstream(std::get<N>(std::forward<Tuple>(arguments))...);
 }
 
 }  // namespace detail
@@ -6757,15 +6770,15 @@ namespace detail {
 template <class Driver>
 std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
                              std::size_t bytes) noexcept {
-  unsigned char small[512];
-  unsigned char* window = small;
-  std::size_t width = sizeof small;
-  sequence<unsigned char> large;
+  unsigned char smaller[512];
+  unsigned char* window = smaller;
+  std::size_t width = sizeof smaller;
+  sequence<unsigned char> larger;
   if (bytes > 16 * width) {
     try {
-      large.resize(min_of(bytes, std::size_t{1} << 20));
-      window = large.begin();
-      width = large.size();
+      larger.resize(min_of(bytes, std::size_t{1} << 20));
+      window = larger.begin();
+      width = larger.size();
     } catch (...) {  // the small window is slower, but works
     }
   }
@@ -6828,8 +6841,8 @@ class fences {
 
   /// Waits for the stream and compares both fences.
   template <class Driver>
-  [[nodiscard]] breach verify(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
-                              std::size_t alignment) const noexcept {
+  [[nodiscard]] breach find_breach(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
+                                   std::size_t alignment) const noexcept {
     std::size_t const wide = width(alignment);
     std::size_t const front = first_difference(driver, stream, whole_of(p, alignment), pattern::fence, wide);
     std::size_t const back =
@@ -7312,7 +7325,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   }
   [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
                                               stream_ref stream) const noexcept {
-    return fences_.verify(driver(), stream, b.p, b.bytes, b.alignment);
+    return fences_.find_breach(driver(), stream, b.p, b.bytes, b.alignment);
   }
   [[nodiscard]] std::size_t first_written(detail::block_record const& b, stream_ref stream) const noexcept {
     return detail::first_difference(driver(), stream, b.p, pattern::freed, b.bytes);
@@ -7748,12 +7761,12 @@ enum class range_state : std::uint8_t {
 };
 
 /// Blocks above class_limit are kept apart from smaller ones, so that small ones do not pin large handles.
-enum class zone : std::uint8_t { small, large };
-inline constexpr zone all_zones[] = {zone::large, zone::small};
+enum class zone : std::uint8_t { smaller, larger };
+inline constexpr zone all_zones[] = {zone::larger, zone::smaller};
 inline constexpr std::size_t zone_count = 2;
 
 [[nodiscard]] constexpr zone zone_of(std::size_t block_bytes) noexcept {
-  return block_bytes <= class_limit ? zone::small : zone::large;
+  return block_bytes <= class_limit ? zone::smaller : zone::larger;
 }
 
 /// One node, 64 bytes.
@@ -7773,7 +7786,7 @@ struct range {
   domain_ref domain = neutral;
   std::uint16_t generation = 0;  ///< of a live range: the generation of its domain when it was taken
   range_state state = range_state::unused;
-  zone where = zone::small;
+  zone where = zone::smaller;
   bool at_end = false;  ///< in an index: a hole follows, so it may be extended, see range_index
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
@@ -8730,9 +8743,9 @@ class address_index {
 
  private:
   void close() noexcept {
-    std::free(last_);
-    std::free(starts_);
-    std::free(words_);
+    (std::free)(last_);
+    (std::free)(starts_);
+    (std::free)(words_);
     last_ = nullptr;
     starts_ = words_ = nullptr;
     bytes_ = 0;
@@ -8746,8 +8759,8 @@ class address_index {
     if (std::uint64_t const here = up_to(starts_[g / 64], g % 64); here != 0)
       return g / 64 * 64 + highest(here);
     std::size_t word = g / 64;
-    if (std::uint64_t const near = below(words_[word / 64], word % 64); near != 0) {
-      word = word / 64 * 64 + highest(near);
+    if (std::uint64_t const nearest = below(words_[word / 64], word % 64); nearest != 0) {
+      word = word / 64 * 64 + highest(nearest);
     } else {
       std::size_t group = word / 64 - 1;
       while (words_[group] == 0) --group;
@@ -8892,7 +8905,7 @@ class page_map {
   page_map() noexcept = default;
   page_map(page_map const&) = delete;
   page_map& operator=(page_map const&) = delete;
-  ~page_map() { std::free(table_); }
+  ~page_map() { (std::free)(table_); }
 
   /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
@@ -9466,7 +9479,7 @@ class arena {
     taken += take_from_runs(taker, size_class, out + taken, wanted - taken);
     if (taken == 0 && taker != neutral) taken = take_from_runs(neutral, size_class, out, wanted);
     if (taken == 0) {
-      range_ref const body = take_range(taker, zone::small, run_bytes(size_class), frame_bytes);
+      range_ref const body = take_range(taker, zone::smaller, run_bytes(size_class), frame_bytes);
       if (body == 0) return 0;
       run_ref const r = runs.add(body, ranges[body].address, size_class, taker);
       runs[r].generation = domain.generation;
@@ -9640,14 +9653,14 @@ class arena {
   /// Counts the change of the split ranges since the last call as one step; changes that cancelled out in between are not
   /// counted.
   void count_splits() noexcept {
-    auto const small = static_cast<std::size_t>(zone::small);
-    auto const large = static_cast<std::size_t>(zone::large);
-    move(splits.blocks[0], split_blocks_[small] + split_blocks_[large]);
-    move(splits.blocks[1], split_blocks_[small]);
-    move(splits.blocks[2], split_blocks_[large]);
-    move(splits.bytes[0], split_bytes_[small] + split_bytes_[large]);
-    move(splits.bytes[1], split_bytes_[small]);
-    move(splits.bytes[2], split_bytes_[large]);
+    auto const smaller = static_cast<std::size_t>(zone::smaller);
+    auto const larger = static_cast<std::size_t>(zone::larger);
+    move(splits.blocks[0], split_blocks_[smaller] + split_blocks_[larger]);
+    move(splits.blocks[1], split_blocks_[smaller]);
+    move(splits.blocks[2], split_blocks_[larger]);
+    move(splits.bytes[0], split_bytes_[smaller] + split_bytes_[larger]);
+    move(splits.bytes[1], split_bytes_[smaller]);
+    move(splits.bytes[2], split_bytes_[larger]);
   }
 
   /// Whether the device has completed the uses of a free range.
@@ -9732,7 +9745,7 @@ class arena {
 
   range_ref take_range(domain_ref taker, zone where, std::size_t bytes, std::size_t alignment) noexcept {
     range_ref r = 0;
-    if (keeps_handles_whole && where == zone::large && bytes % usual_granule == 0 &&
+    if (keeps_handles_whole && where == zone::larger && bytes % usual_granule == 0 &&
         alignment < usual_granule) {
       r = streams[taker].ranges(where).find(ranges, bytes, usual_granule, search_limit);
       if (r != 0) alignment = usual_granule;
@@ -10159,7 +10172,7 @@ class front {
     while (batch.count > 1 && has_stream &&
            put_in(*at.cache, *at.of_stream, r.size_class, batch.blocks[batch.count - 1]))
       --batch.count;
-    if (has_stream && r.where == zone::large) at.of_stream->newest_large = batch.blocks[0];
+    if (has_stream && r.where == zone::larger) at.of_stream->newest_large = batch.blocks[0];
     at.cache->lock.leave();
   }
 
@@ -10594,7 +10607,7 @@ class lookup_record {
       : hold_(held.hold().number()), where_(where) {}
 
   /// Aborts if the lock was released since the lookup. @param use  the place that uses the value
-  void check(hot_lock const& held, source_location use) const noexcept {
+  void check_held(hot_lock const& held, source_location use) const noexcept {
     if (held.hold().number() == hold_) [[likely]]
       return;
     source_location const released = held.hold().released_at();
@@ -10614,7 +10627,7 @@ template <>
 class lookup_record<false> {
  public:
   lookup_record(hot_lock const&, source_location) noexcept {}
-  void check(hot_lock const&, source_location) const noexcept {}
+  void check_held(hot_lock const&, source_location) const noexcept {}
 };
 
 template <class T>
@@ -10627,7 +10640,7 @@ class looked_up {
   /// The value, under the same hold of the lock. No cost if TARN_CHECK_LOCKS is 0.
   [[nodiscard]] T const& get(hot_lock const& held,
                              source_location use = source_location::current()) const noexcept {
-    record_.check(held, use);
+    record_.check_held(held, use);
     return value_;
   }
 
@@ -10767,8 +10780,8 @@ struct pool_state {
   /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
   /// size, however many calls are made (tests/pool/growth.cpp).
   std::size_t host_bytes = 0;
-  pool_part small;  ///< the part of the above for blocks up to 1 MiB
-  pool_part large;  ///< for larger blocks
+  pool_part smaller;  ///< the part of the above for blocks up to 1 MiB
+  pool_part larger;   ///< for larger blocks
   pool_totals totals_reset;
 };
 
@@ -11132,7 +11145,7 @@ namespace tarn::detail {
 
 struct growth_request {
   domain_ref taker = neutral;
-  zone where = zone::small;
+  zone where = zone::smaller;
   std::size_t bytes = 0;
   std::size_t alignment = default_alignment;
   std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
@@ -11240,8 +11253,8 @@ inline void leave_sums(growth_sums& sums, growth_counters const& ending) noexcep
 struct held_memory {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  zone where = zone::small;  ///< the zone it was taken for
-  bool is_handle = false;    ///< otherwise a segment, which is never joined to another or remapped
+  zone where = zone::smaller;  ///< the zone it was taken for
+  bool is_handle = false;      ///< otherwise a segment, which is never joined to another or remapped
 };
 
 }  // namespace tarn::detail
@@ -11361,7 +11374,7 @@ struct view {
   range_ref region = 0;  ///< node of its addresses, some not mapped yet; 0 in an unused entry
   std::uintptr_t address = 0;
   std::size_t bytes = 0;  ///< of its handles
-  sequence<view_slot> slots;
+  sequence<view_slot> view_slots;
   std::size_t last_offset = 0;  ///< of the last block in this view
   std::size_t last_bytes = 0;
   std::uint32_t pins = 0;  ///< while there are any, it stays mapped
@@ -11369,12 +11382,12 @@ struct view {
   /// Number of handles at or after an offset.
   [[nodiscard]] std::size_t handles_from(std::size_t offset) const noexcept {
     std::size_t count = 0;
-    for (std::size_t end = bytes; count < slots.size() && end > offset; ++count)
-      end -= slots[slots.size() - 1 - count].bytes;
+    for (std::size_t end = bytes; count < view_slots.size() && end > offset; ++count)
+      end -= view_slots[view_slots.size() - 1 - count].bytes;
     return count;
   }
   [[nodiscard]] bool shows(handle_ref h) const noexcept {
-    for (view_slot const& slot : slots) {
+    for (view_slot const& slot : view_slots) {
       if (slot.handle == h) return true;
     }
     return false;
@@ -11448,8 +11461,8 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
         found.starts.push_back(p);
       }
     };
-    for_each_piece(a, map, d, zone::large, least_piece, sort_in);
-    for_each_piece(a, map, d, zone::small, map.granularity(),
+    for_each_piece(a, map, d, zone::larger, least_piece, sort_in);
+    for_each_piece(a, map, d, zone::smaller, map.granularity(),
                    [&](piece const& p, bool at_start, bool at_end) {
                      if (at_start && at_end && !is_taken(p)) found.whole.push_back(p);
                    });
@@ -11600,7 +11613,7 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
 inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref taker, std::size_t bytes) {
   piece best;
   auto const look = [&](domain_ref d) {
-    for_each_piece(a, map, d, zone::large, map.granularity(),
+    for_each_piece(a, map, d, zone::larger, map.granularity(),
                    [&](piece const& p, bool at_start, bool at_end) {
                      if (at_start && at_end && p.bytes >= bytes && (best.bytes == 0 || p.bytes < best.bytes))
                        best = p;
@@ -11624,7 +11637,7 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
   std::size_t begin = 0;
   std::size_t end = 0;
   std::size_t offset = 0;
-  for (view_slot const& slot : v.slots) {
+  for (view_slot const& slot : v.view_slots) {
     if (slot.handle != 0) {
       physical const& h = map[slot.handle];
       std::uintptr_t const handle_end = h.home + h.bytes;
@@ -11681,7 +11694,7 @@ inline free_stretch find_free_end(arena const& a, page_map const& map, view cons
 inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, std::size_t bytes) {
   choice c;
   std::size_t at = 0;
-  for (view_slot const& slot : v.slots) {
+  for (view_slot const& slot : v.view_slots) {
     std::size_t const from = max_of(offset, at);
     std::size_t const to = min_of(offset + bytes, at + slot.bytes);
     if (from < to) c.pieces.push_back(piece{map[slot.handle].home + (from - at), to - from, slot.handle});
@@ -11715,13 +11728,13 @@ class largest_size {
  public:
   /// A block of `where` can have up to so many bytes.
   void consider(zone where, std::size_t bytes) noexcept {
-    std::size_t& most = where == zone::large ? large_ : small_;
+    std::size_t& most = where == zone::larger ? large_ : small_;
     most = max_of(most, bytes);
   }
   /// New memory, or memory that any block can use.
   void consider(std::size_t bytes) noexcept {
-    consider(zone::large, bytes);
-    consider(zone::small, bytes);
+    consider(zone::larger, bytes);
+    consider(zone::smaller, bytes);
   }
   /// The zone for small blocks serves no others, nor does the other one serve small blocks.
   [[nodiscard]] std::size_t bytes() const noexcept {
@@ -11744,7 +11757,7 @@ class largest_size {
   std::size_t whole = 0;
   for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
     most.consider(first.where, bytes);
-    std::size_t const least = first.where == zone::large ? least_piece : map.granularity();
+    std::size_t const least = first.where == zone::larger ? least_piece : map.granularity();
     if (bytes < least) return;
     for (std::uintptr_t at = first.address; at < first.address + bytes;) {
       handle_ref const h = map.at(at);
@@ -11756,9 +11769,9 @@ class largest_size {
       if (map[h].pins != 0) continue;
       if (at_start && at_end) {
         whole += p.bytes;
-      } else if (first.where == zone::large && at_end) {
+      } else if (first.where == zone::larger && at_end) {
         found.ends.push_back(p);
-      } else if (first.where == zone::large && at_start) {
+      } else if (first.where == zone::larger && at_start) {
         found.starts.push_back(p);
       }
     }
@@ -11772,11 +11785,11 @@ class largest_size {
   std::size_t end = 0;
   for (piece const& p : found.ends) end = max_of(end, p.bytes);
   most.consider(whole + fresh);
-  most.consider(zone::large, whole + pair.bytes());
-  most.consider(zone::large, whole + end + fresh);
+  most.consider(zone::larger, whole + pair.bytes());
+  most.consider(zone::larger, whole + end + fresh);
   std::size_t const with_parts = whole + pair.bytes() + fresh;
   if (uses_up_parts(max_of(a.live_peak, a.live_bytes + with_parts), left))
-    most.consider(zone::large, with_parts);
+    most.consider(zone::larger, with_parts);
   return most.bytes();
 }
 
@@ -11862,7 +11875,7 @@ class address_space {
     a.ranges[r].state = range_state::hole;
     a.ranges[r].domain = neutral;
     a.ranges[r].epoch = 0;
-    a.ranges[r].where = zone::small;
+    a.ranges[r].where = zone::smaller;
     if (range_ref const n = a.ranges[r].next; n != 0 && a.ranges[n].state == range_state::hole) {
       index.erase(a.ranges, n);
       a.merge(r, n);
@@ -11938,8 +11951,8 @@ mark_result mark_stream(Driver const& driver, event_handle event, stream_ref str
   return recorded ? mark_result::marked : mark_result::refused;
 }
 
-/// Marks what a default stream refers to where it may be any device's: the default stream of each device in use, by handle. Of another
-/// device it is the legacy one, which is ordered with every blocking stream there.
+/// Marks what a default stream refers to where it may be any device's: the default stream of each device in
+/// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
 template <stream_driver Driver>
 mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
                                  bool& captured) noexcept {
@@ -11955,8 +11968,8 @@ mark_result mark_default_streams(Driver const& driver, event_handle event, strea
   return s.ok() ? mark_result::marked : mark_result::refused;
 }
 
-/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks() names. At most three
-/// driver calls; where the device is unknown, at most six for each device in use.
+/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks()
+/// names. At most three driver calls; where the device is unknown, at most six for each device in use.
 /// @param device    where the stream lives; unknown_device: the work of each device in use is marked
 /// @param captured  set to whether the mark was refused because of a capture
 template <stream_driver Driver>
@@ -11992,15 +12005,17 @@ mark_result mark_work(Driver const& driver, device_id device, event_handle event
   }
 }
 
-/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is unknown.
+/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is
+/// unknown.
 template <stream_driver Driver>
 [[nodiscard]] device_id device_of_marks(Driver const& driver, device_id device) noexcept {
   return device == unknown_device ? driver.device() : device;
 }
 
-/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device in use. No driver call.
-/// @param which  of a default stream on memory that the host can access, any device's default stream may be meant: a program names one
-///               handle for all of them
+/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device
+/// in use. No driver call.
+/// @param which  of a default stream on memory that the host can access, any device's default stream may be
+///               meant: a program names one handle for all of them
 template <stream_driver Driver>
 [[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
                                        default_streams which) noexcept {
@@ -12033,8 +12048,9 @@ class ordering {
   /// @param named  what a default stream refers to that is named without an identity
   ordering(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
 
-  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most five
-  /// driver calls, none if nothing was freed since the last completed mark; more where it is unknown on which device the stream lives.
+  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and
+  /// queries it. At most five driver calls, none if nothing was freed since the last completed mark; more
+  /// where it is unknown on which device the stream lives.
   ///
   /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
   /// holds. The mark is taken before the event is recorded, so frees in between get a later mark.
@@ -12136,7 +12152,8 @@ class ordering {
   [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
 
  private:
-  /// Makes sure that the domain has an event of the device: its place may have been that of another device's stream.
+  /// Makes sure that the domain has an event of the device: its place may have been that of another device's
+  /// stream.
   bool ensure_event(stream_domain& domain, device_id device) const noexcept {
     if (domain.event != nullptr && domain.event_device != device) {
       (void)driver_.destroy_event(domain.event);
@@ -12194,7 +12211,7 @@ class page_views {
   /// Serves the request from an existing view, without a driver call; null if none is free. The caller holds both locks.
   /// @throws std::bad_alloc, nothing has changed
   [[nodiscard]] void* reuse(arena& a, hot_lock const& held, growth_request const& request) {
-    if (request.where == zone::small || !request.may_remap || in_use_ == 0) return nullptr;
+    if (request.where == zone::smaller || !request.may_remap || in_use_ == 0) return nullptr;
     std::uint32_t best = 0;
     free_stretch where;
     std::size_t looked_at = 0;
@@ -12239,7 +12256,7 @@ class page_views {
   void forget(sequence<bool> const& leaves) noexcept {
     for (view& v : views_) {
       std::uintptr_t at = v.address;
-      for (view_slot& slot : v.slots) {
+      for (view_slot& slot : v.view_slots) {
         if (leaves[slot.handle]) {
           if (map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
           slot.handle = 0;
@@ -12254,7 +12271,7 @@ class page_views {
   void for_each_place(handle_ref h, F const& f) const {
     for (view const& v : views_) {
       std::uintptr_t at = v.address;
-      for (view_slot const& slot : v.slots) {
+      for (view_slot const& slot : v.view_slots) {
         if (slot.handle == h) f(at);
         at += slot.bytes;
       }
@@ -12269,7 +12286,7 @@ class page_views {
       std::size_t const from = address - v.address;
       if (bytes > v.bytes - from) return nullptr;
       std::size_t at = 0;
-      for (view_slot const& slot : v.slots) {
+      for (view_slot const& slot : v.view_slots) {
         std::size_t const begin = max_of(from, at);
         std::size_t const end = min_of(from + bytes, at + slot.bytes);
         if (begin < end && (slot.handle == 0 || !f(slot.handle, begin - at, end - begin))) return nullptr;
@@ -12282,7 +12299,7 @@ class page_views {
   /// Makes room to divide a handle's slots into `count` each. @throws std::bad_alloc, nothing has changed
   void make_room_to_divide(handle_ref h, std::size_t count) {
     for (view& v : views_) {
-      if (v.shows(h)) v.slots.reserve(v.slots.size() + count);
+      if (v.shows(h)) v.view_slots.reserve(v.view_slots.size() + count);
     }
   }
   /// Divides a handle's slots: `handles` are at their places now, 0 for a gap, of bytes_of(index) each. Requires room.
@@ -12291,12 +12308,13 @@ class page_views {
     for (view& v : views_) {
       if (!v.shows(h)) continue;
       std::size_t at = 0;
-      while (v.slots[at].handle != h) ++at;
+      while (v.view_slots[at].handle != h) ++at;
       std::size_t const more = handles.size() - 1;
-      std::size_t const before = v.slots.size();
-      v.slots.resize(before + more);
-      for (std::size_t i = before; i-- > at + 1;) v.slots[i + more] = v.slots[i];
-      for (std::size_t i = 0; i < handles.size(); ++i) v.slots[at + i] = view_slot{handles[i], bytes_of(i)};
+      std::size_t const before = v.view_slots.size();
+      v.view_slots.resize(before + more);
+      for (std::size_t i = before; i-- > at + 1;) v.view_slots[i + more] = v.view_slots[i];
+      for (std::size_t i = 0; i < handles.size(); ++i)
+        v.view_slots[at + i] = view_slot{handles[i], bytes_of(i)};
     }
   }
 
@@ -12391,7 +12409,7 @@ class page_views {
     prolongation const& p = found.get(hot.held());
     view& v = views_[p.view];  // protected by the growth lock, as all views are
     looked_up<choice> const all(hot.held(), prolonged(v, p));
-    v.slots.reserve(v.slots.size() + p.added.pieces.size());
+    v.view_slots.reserve(v.view_slots.size() + p.added.pieces.size());
     sequence<range_ref> carved;
     carve(a, hot.held(), all, carved);
     try {
@@ -12399,7 +12417,7 @@ class page_views {
       for (piece const& added : p.added.pieces) {
         std::size_t const bytes = map_[added.handle].bytes;
         map_again(v.address + v.bytes, added.handle);
-        v.slots.push_back(view_slot{added.handle, bytes});
+        v.view_slots.push_back(view_slot{added.handle, bytes});
         v.bytes += bytes;
       }
     } catch (...) {
@@ -12427,8 +12445,8 @@ class page_views {
     }
     std::uint32_t const i = unused_view(a);
     view made;
-    made.slots.reserve(c.pieces.size());
-    for (piece const& p : c.pieces) made.slots.push_back(view_slot{p.handle, map_[p.handle].bytes});
+    made.view_slots.reserve(c.pieces.size());
+    for (piece const& p : c.pieces) made.view_slots.push_back(view_slot{p.handle, map_[p.handle].bytes});
     by_use_.reserve(by_use_.size() + 1);
     sequence<range_ref> carved;
     carve(a, hot.held(), chosen, carved);
@@ -12457,15 +12475,15 @@ class page_views {
     std::size_t mapped = 0;
     try {
       std::uintptr_t at = v.address;
-      for (; mapped < v.slots.size(); ++mapped) {
-        if (is_mapped_with_view(v.slots[mapped])) map_again(at, v.slots[mapped].handle);
-        at += v.slots[mapped].bytes;
+      for (; mapped < v.view_slots.size(); ++mapped) {
+        if (is_mapped_with_view(v.view_slots[mapped])) map_again(at, v.view_slots[mapped].handle);
+        at += v.view_slots[mapped].bytes;
       }
     } catch (...) {
       std::uintptr_t at = v.address;
       for (std::size_t k = 0; k < mapped; ++k) {
-        if (is_mapped_with_view(v.slots[k])) unmap(at, v.slots[k].bytes);
-        at += v.slots[k].bytes;
+        if (is_mapped_with_view(v.view_slots[k])) unmap(at, v.view_slots[k].bytes);
+        at += v.view_slots[k].bytes;
       }
       throw;
     }
@@ -12555,7 +12573,7 @@ class page_views {
 
   void unmap_slots(view const& v) noexcept {
     std::uintptr_t at = v.address;
-    for (view_slot const& slot : v.slots) {
+    for (view_slot const& slot : v.view_slots) {
       if (is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
       at += slot.bytes;
     }
@@ -12697,11 +12715,11 @@ class page_compact {
         counters_.hold(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
         map(at, p.bytes, p.id);
         p.is_temporary = true;
-        check(source_.driver().copy(stream, reinterpret_cast<void*>(at),
-                                    reinterpret_cast<void const*>(old.home + p.offset), p.bytes));
+        must_succeed(source_.driver().copy(stream, reinterpret_cast<void*>(at),
+                                           reinterpret_cast<void const*>(old.home + p.offset), p.bytes));
         at += p.bytes;
       }
-      check(source_.driver().synchronize_stream(stream));
+      must_succeed(source_.driver().synchronize_stream(stream));
       unmap_temporary(parts, temporary);
       for (std::uintptr_t const place : places) unmap(place, old.bytes);
       is_unmapped = true;
@@ -12826,7 +12844,7 @@ class page_compact {
     source_.unmap(reinterpret_cast<void*>(address), bytes);
     ++counters_.unmaps;
   }
-  void check(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, source_.driver().device().value);
   }
 
@@ -13185,7 +13203,7 @@ class host_copy {
       store(buffers_[current_ ^ 1]);
       store(buffers_[current_]);
     }
-    check(driver_.synchronize_stream(stream));
+    must_succeed(driver_.synchronize_stream(stream));
     done_ = bytes_;
   }
   /// Waits for what was enqueued, after an error.
@@ -13246,21 +13264,21 @@ class host_copy {
     event_handle event = nullptr;
     std::size_t position = 0;
   };
-  void check(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value);
   }
   void copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const {
-    check(driver_.copy(stream, to, from, bytes));
+    must_succeed(driver_.copy(stream, to, from, bytes));
   }
 
   /// Marks the end of the copies from or to a buffer.
   void submit(stream_ref stream, buffer& b) {
     if (b.used == 0 || b.is_submitted) return;
-    check(driver_.record_event(b.event, stream));
+    must_succeed(driver_.record_event(b.event, stream));
     b.is_submitted = true;
   }
   void wait(buffer& b) {
-    if (b.is_submitted) check(driver_.synchronize_event(b.event));
+    if (b.is_submitted) must_succeed(driver_.synchronize_event(b.event));
     b.is_submitted = false;
   }
   /// Empties a buffer: moves saved bytes to ordinary memory.
@@ -13635,7 +13653,7 @@ class page_growth {
         return create(a, hot, request, e, request.bytes - extended);
       if ((block = views_.reuse(a, hot.held(), request)) != nullptr) return true;
       std::size_t lack = missing;
-      if (request.where == zone::small) {
+      if (request.where == zone::smaller) {
         if (change_zone(a, request)) return true;
       } else {
         looked_up<choice> const c = choose(a, hot.held(), request);
@@ -13976,7 +13994,7 @@ inline constexpr std::size_t segment_grain = 2_MiB;
 /// The same below a limit, which counts what is asked: rounded up to 2 MiB, blocks of 3 MiB would use it up
 /// at 48 of 64 MiB.
 [[nodiscard]] constexpr std::size_t segment_grain_below(bool limit, zone where) noexcept {
-  return limit && where == zone::large ? range_grain : segment_grain;
+  return limit && where == zone::larger ? range_grain : segment_grain;
 }
 
 /// A source that can provide segments.
@@ -14012,17 +14030,17 @@ class segment_growth {
     try {
       unlocked const open(hot);
       try {
-        base = source_.allocate_sync(bytes, source_alignment);
+        base = take(bytes);
         // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
         // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
-          source_.deallocate_sync(base, bytes, source_alignment);
+          source_.deallocate_sync(base, bytes, alignment_);
           bytes = align_up(exact + range_grain, grain);
-          base = source_.allocate_sync(bytes, source_alignment);
+          base = take(bytes);
         }
       } catch (out_of_memory const&) {
-        bytes = align_up(exact + (source_alignment < range_grain ? range_grain : 0), range_grain);
-        base = source_.allocate_sync(bytes, source_alignment);
+        bytes = align_up(exact + (alignment_ < range_grain ? range_grain : 0), range_grain);
+        base = take(bytes);
       }
     } catch (...) {
       a.ranges.put_back(r);
@@ -14031,7 +14049,7 @@ class segment_growth {
     ++counters_.creates;
     counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, request.where);
     auto const index = free_index();
-    segments_[index] = {base, bytes, request.where};
+    segments_[index] = {base, bytes, alignment_, request.where};
     range& node = a.ranges[r];
     node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
     node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
@@ -14043,7 +14061,7 @@ class segment_growth {
 
   /// The largest block that could be served if the source has `left` more bytes.
   [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool) const noexcept {
-    return detail::largest_block(a, left, segment_grain_below(is_limited<layer_type>(), zone::large));
+    return detail::largest_block(a, left, segment_grain_below(is_limited<layer_type>(), zone::larger));
   }
 
   /// How many bytes may stay reserved if the request is served by a new segment.
@@ -14067,7 +14085,7 @@ class segment_growth {
       counters_.release(reinterpret_cast<std::uintptr_t>(gone.base), gone.bytes, gone.where);
       given += gone.bytes;
       unlocked const open(hot);
-      source_.deallocate_sync(gone.base, gone.bytes, source_alignment);
+      source_.deallocate_sync(gone.base, gone.bytes, gone.alignment);
     }
     return given;
   }
@@ -14093,7 +14111,7 @@ class segment_growth {
   /// Gives everything back; nothing on the device uses it any more.
   void close() noexcept {
     for (segment const& s : segments_) {
-      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, source_alignment);
+      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, s.alignment);
     }
     segments_.clear();
   }
@@ -14102,14 +14120,22 @@ class segment_growth {
 
  private:
   using layer_type = std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>;
-  /// Host memory has any alignment. Of a device's memory no more is asked than every source of blocks has.
-  static constexpr std::size_t source_alignment =
-      std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
+  /// Takes a block with as much alignment as the source has.
+  [[nodiscard]] void* take(std::size_t bytes) {
+    try {
+      return source_.allocate_sync(bytes, alignment_);
+    } catch (bad_alignment const&) {
+      if (alignment_ == default_alignment) throw;
+    }
+    alignment_ = default_alignment;
+    return source_.allocate_sync(bytes, alignment_);
+  }
 
   struct segment {
     void* base = nullptr;
     std::size_t bytes = 0;
-    zone where = zone::small;
+    std::size_t alignment = 0;
+    zone where = zone::smaller;
   };
 
   /// A wholly free segment whose work is complete; 0 if there is none.
@@ -14137,6 +14163,9 @@ class segment_growth {
   }
 
   Source source_;
+  /// Of the next segment. Host memory mostly has more than a device's, of which no more is asked than every
+  /// source of blocks has.
+  std::size_t alignment_ = std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
   growth_counters& counters_;
   sequence<segment> segments_;
 };
@@ -15044,11 +15073,13 @@ class heap {
     return id;
   }
 
-  /// Learns where the stream of a deallocation lives if the call names it by a bare handle, so that it exists.
+  /// Learns where the stream of a deallocation lives if the call names it by a bare handle, so that it
+  /// exists.
   void learn_if_named(stream_id id, stream_ref stream) const noexcept {
     if (stream.id() == stream_ref::unknown_id) learn_device(driver(), stream_ref::from(stream.handle(), id));
   }
-  /// Learns where the stream of an allocation lives, which exists. @throws misuse  its device cannot use the memory
+  /// Learns where the stream of an allocation lives, which exists. @throws misuse  its device cannot use the
+  /// memory
   void require_access(stream_ref stream) {
     learn_device(driver(), stream);
     device_id const device = device_of(driver(), stream);
@@ -15222,8 +15253,8 @@ class heap {
   }
 
  private:
-  /// Whether work on another device may use the memory. Pages say which devices reach them. A program may have enabled peer access to
-  /// plain blocks, which tarn cannot see.
+  /// Whether work on another device may use the memory. Pages say which devices reach them. A program may
+  /// have enabled peer access to plain blocks, which tarn cannot see.
   [[nodiscard]] bool can_use(device_id device) {
     constexpr auto reached_from = [](auto& layer) -> decltype(layer.reached_from()) {
       return layer.reached_from();
@@ -15536,7 +15567,7 @@ class ladder {
   void share_segment() {
     request_.segment = 0;
     if constexpr (is_bounded_source && !is_host_memory<source_type>) {
-      if (heap_.uses_pages() || request_.where != zone::large) return;
+      if (heap_.uses_pages() || request_.where != zone::larger) return;
       request_.segment = segment_for(space(), heap_.counters.reserved, request_.bytes);
     }
   }
@@ -15550,7 +15581,7 @@ class ladder {
     request_.may_create = limit - reserved;
     request_.may_exceed = false;
     // Many threads that start together wait for each other here: create a few handles, not hundreds.
-    if (request_.where == zone::small)
+    if (request_.where == zone::smaller)
       request_.least_growth = max_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
     bool served = false;
     try {
@@ -15669,7 +15700,7 @@ class ladder {
     } else {
       request_.largest_handle = min_of(handle_limit(live), handle_limit_near_full(left()));
     }
-    request_.least_growth = request_.where == zone::large
+    request_.least_growth = request_.where == zone::larger
                                 ? min_of(shared_handle(live, request_.bytes), request_.largest_handle)
                                 : usual_granule;
     request_.may_remap = may_remap(options);
@@ -15976,7 +16007,7 @@ struct waiting_amount {
 /// Receives each change as the amounts added. May observe several pools.
 class waiting_observer {
  public:
-  virtual void waiting_changed(waiting_amount const& small, waiting_amount const& large) noexcept = 0;
+  virtual void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept = 0;
   virtual ~waiting_observer() = default;
 };
 
@@ -15998,11 +16029,11 @@ class waiting_count {
   }
 
   /// Adds changes that were counted elsewhere.
-  void add(waiting_amount const& small, waiting_amount const& large) noexcept {
+  void add(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
     std::lock_guard const guard(lock_);
-    small_.add(small);
-    large_.add(large);
-    for (waiting_observer* const o : observers_) o->waiting_changed(small, large);
+    small_.add(smaller);
+    large_.add(larger);
+    for (waiting_observer* const o : observers_) o->waiting_changed(smaller, larger);
   }
 
   /// Adds an observer and notifies it of the blocks that already wait. It must not move until it is detached.
@@ -16185,10 +16216,10 @@ class forward_waiting final : public waiting_observer {
   }
   forward_waiting(forward_waiting const&) = delete;
   forward_waiting& operator=(forward_waiting const&) = delete;
-  void waiting_changed(waiting_amount const& small, waiting_amount const& large) noexcept override {
-    small_.add(small);
-    large_.add(large);
-    to_.count_of_part(small, large);
+  void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept override {
+    small_.add(smaller);
+    large_.add(larger);
+    to_.count_of_part(smaller, larger);
   }
 
  private:
@@ -16335,7 +16366,7 @@ struct graph_part {
 #include <cstddef>
 #include <cstdint>
 
-// ---- tarn/pool/order/slots.hpp
+// ---- tarn/pool/order/slot_table.hpp
 // An array of numbered slots that never move and are reused.
 
 #include <cstddef>
@@ -16346,10 +16377,10 @@ namespace tarn::detail {
 /// The number of a slot; 0 is none.
 using slot_number = std::uint32_t;
 
-/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`, which links the free
-/// slots.
+/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`,
+/// which links the free slots.
 template <class T>
-class slots {
+class slot_table {
  public:
   /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
   void make_room() {
@@ -16404,7 +16435,7 @@ namespace tarn::detail {
 template <class Block>
 class noted_blocks {
  public:
-  explicit noted_blocks(slots<Block>& blocks) noexcept : blocks_(blocks) {}
+  explicit noted_blocks(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
 
   /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
   /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
@@ -16504,7 +16535,7 @@ class noted_blocks {
     in.marks.store(in.marks.load(std::memory_order_relaxed) | mark_of(h, t), std::memory_order_relaxed);
   }
 
-  slots<Block>& blocks_;
+  slot_table<Block>& blocks_;
   std::size_t size_ = 0;
   std::atomic<table const*> current_{nullptr};
   sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
@@ -16620,7 +16651,7 @@ class graph_blocks {
     if (std::exchange(blocks_[b].is_cached, false)) ++blocks_[b].of.owner->cache.changes;
   }
   mutable fork_mutex mutex_;
-  slots<block> blocks_;
+  slot_table<block> blocks_;
   noted_blocks<block> noted_{blocks_};
 };
 
@@ -16877,8 +16908,8 @@ class graph_captures {
 namespace tarn::detail {
 
 inline void add_free_ranges(pool_state& s, arena const& space) {
-  for (zone const where : {zone::small, zone::large}) {
-    pool_part& part = where == zone::small ? s.small : s.large;
+  for (zone const where : {zone::smaller, zone::larger}) {
+    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
     for (domain_ref d = 0; d < space.streams.size(); ++d) {
       range_index const& index = space.streams[d].ranges(where);
       part.free_blocks += index.count();
@@ -16888,8 +16919,8 @@ inline void add_free_ranges(pool_state& s, arena const& space) {
     s.inactive_split_bytes += part.inactive_split_bytes;
   }
   s.split = {space.splits.blocks[0], space.splits.bytes[0]};
-  s.small.split = {space.splits.blocks[1], space.splits.bytes[1]};
-  s.large.split = {space.splits.blocks[2], space.splits.bytes[2]};
+  s.smaller.split = {space.splits.blocks[1], space.splits.bytes[1]};
+  s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
 }
 
 inline void add_growth(pool_state& s, growth_counters const& c) noexcept {
@@ -16904,8 +16935,8 @@ inline void add_growth(pool_state& s, growth_counters const& c) noexcept {
   s.maps = c.maps;
   s.unmaps = c.unmaps;
   s.remaps = c.remaps;
-  for (zone const where : {zone::small, zone::large}) {
-    pool_part& part = where == zone::small ? s.small : s.large;
+  for (zone const where : {zone::smaller, zone::larger}) {
+    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
     part.reserved = c.reserved_in[static_cast<std::size_t>(where)];
     part.handles = c.handles_in[static_cast<std::size_t>(where)];
   }
@@ -16922,8 +16953,8 @@ inline void set_sums(pool_state& s, growth_sums const& sums) noexcept {
   s.handles_peak = static_cast<std::uint64_t>(sums.handles.peak);
   s.creates = static_cast<std::uint64_t>(sums.handles.allocated);
   s.destroys = static_cast<std::uint64_t>(sums.handles.freed);
-  for (zone const where : {zone::small, zone::large}) {
-    pool_part& part = where == zone::small ? s.small : s.large;
+  for (zone const where : {zone::smaller, zone::larger}) {
+    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
     part.reserved = sums.reserved_in[static_cast<std::size_t>(where)];
     part.handles = sums.handles_in[static_cast<std::size_t>(where)];
   }
@@ -16944,8 +16975,8 @@ inline void add_ended(pool_state& sum, pool_state const& ended) noexcept {
     to.bytes.add(0, from.bytes.allocated);
   };
   add_split(sum.split, ended.split);
-  add_split(sum.small.split, ended.small.split);
-  add_split(sum.large.split, ended.large.split);
+  add_split(sum.smaller.split, ended.smaller.split);
+  add_split(sum.larger.split, ended.larger.split);
 }
 
 /// O(free ranges + threads).
@@ -17018,7 +17049,7 @@ void reset_totals(Heap& heap) noexcept {
   hot_lock const held(heap.hot);
   arena& space = heap.space(held);
   reset.alloc_retries = heap.alloc_retries + heap.ended.alloc_retries;
-  heap.ended.split = heap.ended.small.split = heap.ended.large.split = {};
+  heap.ended.split = heap.ended.smaller.split = heap.ended.larger.split = {};
   space.count_splits();
   for (stat& s : space.splits.blocks) s.reset_totals();
   for (stat& s : space.splits.bytes) s.reset_totals();
@@ -17580,8 +17611,8 @@ namespace tarn::detail {
   s.host_waits += b.host_waits;
   s.device_waits += b.device_waits;
   s.host_bytes += b.host_bytes;
-  s.small = joined_part(a.small, b.small);
-  s.large = joined_part(a.large, b.large);
+  s.smaller = joined_part(a.smaller, b.smaller);
+  s.larger = joined_part(a.larger, b.larger);
   s.totals_reset.reserved += b.totals_reset.reserved;
   s.totals_reset.released += b.totals_reset.released;
   s.totals_reset.creates += b.totals_reset.creates;
@@ -17657,8 +17688,9 @@ class recorded_streams {
     return waiting_count_.load(std::memory_order_relaxed) != 0;
   }
 
-  /// Records a use on a stream with its identity, whose device was learned, and makes room for all that deallocation needs. Amortised
-  /// O(1); O(streams that the block is used on). @throws std::bad_alloc: nothing has changed
+  /// Records a use on a stream with its identity, whose device was learned, and makes room for all that
+  /// deallocation needs. Amortised O(1); O(streams that the block is used on). @throws std::bad_alloc:
+  /// nothing has changed
   void note(void* p, stream_ref stream) {
     stream_id const id = stream.id();
     std::lock_guard const guard(mutex_);
@@ -17807,7 +17839,8 @@ class recorded_streams {
     std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
     event_handle event = nullptr;
   };
-  /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole device's work.
+  /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole
+  /// device's work.
   struct use_queue {
     stream_id key = 0;
     stream_ref stream;
@@ -18025,9 +18058,9 @@ class recorded_streams {
   Driver driver_;
   default_streams named_;
   mutable fork_mutex mutex_;
-  slots<block> blocks_;
-  slots<use> uses_;
-  slots<use_queue> queues_;
+  slot_table<block> blocks_;
+  slot_table<use> uses_;
+  slot_table<use_queue> queues_;
   address_map<std::uint32_t> by_stream_;
   noted_blocks<block> noted_{blocks_};
   slot_number over_ = 0;  ///< groups whose uses are complete
@@ -18126,8 +18159,8 @@ class waiting_blocks {
                           std::memory_order_relaxed);
   }
   /// Counts what waits in a graph memory's part.
-  void count_of_part(waiting_amount const& small, waiting_amount const& large) noexcept {
-    count_.add(small, large);
+  void count_of_part(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
+    count_.add(smaller, larger);
   }
 
   // For statistics and inspection.
@@ -18734,7 +18767,7 @@ class cache_misses : public pool_parts<Upstream> {
                       block_batch& batch) {
     // Return the cached large block first: it may coalesce with its neighbours.
     std::size_t cached_bytes = 0;
-    void* const cached = position.of_stream != nullptr && request.where != zone::small
+    void* const cached = position.of_stream != nullptr && request.where != zone::smaller
                              ? front_.take_large(position, cached_bytes)
                              : nullptr;
     hot_lock held(heap_.hot);
@@ -19057,9 +19090,10 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   }
 
   /// Allocates for work on `stream`.
-  /// @param stream     of any device that can use the memory: every device can use pinned and managed memory, and pages those that
-  ///                   accessible_from names. A default stream is that of the pool's device, whichever is current; of host memory it is
-  ///                   the calling thread's current device's
+  /// @param stream     of any device that can use the memory: every device can use pinned and managed memory,
+  ///                   and pages those that accessible_from names. A default stream is that of the pool's
+  ///                   device, whichever is current; of host memory it is the calling thread's current
+  ///                   device's
   /// @param bytes      zero returns null; blocks up to 1 MiB are rounded to a size class, others to 512 bytes
   /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
   /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see
@@ -19073,8 +19107,9 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
   }
 
-  /// Frees a block; work enqueued on `stream`, of any device, before this call may still use it. `bytes` and `alignment` are those of the
-  /// allocation. Never throws; detected misuse is reported to the misuse handler.
+  /// Frees a block; work enqueued on `stream`, of any device, before this call may still use it. `bytes` and
+  /// `alignment` are those of the allocation. Never throws; detected misuse is reported to the misuse
+  /// handler.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     deallocate_sized(detail::lazy_block_size{bytes}, stream, p, bytes, alignment);
@@ -19508,7 +19543,7 @@ class place_holder {
 namespace tarn {
 
 /// PyTorch's three groups; a block is small up to 1 MiB.
-enum class block_group : std::uint8_t { all, small, large };
+enum class block_group : std::uint8_t { all, smaller, larger };
 
 namespace detail {
 
@@ -19801,7 +19836,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
       if (!its.has_room(change) && !take_room(reserves, u)) return false;
       its.allocate(change);
     } else {
-      its.free(change);
+      its.count_free(change);
       give_room(reserves, u);
     }
     return true;
@@ -19869,11 +19904,11 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
   template <class F>
   void report(F const& f) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t const small = parts_[0].change(k);
-      std::int64_t const large = parts_[1].change(k);
-      f(k, std::size_t{0}, small + large, parts_[0].came[k] + parts_[1].came[k]);
-      f(k, std::size_t{1}, small, parts_[0].came[k]);
-      f(k, std::size_t{2}, large, parts_[1].came[k]);
+      std::int64_t const smaller = parts_[0].change(k);
+      std::int64_t const larger = parts_[1].change(k);
+      f(k, std::size_t{0}, smaller + larger, parts_[0].came[k] + parts_[1].came[k]);
+      f(k, std::size_t{1}, smaller, parts_[0].came[k]);
+      f(k, std::size_t{2}, larger, parts_[1].came[k]);
     }
     for (part& its : parts_) its.clear();
     unpaired_ = {};
@@ -19889,7 +19924,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
 
  private:
   enum class state : std::uint8_t { closed, open, bounded, alone };
-  static constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max() / 2;
+  static constexpr std::int64_t no_limit = (std::numeric_limits<std::int64_t>::max)() / 2;
   /// A bounded share keeps 1 / this of what it has not counted for the group whose blocks it does not count now.
   static constexpr std::int64_t part_of_other = 8;
 
@@ -19912,7 +19947,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
       for (std::size_t k = 0; k < 3; ++k) came[k] += change[k];
     }
     /// @param change  negative
-    void free(tracked_kinds const& change) noexcept {
+    void count_free(tracked_kinds const& change) noexcept {
       for (std::size_t k = 0; k < 3; ++k) limit[k] -= change[k];
     }
     void add_room(std::size_t k, std::int64_t amount) noexcept {
@@ -20016,7 +20051,7 @@ class alignas(512) tracked_share {  // an element of an array is addressed by a 
     if (u.rounded > 0) {
       its.allocate(change);
     } else {
-      its.free(change);
+      its.count_free(change);
     }
     return true;
   }
@@ -20165,19 +20200,20 @@ class tracked_numbers {
   }
 
   /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
-  void count_waiting(waiting_amount const& small, waiting_amount const& large) noexcept {
+  void count_waiting(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
     stopped const now(*this);
-    tracked_amounts const change{{{small.blocks + large.blocks, small.blocks, large.blocks},
-                                  {small.bytes + large.bytes, small.bytes, large.bytes},
-                                  {small.requested + large.requested, small.requested, large.requested}}};
+    tracked_amounts const change{
+        {{smaller.blocks + larger.blocks, smaller.blocks, larger.blocks},
+         {smaller.bytes + larger.bytes, smaller.bytes, larger.bytes},
+         {smaller.requested + larger.requested, smaller.requested, larger.requested}}};
     for (std::size_t k = 0; k < 3; ++k) {
       for (std::size_t g = 0; g < 3; ++g) {
         waiting_[k][g] += change[k][g];
         not_over_[k][g] += change[k][g];
       }
     }
-    note_active(block_group::small);
-    note_active(block_group::large);
+    note_active(block_group::smaller);
+    note_active(block_group::larger);
     note_whether_watched();
   }
 
@@ -20422,7 +20458,7 @@ class tracked_numbers {
   /// Gives the thread that counts alone all room, unless each call has to be watched. As settle_alone().
   void give_alone() noexcept {
     if (alone_ == thread_places || (flags_.load(std::memory_order_relaxed) & watched_flag) != 0) return;
-    share(alone_).set_room(pair_room(block_group::large));
+    share(alone_).set_room(pair_room(block_group::larger));
   }
   /// Counts a call of the thread that counts alone, for which it has no room: there may be a new peak.
   void count_alone(tracked_update const& u) noexcept {
@@ -20617,8 +20653,8 @@ class tracked_numbers {
       if (m->current > m->peak) m->peak = m->current;
     }
     if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
-    note_active(block_group::small);
-    note_active(block_group::large);
+    note_active(block_group::smaller);
+    note_active(block_group::larger);
   }
   /// Pairs half of the room below the peak of all for each group, and what one cannot use for the other. An odd unit is for `first`.
   [[nodiscard]] room_pairs pair_room(block_group first) noexcept {
@@ -20651,7 +20687,7 @@ class tracked_numbers {
       if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
     }
     if (!has_error()) {
-      room_pairs const r = pair_room(block_group::large);
+      room_pairs const r = pair_room(block_group::larger);
       for (std::size_t k = 0; k < 3; ++k) {
         for (std::size_t g = 0; g < 2; ++g) lent_[k][g + 1] = r.paired[g][k] + r.unpaired[g][k];
         lent_[k][0] = r.paired[0][k] + r.paired[1][k];
@@ -20885,9 +20921,9 @@ class tracked_layer {
   class observer final : public detail::waiting_observer {
    public:
     explicit observer(detail::tracked_numbers& counted) noexcept : numbers_(counted) {}
-    void waiting_changed(detail::waiting_amount const& small,
-                         detail::waiting_amount const& large) noexcept override {
-      numbers_.count_waiting(small, large);
+    void waiting_changed(detail::waiting_amount const& smaller,
+                         detail::waiting_amount const& larger) noexcept override {
+      numbers_.count_waiting(smaller, larger);
     }
 
    private:
@@ -20934,7 +20970,7 @@ class tracked_layer {
     return detail::block_bytes_of(upstream_, bytes, alignment);
   }
   static block_group group_of(std::size_t bytes) noexcept {
-    return bytes <= small_limit ? block_group::small : block_group::large;
+    return bytes <= small_limit ? block_group::smaller : block_group::larger;
   }
 
   Upstream upstream_;
@@ -21583,8 +21619,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       {
         std::lock_guard const guard(mutex_);  // held, so that the block is not freed while it is read
         if (!is_fenced(c.b) || !(blocks_.find(c.p) == c.b)) continue;
-        found =
-            fences_.verify(driver(), reading.get(), reinterpret_cast<void*>(c.p), c.b.bytes, c.b.alignment);
+        found = fences_.find_breach(driver(), reading.get(), reinterpret_cast<void*>(c.p), c.b.bytes,
+                                    c.b.alignment);
       }
       if (!found) continue;
       ++broken;
@@ -21667,7 +21703,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     if (!has_fences || detail::sleeps(this->upstream())) return true;
     stream_ref on = r.stream;
     if (!detail::make_usable(driver(), on) || detail::is_capturing(driver(), on)) return true;
-    if (detail::breach const found = fences_.verify(driver(), on, p, r.bytes, r.alignment)) report(found);
+    if (detail::breach const found = fences_.find_breach(driver(), on, p, r.bytes, r.alignment))
+      report(found);
     return true;
   }
 
@@ -22917,20 +22954,22 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 #include <utility>
 
 // ---- tarn/driver/default_driver.hpp
-// The driver that a program means where it names none: CUDA's, or in a program without CUDA that of <tarn/sim.hpp>.
+// The driver that a program means where it names none: CUDA's, or in a program without CUDA that of
+// <tarn/sim.hpp>.
 
 #if TARN_HAS_CUDA
 #endif
 
 namespace tarn::detail {
 
-// T makes the driver known only where it is used: <tarn/sim.hpp> may be included before or after the headers that use it.
+// T makes the driver known only where it is used: <tarn/sim.hpp> may be included before or after the headers
+// that use it.
 #if TARN_HAS_CUDA
 template <class T>
 using default_driver = cuda_driver;
 #else
-/// Defined by <tarn/sim.hpp>. Without CUDA and without that header there is no default: name the resource, as in
-/// device_buffer<T, Pool>, or use make_device_buffer().
+/// Defined by <tarn/sim.hpp>. Without CUDA and without that header there is no default: name the resource, as
+/// in device_buffer<T, Pool>, or use make_device_buffer().
 template <class T>
 struct simulated_driver;
 template <class T>
@@ -22963,7 +23002,8 @@ template <class Resource>
     return default_streams::of_own_device;
   }
 }
-/// Finds the identity of a stream that exists, and learns where it lives. Returns it unchanged if the driver does not know it.
+/// Finds the identity of a stream that exists, and learns where it lives. Returns it unchanged if the driver
+/// does not know it.
 template <default_streams Which, stream_driver Driver>
 [[nodiscard]] stream_ref identify_and_learn(Driver const& driver, stream_ref stream,
                                             status& result) noexcept {
@@ -22979,8 +23019,8 @@ template <default_streams Which, stream_driver Driver>
 
 /// Queries the driver once for a stream's identity, so that a pool need not query it at every call (about 18 ns each).
 /// Query again if the stream is destroyed and its handle is reused.
-/// @param memory  a resource or a driver. A default stream is that of its device, whichever is current; of memory that the host can
-///                access it is that of the calling thread's current device
+/// @param memory  a resource or a driver. A default stream is that of its device, whichever is current; of
+///                memory that the host can access it is that of the calling thread's current device
 /// @throws cuda_error  the driver does not know the stream
 template <stream_driver Driver>
 [[nodiscard]] stream_ref identified(Driver const& memory, stream_ref stream,
@@ -23001,8 +23041,8 @@ template <has_driver Resource>
   return stream;
 }
 
-/// Returns the default stream of a driver's device, with its identity: the stream that a null handle means there, whichever device is
-/// current when it is used. @throws cuda_error
+/// Returns the default stream of a driver's device, with its identity: the stream that a null handle means
+/// there, whichever device is current when it is used. @throws cuda_error
 template <stream_driver Driver>
 [[nodiscard]] stream_ref default_stream(Driver const& driver,
                                         source_location where = source_location::current()) {
@@ -23100,8 +23140,9 @@ template <has_driver Resource>
   return known ? a.id() == b.id() : a == b;
 }
 
-/// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist, and may be of any devices. A
-/// default stream without an identity is that of its driver's device. @throws cuda_error
+/// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist, and
+/// may be of any devices. A default stream without an identity is that of its driver's device. @throws
+/// cuda_error
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
                    stream_ref before, source_location where = source_location::current()) {
@@ -23869,13 +23910,15 @@ struct can_only_be_uninitialised {
 
 }  // namespace detail
 
-/// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span and with
-/// std::ranges. Freed on stream(): a running copy on that stream keeps its memory, since a pool reuses it only behind that
-/// work, and a bare pinned source waits for the stream. Set the stream that the copies run on, of any device, here or by set_stream();
-/// report further streams to a pool by record_stream(). A default stream without a device is the current device's at that call; since
-/// one handle means those of all devices, such a buffer is freed behind the default streams of each device in use. The host does not wait for anything: synchronise before it reads what a device
-/// writes. Holds its resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
-/// never throws, and does nothing once the driver is unloaded. Not thread-safe.
+/// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span
+/// and with std::ranges. Freed on stream(): a running copy on that stream keeps its memory, since a pool
+/// reuses it only behind that work, and a bare pinned source waits for the stream. Set the stream that the
+/// copies run on, of any device, here or by set_stream(); report further streams to a pool by
+/// record_stream(). A default stream without a device is the current device's at that call; since one handle
+/// means those of all devices, such a buffer is freed behind the default streams of each device in use. The
+/// host does not wait for anything: synchronise before it reads what a device writes. Holds its resource. A
+/// moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never throws,
+/// and does nothing once the driver is unloaded. Not thread-safe.
 template <class T, class Resource = basic_pinned<detail::default_driver<T>>>
 class pinned_buffer {
   static_assert(std::is_trivially_copyable_v<T>,
@@ -24380,8 +24423,8 @@ template <class Resource>
       add("graph_memory.reserved_bytes", number(graphs.reserved));
     }
   }
-  put_groups("inactive_split", {p.split.blocks, p.small.split.blocks, p.large.split.blocks});
-  put_groups("inactive_split_bytes", {p.split.bytes, p.small.split.bytes, p.large.split.bytes});
+  put_groups("inactive_split", {p.split.blocks, p.smaller.split.blocks, p.larger.split.blocks});
+  put_groups("inactive_split_bytes", {p.split.bytes, p.smaller.split.bytes, p.larger.split.bytes});
   add("max_split_size", -1);
   add("num_alloc_retries", number(p.alloc_retries - p.totals_reset.alloc_retries));
   add("num_device_alloc", creates);
@@ -24395,8 +24438,8 @@ template <class Resource>
     add(std::string("oversize_segments.") + part, 0);
   }
   put_groups("requested_bytes", t.active_requested_bytes);
-  put_groups("reserved_bytes", {reserved, p.small.reserved, p.large.reserved});
-  put_groups("segment", {segments, p.small.handles, p.large.handles});
+  put_groups("reserved_bytes", {reserved, p.smaller.reserved, p.larger.reserved});
+  put_groups("segment", {segments, p.smaller.handles, p.larger.handles});
   return out;
 }
 

@@ -323,7 +323,7 @@ class copy_stream {
     events_.reserve(events);
     while (events_.size() < events) {
       event_handle event = nullptr;
-      require(driver_.create_event(event));
+      must_succeed(driver_.create_event(event));
       events_.push_back(event);
     }
   }
@@ -337,25 +337,25 @@ class copy_stream {
   [[nodiscard]] stream_ref user() const noexcept { return user_; }
 
   void copy(void* to, void const* from, std::size_t bytes) {
-    require(driver_.copy(stream_, to, from, bytes));
+    must_succeed(driver_.copy(stream_, to, from, bytes));
   }
   /// Records an event behind the copies so far.
-  void mark(std::size_t event) { require(driver_.record_event(events_[event], stream_)); }
+  void mark(std::size_t event) { must_succeed(driver_.record_event(events_[event], stream_)); }
   /// Records an event behind the user's work so far.
-  void mark_user(std::size_t event) { require(driver_.record_event(events_[event], user_)); }
+  void mark_user(std::size_t event) { must_succeed(driver_.record_event(events_[event], user_)); }
   /// Makes later copies wait for an event recorded on the user's stream.
-  void wait_for(std::size_t event) { require(driver_.wait_event(stream_, events_[event])); }
+  void wait_for(std::size_t event) { must_succeed(driver_.wait_event(stream_, events_[event])); }
   /// Makes the user's later work wait for an event.
-  void let_user_wait(std::size_t event) { require(driver_.wait_event(user_, events_[event])); }
+  void let_user_wait(std::size_t event) { must_succeed(driver_.wait_event(user_, events_[event])); }
   /// Whether the device has passed an event.
   [[nodiscard]] bool is_past(std::size_t event) {
     status const s = driver_.query_event(events_[event]);
     if (s.kind == failure::not_ready) return false;
-    require(s);
+    must_succeed(s);
     return true;
   }
   /// Waits on the host until the device has passed an event.
-  void synchronize(std::size_t event) { require(driver_.synchronize_event(events_[event])); }
+  void synchronize(std::size_t event) { must_succeed(driver_.synchronize_event(events_[event])); }
 
   /// Waits on the host for all copies.
   void finish() noexcept {
@@ -370,14 +370,14 @@ class copy_stream {
         stream_(called_from(where, [&] { return basic_stream<Driver>(driver); })),
         where_(where) {
     bool capturing = false;
-    require(driver_.is_capturing(user_, capturing));
+    must_succeed(driver_.is_capturing(user_, capturing));
     if (capturing) {
       throw at(where, misuse(misuse_kind::capture, nullptr,
                              "batches cannot be copied on a stream that is being captured; copy before or "
                              "after the capture"));
     }
   }
-  void require(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver_.device().value, where_);
   }
 
@@ -1337,7 +1337,8 @@ void order_behind(stream_ref stream, Owners const&... owners) {
 /// Frees the memory of owners now, in the order of their last user, a stream: later work on it may reuse it at once,
 /// other streams once they are ordered. The owners are then empty, keep their streams and may be reused. Over a pool it never
 /// waits; without one, sources that cannot free in stream order wait as usual.
-/// @param last_user  a stream of any device; all work that uses the memory is enqueued on it or on the owners' streams
+/// @param last_user  a stream of any device; all work that uses the memory is enqueued on it or on the
+///                   owners' streams
 /// @param earlier    whether it must first be made to wait for the owners' streams
 /// @throws cuda_error  a stream could not be made to wait: nothing was freed
 template <class... Owners>
@@ -1451,12 +1452,12 @@ class evict_scope {
 
   /// Returns the i-th buffer's elements on the host after waiting for the copy. Empty once they are restored.
   /// @throws cuda_error
-  template <std::size_t I>
+  template <std::size_t N>
   [[nodiscard]] auto host_copy(source_location where = source_location::current()) const {
-    auto const& s = std::get<I>(slots_);
+    auto const& s = std::get<N>(slots_);
     using element = typename std::remove_reference_t<decltype(s)>::element;
     if (s.host == nullptr) return std::span<element const>();
-    detail::called_from(where, [&] { require(driver().synchronize_event(copied_)); });
+    detail::called_from(where, [&] { must_succeed(driver().synchronize_event(copied_)); });
     return std::span<element const>(s.data(), s.count);
   }
 
@@ -1488,7 +1489,7 @@ class evict_scope {
   void evict(Buffers&... buffers) {
     refuse_capture();
     try {
-      require(driver().create_event(copied_));
+      must_succeed(driver().create_event(copied_));
       each([&](auto& s) {
         if (!s.buffer->empty()) s.host = host_memory_for(s);
         s.count = s.buffer->size();
@@ -1517,7 +1518,7 @@ class evict_scope {
 
   /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any device.
   [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).buffer->resource().driver(); }
-  void require(status const& s) const {
+  void must_succeed(status const& s) const {
     if (!s.ok()) throw cuda_error(s, driver().device().value);
   }
   template <class Slot>
@@ -1533,7 +1534,7 @@ class evict_scope {
   }
   void refuse_capture_of(stream_ref stream) const {
     bool capturing = false;
-    require(driver().is_capturing(stream, capturing));
+    must_succeed(driver().is_capturing(stream, capturing));
     if (capturing) {
       throw misuse(misuse_kind::capture, nullptr,
                    "evict_scope cannot use a stream that is being captured, or buffers of one; begin and end "
@@ -1549,7 +1550,7 @@ class evict_scope {
         tarn::copy(s.buffer->resource().driver(), std::span<element const>(s.buffer->span()),
                    std::span<element>(s.data(), s.count), stream_);
       });
-      require(driver().record_event(copied_, stream_));
+      must_succeed(driver().record_event(copied_, stream_));
     } catch (...) {
       (void)finish();  // the buffers' next users are not ordered behind the running copies
       throw;
@@ -1557,12 +1558,12 @@ class evict_scope {
   }
 
   /// Allocates new blocks on stream_, fills them and makes the buffers' streams wait. The buffers are changed only after that.
-  template <std::size_t... I>
-  void bring_all(std::index_sequence<I...>) {
-    std::tuple<Buffers...> back(block_for(std::get<I>(slots_))...);
-    (copy_in(std::get<I>(slots_), std::get<I>(back)), ...);
-    (std::get<I>(back).set_stream(std::get<I>(slots_).buffer->stream()), ...);
-    (put_back(std::get<I>(slots_), std::get<I>(back)), ...);
+  template <std::size_t... N>
+  void bring_all(std::index_sequence<N...>) {
+    std::tuple<Buffers...> back(block_for(std::get<N>(slots_))...);
+    (copy_in(std::get<N>(slots_), std::get<N>(back)), ...);
+    (std::get<N>(back).set_stream(std::get<N>(slots_).buffer->stream()), ...);
+    (put_back(std::get<N>(slots_), std::get<N>(back)), ...);
   }
   template <class Slot>
   [[nodiscard]] auto block_for(Slot const& s) const {
@@ -3323,8 +3324,8 @@ class fill_threads {
   using fill_function = std::function<std::size_t(std::size_t batch, std::size_t piece)>;
 
   /// @throws std::system_error  no thread can be created; std::bad_alloc
-  fill_threads(unsigned threads, std::size_t pieces, std::size_t slots, fill_function fill)
-      : fill_threads(pieces, slots, std::move(fill)) {
+  fill_threads(unsigned threads, std::size_t pieces, std::size_t slot_count, fill_function fill)
+      : fill_threads(pieces, slot_count, std::move(fill)) {
     // If a thread cannot be created, the destructor runs, since the delegated-to constructor has completed.
     threads_.reserve(threads);
     while (threads_.size() < threads) threads_.emplace_back([this] { work(); });
@@ -3370,8 +3371,8 @@ class fill_threads {
     std::exception_ptr error;
   };
 
-  fill_threads(std::size_t pieces, std::size_t slots, fill_function fill)
-      : fill_(std::move(fill)), pieces_(pieces), slots_(slots) {}
+  fill_threads(std::size_t pieces, std::size_t slot_count, fill_function fill)
+      : fill_(std::move(fill)), pieces_(pieces), slots_(slot_count) {}
 
   void work() {
     std::unique_lock lock(mutex_);
@@ -3702,7 +3703,7 @@ enum class oom_errors {
 /// once is not tried again. Assign {} when memory has become free.
 struct oom_sizes {
   std::size_t good = 0;               ///< the largest that worked; 0: none yet
-  std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones, which is never tried: none yet
+  std::size_t bad = ~std::size_t{0};  ///< the smallest that failed; all ones: none yet
 };
 
 struct oom_retry_options {
@@ -3747,7 +3748,7 @@ class oom_retry {
 
   result run(std::size_t start) {
     auto const keep = [this](std::size_t size) { return call_keeping(size); };
-    start = first_size(min_of(start, no_size - 1));
+    start = first_size(start);
     if (options_.search == oom_search::downward) return descend(start, keep);
     auto const drop = [this](std::size_t size) { return call_dropping(size); };
     std::size_t good = 0;
@@ -3859,11 +3860,11 @@ class oom_retry {
     if (known_.bad <= known_.good) known_.bad = no_size;  // it works now
   }
   void note_bad(std::size_t size) noexcept {
-    known_.bad = min_of(known_.bad, size);
+    known_.bad = min_of(known_.bad, min_of(size, no_size - 1));
     if (known_.good >= known_.bad) known_.good = 0;  // it no longer works
   }
 
-  static constexpr std::size_t no_size = ~std::size_t{0};  ///< never tried
+  static constexpr std::size_t no_size = ~std::size_t{0};  ///< no size has failed
   F& f_;
   Clear const& clear_;
   oom_retry_options const& options_;

@@ -194,12 +194,18 @@ inline constexpr unsigned first_lacking_mode = 3;
 [[nodiscard]] constexpr bool mode_has_memory_pools(unsigned mode) {
   return mode != 4 && mode != 5;
 }
-inline constexpr char const* mode_names[device_modes] = {
-    ", ",           ", older driver, ",    ", foreign streams, ",
-    ", no pages, ", ", no memory pools, ", ", no pages and no memory pools, ",
-    ", streams of two devices, ", ", streams of two devices and older driver, "};
+inline constexpr char const* mode_names[device_modes] = {", ",
+                                                         ", older driver, ",
+                                                         ", foreign streams, ",
+                                                         ", no pages, ",
+                                                         ", no memory pools, ",
+                                                         ", no pages and no memory pools, ",
+                                                         ", streams of two devices, ",
+                                                         ", streams of two devices and older driver, "};
 /// Every second stream is of another device. There are no pages: plain blocks may be used from both.
-[[nodiscard]] constexpr bool mode_has_two_devices(unsigned mode) { return mode >= 6; }
+[[nodiscard]] constexpr bool mode_has_two_devices(unsigned mode) {
+  return mode >= 6;
+}
 [[nodiscard]] inline bool has_mode(stack_under_test const& stack, unsigned mode) {
   return mode < first_lacking_mode || mode_has_two_devices(mode) || stack.over_pages;
 }

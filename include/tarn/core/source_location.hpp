@@ -4,10 +4,11 @@
 // available everywhere.
 
 #if defined(__NVCC__) && !defined(__clang__)
-// nvcc corrupts a default argument that has one of these builtins: 12.4 where a constraint calls the function, 13.0
-// where a default member initialiser does. It crashes, or compiles another expression. So nvcc gets ordinary functions of the same names. The host
-// compiler preprocesses what nvcc writes: it expands the name of their namespace to nothing, so `::` finds the
-// builtins. The functions are templates because an unqualified call in other code must prefer the builtins.
+// nvcc corrupts a default argument that has one of these builtins: 12.4 where a constraint calls the
+// function, 13.0 where a default member initialiser does. It crashes, or compiles another expression. So nvcc
+// gets ordinary functions of the same names. The host compiler preprocesses what nvcc writes: it expands the
+// name of their namespace to nothing, so `::` finds the builtins. The functions are templates because an
+// unqualified call in other code must prefer the builtins.
 #pragma push_macro("__REGISTER_PREFIX__")
 #undef __REGISTER_PREFIX__
 namespace __REGISTER_PREFIX__ {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Marks and waits for all work: of one device, or of each device in use where it is unknown on which one the work runs.
+// Marks and waits for all work: of one device, or of each device in use where it is unknown on which one the
+// work runs.
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/stream.hpp"
@@ -18,8 +19,9 @@ status record_all_work(Driver const& driver, event_handle event) noexcept {
   return open ? driver.record_all(event) : refused_for_capture("record_all");
 }
 
-/// Makes a stream of the driver's device wait for what `mark(there, event)` marks on the device of `there`, unless that is complete
-/// already. @param later  finds the stream; called only if there is something to wait for
+/// Makes a stream of the driver's device wait for what `mark(there, event)` marks on the device of `there`,
+/// unless that is complete already. @param later  finds the stream; called only if there is something to wait
+/// for
 template <stream_driver Driver, class Mark, class Later>
 status order_behind_device(Driver const& driver, Driver const& there, Mark const& mark,
                            Later const& later) noexcept {
@@ -35,8 +37,8 @@ status order_behind_device(Driver const& driver, Driver const& there, Mark const
   (void)there.destroy_event(event);
   return s;
 }
-/// Orders later work of `later` behind what `mark(there, event)` marks on each device in use. Returns the first failure; some devices
-/// may be waited for then.
+/// Orders later work of `later` behind what `mark(there, event)` marks on each device in use. Returns the
+/// first failure; some devices may be waited for then.
 template <stream_driver Driver, class Mark>
 status order_behind_devices(Driver const& driver, stream_ref later, Mark const& mark) noexcept {
   status result;
@@ -49,8 +51,9 @@ status order_behind_devices(Driver const& driver, stream_ref later, Mark const& 
   });
   return result;
 }
-/// Records an event of the driver's own device behind what `mark(there, event)` marks on each device in use. Where work of another
-/// device is not complete, a temporary stream joins the devices; the event is then complete some microseconds after all work is.
+/// Records an event of the driver's own device behind what `mark(there, event)` marks on each device in use.
+/// Where work of another device is not complete, a temporary stream joins the devices; the event is then
+/// complete some microseconds after all work is.
 template <stream_driver Driver, class Mark>
 status record_behind_devices(Driver const& driver, event_handle event, Mark const& mark) noexcept {
   stream_ref joins;
@@ -79,8 +82,8 @@ status record_all_work_in_use(Driver const& driver, event_handle event) noexcept
       driver, event, [](Driver const& there, event_handle e) noexcept { return record_all_work(there, e); });
 }
 
-/// Waits on the host for all work of each device in use, unless that would invalidate a capture. If a driver cannot mark that work, a
-/// capture that begins meanwhile waits, too.
+/// Waits on the host for all work of each device in use, unless that would invalidate a capture. If a driver
+/// cannot mark that work, a capture that begins meanwhile waits, too.
 template <class Driver>
 status wait_for_all_work(Driver const& driver) noexcept {
   if (capture_gate::has_captures()) return refused_for_capture("synchronize_device");
@@ -103,8 +106,8 @@ status wait_for_all_work(Driver const& driver) noexcept {
   return result;
 }
 
-/// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if one is open still, or if
-/// the caller's own thread may have it open.
+/// Waits as above, but while a capture is open waits for its end first, up to 10 s. Returns the refusal if
+/// one is open still, or if the caller's own thread may have it open.
 template <class Driver>
 status wait_past_captures(Driver const& driver) noexcept {
   status s = wait_for_all_work(driver);
@@ -114,8 +117,8 @@ status wait_past_captures(Driver const& driver) noexcept {
   }
   return s;
 }
-/// Orders later work of `later` after the work on a stream that may be destroyed: after all work of each device in use. Waits on the
-/// host if the driver cannot mark that work. Fails if a capture forbids it.
+/// Orders later work of `later` after the work on a stream that may be destroyed: after all work of each
+/// device in use. Waits on the host if the driver cannot mark that work. Fails if a capture forbids it.
 template <stream_driver Driver>
 status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   if constexpr (marks_all_work<Driver>) {
@@ -124,8 +127,9 @@ status order_behind_lost(Driver const& driver, stream_ref later) noexcept {
   }
   return wait_for_all_work(driver);
 }
-/// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be destroyed, the default stream
-/// after waiting for the work on it. Returns false if a capture forbids to wait: the memory must not be accessed.
+/// Chooses a stream for accessing memory that is freed on `stream`: `stream` itself, or, if it may be
+/// destroyed, the default stream after waiting for the work on it. Returns false if a capture forbids to
+/// wait: the memory must not be accessed.
 template <stream_driver Driver>
 [[nodiscard]] bool make_usable(Driver const& driver, stream_ref& stream) noexcept {
   if (life_of(driver, stream) == stream_life::alive) return true;

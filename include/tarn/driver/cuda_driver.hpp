@@ -118,8 +118,8 @@ class basic_cuda_driver {
     return {};
   }
 
-  /// Where a stream lives, as far as it was learned; no driver call. A default stream with an identity is that of the device which the
-  /// identity names, one without is this device's.
+  /// Where a stream lives, as far as it was learned; no driver call. A default stream with an identity is
+  /// that of the device which the identity names, one without is this device's.
   [[nodiscard]] device_id known_device(stream_ref stream) const noexcept {
     if (is_default(resolve(stream)) || detail::cuda_device_count() < 2) return device_id{device_for(stream)};
     return devices_of_streams().find(stream.id());
@@ -154,8 +154,8 @@ class basic_cuda_driver {
   }
   /// Makes this the driver of another device.
   void retarget(device_id device) noexcept { device_ = device.value; }
-  /// The device whose default streams the calling thread means: the current one, or this one where the current one has no context, so
-  /// that no work can be there.
+  /// The device whose default streams the calling thread means: the current one, or this one where the
+  /// current one has no context, so that no work can be there.
   [[nodiscard]] device_id named_device() const noexcept {
     int current = device_;
     auto const ask = detail::cuda_driver_calls().primary_context_get_state;
@@ -677,7 +677,8 @@ class basic_cuda_driver {
     if (stream.handle() != nullptr) return static_cast<cudaStream_t>(stream.handle());
     return Null == null_stream::legacy ? cudaStreamLegacy : cudaStreamPerThread;
   }
-  /// The device to enter for a call on a stream: the handles of default streams mean the current device's, those of others their own.
+  /// The device to enter for a call on a stream: the handles of default streams mean the current device's,
+  /// those of others their own.
   [[nodiscard]] int device_for(stream_ref stream) const noexcept {
     bool const names_device = stream.id() >> 63 != 0 && is_default(resolve(stream));
     return names_device ? static_cast<int>(stream.id() >> 54 & 0xffU) : device_;

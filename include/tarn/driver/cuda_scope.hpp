@@ -53,9 +53,10 @@ class primary_context {
 
 /// Makes a device current for one call if it is not, and restores the previous state.
 ///
-/// Around every call of the runtime, since most of them make a context on the current device, also those that name a stream or an event of
-/// another one. Pushes the device's primary context rather than calling cudaSetDevice twice: switching back to a device that the program
-/// has never used would create a context there, about 500 MiB, for nothing.
+/// Around every call of the runtime, since most of them make a context on the current device, also those that
+/// name a stream or an event of another one. Pushes the device's primary context rather than calling
+/// cudaSetDevice twice: switching back to a device that the program has never used would create a context
+/// there, about 500 MiB, for nothing.
 class on_device {
  public:
   explicit on_device(int device) noexcept { enter(device); }

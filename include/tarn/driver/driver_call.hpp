@@ -113,7 +113,8 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return names[static_cast<std::size_t>(call)];
 }
 
-/// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change anything.
+/// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change
+/// anything.
 [[nodiscard]] constexpr bool only_looks(driver_call call) noexcept {
   return call == driver_call::identify || call == driver_call::ask_device ||
          call == driver_call::is_capturing;

@@ -32,8 +32,8 @@ namespace detail {
 #endif
 }  // namespace detail
 
-// A program may have translation units with CUDA's headers and others without, so the types are the same in both, and what one
-// function began is ended by that function's own choice.
+// A program may have translation units with CUDA's headers and others without, so the types are the same in
+// both, and what one function began is ended by that function's own choice.
 
 /// The text of a range, registered with the profiler once; null without one. Copy freely; never throws.
 class nvtx_text {

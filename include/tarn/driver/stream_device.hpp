@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The device of a stream. Every device may use pinned, managed and shared memory, so a block may be used and freed on a stream of
-// another device than its pool's. Events belong to a device: such a stream is marked and waited for through a driver of its own
-// device.
+// The device of a stream. Every device may use pinned, managed and shared memory, so a block may be used and
+// freed on a stream of another device than its pool's. Events belong to a device: such a stream is marked and
+// waited for through a driver of its own device.
 
 #include <atomic>
 #include <concepts>
@@ -20,9 +20,10 @@ namespace tarn::detail {
 /// No device: where a stream lives was not learned.
 inline constexpr device_id unknown_device{-1};
 
-/// Where streams live, by their identities, which are never reused, and the devices in use: those whose drivers were called or
-/// whose streams were named. Lock-free and without allocation. One identity in 2,048 displaces another; a stream whose device is
-/// then unknown counts as one of every device in use, which only costs time.
+/// Where streams live, by their identities, which are never reused, and the devices in use: those whose
+/// drivers were called or whose streams were named. Lock-free and without allocation. One identity in 2,048
+/// displaces another; a stream whose device is then unknown counts as one of every device in use, which only
+/// costs time.
 class stream_devices {
  public:
   void note(stream_id id, device_id device) noexcept {
@@ -67,7 +68,8 @@ class stream_devices {
   std::atomic<std::uint64_t> in_use_[most_devices / 64]{};
 };
 
-/// A driver of one of several devices. Drivers without these calls have one device, on which all streams live.
+/// A driver of one of several devices. Drivers without these calls have one device, on which all streams
+/// live.
 template <class D>
 concept multi_device_driver =
     stream_driver<D> && requires(D const& d, D& other, stream_ref stream, device_id device) {
@@ -98,8 +100,9 @@ template <stream_driver Driver>
   return there;
 }
 
-/// Learns where a stream lives that exists and has an identity. Two driver calls at the first time of each stream, none where there is
-/// one device; does nothing while the stream is captured, since the question would invalidate the capture.
+/// Learns where a stream lives that exists and has an identity. Two driver calls at the first time of each
+/// stream, none where there is one device; does nothing while the stream is captured, since the question
+/// would invalidate the capture.
 template <stream_driver Driver>
 void learn_device([[maybe_unused]] Driver const& driver, [[maybe_unused]] stream_ref stream) noexcept {
   if constexpr (multi_device_driver<Driver>) {
@@ -120,8 +123,9 @@ template <stream_driver Driver>
   return driver_on(driver, device_of(driver, stream));
 }
 
-/// Orders later work on `later` behind earlier work on `earlier`, on the device. Both streams must exist. Each is passed with the driver
-/// of its device: an event is recorded only on the device it was created for, but any device may wait for it.
+/// Orders later work on `later` behind earlier work on `earlier`, on the device. Both streams must exist.
+/// Each is passed with the driver of its device: an event is recorded only on the device it was created for,
+/// but any device may wait for it.
 template <stream_driver Driver>
 status make_wait(Driver const& driver_of_later, stream_ref later, Driver const& driver_of_earlier,
                  stream_ref earlier) noexcept {
@@ -144,8 +148,8 @@ status record_in_order(Driver const& driver, event_handle event, stream_ref stre
   if (s.ok()) s = make_wait(driver, here.get(), there, stream);
   return s.ok() ? driver.record_event(event, here.get()) : s;
 }
-/// Sets bytes of the driver's memory in the order of a stream of any device. A stream of another device, which may not reach the memory,
-/// waits for a stream of the driver's device.
+/// Sets bytes of the driver's memory in the order of a stream of any device. A stream of another device,
+/// which may not reach the memory, waits for a stream of the driver's device.
 template <stream_driver Driver>
 status fill_in_order(Driver const& driver, stream_ref stream, void* p, unsigned char byte,
                      std::size_t bytes) noexcept {
@@ -181,7 +185,8 @@ enum class default_streams : std::uint8_t {
   of_current_device  ///< of the calling thread's current device, as CUDA has it: for memory that the host can access
 };
 
-/// The identity of the stream that a call names. At most one driver call, and one question for the current device.
+/// The identity of the stream that a call names. At most one driver call, and one question for the current
+/// device.
 template <default_streams Which, stream_driver Driver>
 status identify_named(Driver const& driver, stream_ref stream, stream_id& id) noexcept {
   if constexpr (Which == default_streams::of_current_device && multi_device_driver<Driver>) {

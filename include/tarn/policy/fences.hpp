@@ -58,7 +58,7 @@ class fences {
   /// Waits for the stream and compares both fences.
   template <class Driver>
   [[nodiscard]] breach find_breach(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
-                              std::size_t alignment) const noexcept {
+                                   std::size_t alignment) const noexcept {
     std::size_t const wide = width(alignment);
     std::size_t const front = first_difference(driver, stream, whole_of(p, alignment), pattern::fence, wide);
     std::size_t const back =

@@ -253,11 +253,13 @@ class heap {
     return id;
   }
 
-  /// Learns where the stream of a deallocation lives if the call names it by a bare handle, so that it exists.
+  /// Learns where the stream of a deallocation lives if the call names it by a bare handle, so that it
+  /// exists.
   void learn_if_named(stream_id id, stream_ref stream) const noexcept {
     if (stream.id() == stream_ref::unknown_id) learn_device(driver(), stream_ref::from(stream.handle(), id));
   }
-  /// Learns where the stream of an allocation lives, which exists. @throws misuse  its device cannot use the memory
+  /// Learns where the stream of an allocation lives, which exists. @throws misuse  its device cannot use the
+  /// memory
   void require_access(stream_ref stream) {
     learn_device(driver(), stream);
     device_id const device = device_of(driver(), stream);
@@ -431,8 +433,8 @@ class heap {
   }
 
  private:
-  /// Whether work on another device may use the memory. Pages say which devices reach them. A program may have enabled peer access to
-  /// plain blocks, which tarn cannot see.
+  /// Whether work on another device may use the memory. Pages say which devices reach them. A program may
+  /// have enabled peer access to plain blocks, which tarn cannot see.
   [[nodiscard]] bool can_use(device_id device) {
     constexpr auto reached_from = [](auto& layer) -> decltype(layer.reached_from()) {
       return layer.reached_from();

@@ -88,9 +88,10 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   }
 
   /// Allocates for work on `stream`.
-  /// @param stream     of any device that can use the memory: every device can use pinned and managed memory, and pages those that
-  ///                   accessible_from names. A default stream is that of the pool's device, whichever is current; of host memory it is
-  ///                   the calling thread's current device's
+  /// @param stream     of any device that can use the memory: every device can use pinned and managed memory,
+  ///                   and pages those that accessible_from names. A default stream is that of the pool's
+  ///                   device, whichever is current; of host memory it is the calling thread's current
+  ///                   device's
   /// @param bytes      zero returns null; blocks up to 1 MiB are rounded to a size class, others to 512 bytes
   /// @param alignment  a power of two up to 2 MiB; above 256 the block has no magazine
   /// Reuses memory freed on the same stream at once, and memory of other streams once it is ordered (see
@@ -104,8 +105,9 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
   }
 
-  /// Frees a block; work enqueued on `stream`, of any device, before this call may still use it. `bytes` and `alignment` are those of the
-  /// allocation. Never throws; detected misuse is reported to the misuse handler.
+  /// Frees a block; work enqueued on `stream`, of any device, before this call may still use it. `bytes` and
+  /// `alignment` are those of the allocation. Never throws; detected misuse is reported to the misuse
+  /// handler.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     deallocate_sized(detail::lazy_block_size{bytes}, stream, p, bytes, alignment);

@@ -79,7 +79,8 @@ void order_behind(stream_ref stream, Owners const&... owners) {
 /// Frees the memory of owners now, in the order of their last user, a stream: later work on it may reuse it at once,
 /// other streams once they are ordered. The owners are then empty, keep their streams and may be reused. Over a pool it never
 /// waits; without one, sources that cannot free in stream order wait as usual.
-/// @param last_user  a stream of any device; all work that uses the memory is enqueued on it or on the owners' streams
+/// @param last_user  a stream of any device; all work that uses the memory is enqueued on it or on the
+///                   owners' streams
 /// @param earlier    whether it must first be made to wait for the owners' streams
 /// @throws cuda_error  a stream could not be made to wait: nothing was freed
 template <class... Owners>

@@ -35,13 +35,15 @@ struct can_only_be_uninitialised {
 
 }  // namespace detail
 
-/// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span and with
-/// std::ranges. Freed on stream(): a running copy on that stream keeps its memory, since a pool reuses it only behind that
-/// work, and a bare pinned source waits for the stream. Set the stream that the copies run on, of any device, here or by set_stream();
-/// report further streams to a pool by record_stream(). A default stream without a device is the current device's at that call; since
-/// one handle means those of all devices, such a buffer is freed behind the default streams of each device in use. The host does not wait for anything: synchronise before it reads what a device
-/// writes. Holds its resource. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction
-/// never throws, and does nothing once the driver is unloaded. Not thread-safe.
+/// Owns `size()` elements of page-locked host memory: a contiguous range with iterators, usable as std::span
+/// and with std::ranges. Freed on stream(): a running copy on that stream keeps its memory, since a pool
+/// reuses it only behind that work, and a bare pinned source waits for the stream. Set the stream that the
+/// copies run on, of any device, here or by set_stream(); report further streams to a pool by
+/// record_stream(). A default stream without a device is the current device's at that call; since one handle
+/// means those of all devices, such a buffer is freed behind the default streams of each device in use. The
+/// host does not wait for anything: synchronise before it reads what a device writes. Holds its resource. A
+/// moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never throws,
+/// and does nothing once the driver is unloaded. Not thread-safe.
 template <class T, class Resource = basic_pinned<detail::default_driver<T>>>
 class pinned_buffer {
   static_assert(std::is_trivially_copyable_v<T>,

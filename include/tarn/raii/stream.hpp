@@ -29,7 +29,8 @@ template <class Resource>
     return default_streams::of_own_device;
   }
 }
-/// Finds the identity of a stream that exists, and learns where it lives. Returns it unchanged if the driver does not know it.
+/// Finds the identity of a stream that exists, and learns where it lives. Returns it unchanged if the driver
+/// does not know it.
 template <default_streams Which, stream_driver Driver>
 [[nodiscard]] stream_ref identify_and_learn(Driver const& driver, stream_ref stream,
                                             status& result) noexcept {
@@ -45,8 +46,8 @@ template <default_streams Which, stream_driver Driver>
 
 /// Queries the driver once for a stream's identity, so that a pool need not query it at every call (about 18 ns each).
 /// Query again if the stream is destroyed and its handle is reused.
-/// @param memory  a resource or a driver. A default stream is that of its device, whichever is current; of memory that the host can
-///                access it is that of the calling thread's current device
+/// @param memory  a resource or a driver. A default stream is that of its device, whichever is current; of
+///                memory that the host can access it is that of the calling thread's current device
 /// @throws cuda_error  the driver does not know the stream
 template <stream_driver Driver>
 [[nodiscard]] stream_ref identified(Driver const& memory, stream_ref stream,
@@ -67,8 +68,8 @@ template <has_driver Resource>
   return stream;
 }
 
-/// Returns the default stream of a driver's device, with its identity: the stream that a null handle means there, whichever device is
-/// current when it is used. @throws cuda_error
+/// Returns the default stream of a driver's device, with its identity: the stream that a null handle means
+/// there, whichever device is current when it is used. @throws cuda_error
 template <stream_driver Driver>
 [[nodiscard]] stream_ref default_stream(Driver const& driver,
                                         source_location where = source_location::current()) {
@@ -166,8 +167,9 @@ template <has_driver Resource>
   return known ? a.id() == b.id() : a == b;
 }
 
-/// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist, and may be of any devices. A
-/// default stream without an identity is that of its driver's device. @throws cuda_error
+/// Orders later work on `after` behind earlier work on `before`, on the device. Both streams must exist, and
+/// may be of any devices. A default stream without an identity is that of its driver's device. @throws
+/// cuda_error
 template <stream_driver Driver>
 void order_streams(Driver const& driver_of_after, stream_ref after, Driver const& driver_of_before,
                    stream_ref before, source_location where = source_location::current()) {

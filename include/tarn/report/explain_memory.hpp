@@ -217,9 +217,9 @@ context_cost measure(Subjects const&... subjects) {
 
 }  // namespace detail
 
-/// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`) of one device,
-/// pools of host memory, a driver or a device_id if there is no pool yet, and the result of measure_context(). A
-/// pool passed twice counts once; of a pool over another pool pass only the lower one.
+/// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`)
+/// of one device, pools of host memory, a driver or a device_id if there is no pool yet, and the result of
+/// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one.
 ///
 ///   std::cout << tarn::explain_memory(pool);
 ///

@@ -73,7 +73,8 @@ class sim_driver {
   };
 
   sim_driver() : sim_driver(device_id{}) {}
-  /// Uses a device of the process-wide machine, which has device 0 and as many more as TARN_SIM_DEVICES asks for.
+  /// Uses a device of the process-wide machine, which has device 0 and as many more as TARN_SIM_DEVICES asks
+  /// for.
   explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
   sim_driver(sim_machine machine, device_id device) noexcept
       : machine_(std::move(machine)), device_(device) {}

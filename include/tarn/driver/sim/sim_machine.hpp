@@ -108,10 +108,10 @@ class sim_machine {
   sim_machine() : sim_machine(sim_options{}) {}
   explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
 
-  /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default options and never
-  /// destroyed, so that objects with static storage may use it until exit. Variables of the environment change it:
-  /// TARN_SIM_DEVICES is the number of its devices, TARN_SIM_SHARING=descriptors lets processes share memory, and
-  /// TARN_SIM_TOOL=attached attaches the memory tool.
+  /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default
+  /// options and never destroyed, so that objects with static storage may use it until exit. Variables of the
+  /// environment change it: TARN_SIM_DEVICES is the number of its devices, TARN_SIM_SHARING=descriptors lets
+  /// processes share memory, and TARN_SIM_TOOL=attached attaches the memory tool.
   [[nodiscard]] static sim_machine const& standard() {
     static sim_machine const* const machine = [] {
       sim_options options;

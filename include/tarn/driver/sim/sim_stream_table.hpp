@@ -22,9 +22,10 @@ namespace tarn::detail {
 /// Callers hold the machine's lock.
 class sim_stream_table {
  public:
-  /// Returns the stream of a handle; a default handle means the given device's, or that of the device which its identity names. Null
-  /// if there is none. A per-thread default stream of another thread cannot be reached by its handle: the legacy default stream, which
-  /// is ordered with it, is returned instead (as in cuda_driver).
+  /// Returns the stream of a handle; a default handle means the given device's, or that of the device which
+  /// its identity names. Null if there is none. A per-thread default stream of another thread cannot be
+  /// reached by its handle: the legacy default stream, which is ordered with it, is returned instead (as in
+  /// cuda_driver).
   sim_stream* find(stream_ref stream, int device) {
     auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
     if (handle <= per_thread_handle && stream.id() != stream_ref::unknown_id)

@@ -200,7 +200,8 @@ class segment_growth {
   }
 
   Source source_;
-  /// Of the next segment. Host memory mostly has more than a device's, of which no more is asked than every source of blocks has.
+  /// Of the next segment. Host memory mostly has more than a device's, of which no more is asked than every
+  /// source of blocks has.
   std::size_t alignment_ = std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
   growth_counters& counters_;
   sequence<segment> segments_;

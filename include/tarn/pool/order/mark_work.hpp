@@ -32,8 +32,8 @@ mark_result mark_stream(Driver const& driver, event_handle event, stream_ref str
   return recorded ? mark_result::marked : mark_result::refused;
 }
 
-/// Marks what a default stream refers to where it may be any device's: the default stream of each device in use, by handle. Of another
-/// device it is the legacy one, which is ordered with every blocking stream there.
+/// Marks what a default stream refers to where it may be any device's: the default stream of each device in
+/// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
 template <stream_driver Driver>
 mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
                                  bool& captured) noexcept {
@@ -49,8 +49,8 @@ mark_result mark_default_streams(Driver const& driver, event_handle event, strea
   return s.ok() ? mark_result::marked : mark_result::refused;
 }
 
-/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks() names. At most three
-/// driver calls; where the device is unknown, at most six for each device in use.
+/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks()
+/// names. At most three driver calls; where the device is unknown, at most six for each device in use.
 /// @param device    where the stream lives; unknown_device: the work of each device in use is marked
 /// @param captured  set to whether the mark was refused because of a capture
 template <stream_driver Driver>
@@ -86,15 +86,17 @@ mark_result mark_work(Driver const& driver, device_id device, event_handle event
   }
 }
 
-/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is unknown.
+/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is
+/// unknown.
 template <stream_driver Driver>
 [[nodiscard]] device_id device_of_marks(Driver const& driver, device_id device) noexcept {
   return device == unknown_device ? driver.device() : device;
 }
 
-/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device in use. No driver call.
-/// @param which  of a default stream on memory that the host can access, any device's default stream may be meant: a program names one
-///               handle for all of them
+/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device
+/// in use. No driver call.
+/// @param which  of a default stream on memory that the host can access, any device's default stream may be
+///               meant: a program names one handle for all of them
 template <stream_driver Driver>
 [[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
                                        default_streams which) noexcept {

@@ -34,8 +34,9 @@ class ordering {
   /// @param named  what a default stream refers to that is named without an identity
   ordering(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
 
-  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and queries it. At most five
-  /// driver calls, none if nothing was freed since the last completed mark; more where it is unknown on which device the stream lives.
+  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and
+  /// queries it. At most five driver calls, none if nothing was freed since the last completed mark; more
+  /// where it is unknown on which device the stream lives.
   ///
   /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
   /// holds. The mark is taken before the event is recorded, so frees in between get a later mark.
@@ -137,7 +138,8 @@ class ordering {
   [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
 
  private:
-  /// Makes sure that the domain has an event of the device: its place may have been that of another device's stream.
+  /// Makes sure that the domain has an event of the device: its place may have been that of another device's
+  /// stream.
   bool ensure_event(stream_domain& domain, device_id device) const noexcept {
     if (domain.event != nullptr && domain.event_device != device) {
       (void)driver_.destroy_event(domain.event);

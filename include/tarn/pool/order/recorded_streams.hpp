@@ -67,8 +67,9 @@ class recorded_streams {
     return waiting_count_.load(std::memory_order_relaxed) != 0;
   }
 
-  /// Records a use on a stream with its identity, whose device was learned, and makes room for all that deallocation needs. Amortised
-  /// O(1); O(streams that the block is used on). @throws std::bad_alloc: nothing has changed
+  /// Records a use on a stream with its identity, whose device was learned, and makes room for all that
+  /// deallocation needs. Amortised O(1); O(streams that the block is used on). @throws std::bad_alloc:
+  /// nothing has changed
   void note(void* p, stream_ref stream) {
     stream_id const id = stream.id();
     std::lock_guard const guard(mutex_);
@@ -217,7 +218,8 @@ class recorded_streams {
     std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
     event_handle event = nullptr;
   };
-  /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole device's work.
+  /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole
+  /// device's work.
   struct use_queue {
     stream_id key = 0;
     stream_ref stream;

@@ -13,8 +13,8 @@ namespace tarn::detail {
 /// The number of a slot; 0 is none.
 using slot_number = std::uint32_t;
 
-/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`, which links the free
-/// slots.
+/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`,
+/// which links the free slots.
 template <class T>
 class slot_table {
  public:
