@@ -213,6 +213,7 @@ TEST_CASE("all work of the devices in use is marked and waited for, and no other
   }
   CHECK(driver.destroy_event(event).ok());
   CHECK(machine.leaks().events == 0);
+  CHECK_FALSE(machine.driver(device_id{9}).synchronize_device().ok());  // no device is named so
   std::vector<int> in_use;
   driver.devices_of_streams().for_each_in_use([&](device_id d) { in_use.push_back(d.value); });
   CHECK((in_use == std::vector<int>{0, 2}));

@@ -68,6 +68,8 @@ TEST_CASE("cuda_driver learns where a stream lives, by cuStreamGetDevice and by 
     CHECK(detail::device_of(cuda_driver{first}, named) == device_id{d});
     CHECK(cudaStreamDestroy(raw) == cudaSuccess);
   }
+  CHECK_FALSE(cuda_driver{device_id{100}}.synchronize_device().ok());
+  detail::devices_of_cuda_streams().for_each_in_use([&](device_id d) { CHECK(d.value < count); });
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 

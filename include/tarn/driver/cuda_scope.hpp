@@ -75,9 +75,10 @@ class on_device {
   void enter(int device) noexcept {
     int current = 0;
     entered_ = cuda_status(cudaGetDevice(&current), "cudaGetDevice");
-    if (!entered_.ok()) return;
-    devices_of_cuda_streams().use(device_id{device});
-    if (current == device) return;
+    if (entered_.ok() && current != device) push(device);
+    if (entered_.ok()) devices_of_cuda_streams().use(device_id{device});
+  }
+  void push(int device) noexcept {
     auto const& calls = cuda_driver_calls();
     if (!calls.has_contexts()) {
       entered_ = cuda_lacks("cuCtxPushCurrent");
