@@ -50,7 +50,7 @@ TEST_CASE("stream_devices finds the device of an identity until another one take
   CHECK((in_use == std::vector<int>{0, 1, 2, 3, 200}));
 }
 
-TEST_CASE("learn_device asks once for each stream, and not at all on a machine of one device",
+TEST_CASE("find_device asks once for each stream, and not at all on a machine of one device",
           "[stream_device]") {
   int const count = GENERATE(1, 2);
   sim_machine const machine(devices(count));
@@ -58,7 +58,7 @@ TEST_CASE("learn_device asks once for each stream, and not at all on a machine o
   stream_ref s;
   REQUIRE(machine.create_blocking_stream(device_id{count - 1}, s).ok());  // tarn has not made it
   machine.reset_calls();
-  for (int i = 0; i < 3; ++i) detail::learn_device(driver, s);
+  for (int i = 0; i < 3; ++i) (void)detail::find_device(driver, s);
   CHECK(machine.calls()[driver_call::ask_device] == (count == 1 ? 0U : 1U));
   CHECK(machine.calls()[driver_call::is_capturing] == (count == 1 ? 0U : 1U));
   CHECK(detail::device_of(driver, s) == device_id{count - 1});
@@ -70,31 +70,31 @@ TEST_CASE("learn_device asks once for each stream, and not at all on a machine o
   CHECK(machine.calls().total() == 0);
 }
 
-TEST_CASE("learn_device asks nothing about a stream that is being captured", "[stream_device][capture]") {
+TEST_CASE("find_device asks nothing about a stream that is being captured", "[stream_device][capture]") {
   sim_machine const machine(devices(2));
   sim_driver const driver = machine.driver();
   stream_ref s;
   REQUIRE(machine.create_blocking_stream(device_id{1}, s).ok());
   REQUIRE(machine.begin_capture(s).ok());
-  detail::learn_device(driver, s);
+  (void)detail::find_device(driver, s);
   CHECK(detail::device_of(driver, s) == detail::unknown_device);
   CHECK(detail::driver_of(driver, s).device() == device_id{0});
   sim_graph graph;
   CHECK(machine.end_capture(s, graph).ok());
-  detail::learn_device(driver, s);
+  (void)detail::find_device(driver, s);
   CHECK(detail::device_of(driver, s) == device_id{1});
 }
 
-TEST_CASE("learn_device leaves the device unknown where the driver refuses the question", "[stream_device]") {
+TEST_CASE("find_device leaves the device unknown where the driver refuses the question", "[stream_device]") {
   sim_machine const machine(devices(2));
   fault_plan const plan;
   faulty<sim_driver> const driver(machine.driver(), plan);
   stream_ref s;
   REQUIRE(machine.create_blocking_stream(device_id{1}, s).ok());
   plan.fail(GENERATE(driver_call::ask_device, driver_call::is_capturing), 1);
-  detail::learn_device(driver, s);
+  (void)detail::find_device(driver, s);
   CHECK(detail::device_of(driver, s) == detail::unknown_device);
-  detail::learn_device(driver, s);
+  (void)detail::find_device(driver, s);
   CHECK(detail::device_of(driver, s) == device_id{1});
 }
 

@@ -185,7 +185,7 @@ PLANTED = {
         Mutant(
             "where a stream lives that a call names by its handle is not learned",
             "raii/stream.hpp",
-            "  learn_device(driver, stream);\n",
+            "  (void)find_device(driver, stream);\n",
             "",
             finder="tests/raii/other_device.cpp",
         ),

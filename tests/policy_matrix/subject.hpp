@@ -207,7 +207,7 @@ inline constexpr char const* mode_names[device_modes] = {", ",
   return mode >= 6;
 }
 [[nodiscard]] inline bool has_mode(stack_under_test const& stack, unsigned mode) {
-  return mode < first_lacking_mode || mode_has_two_devices(mode) || stack.over_pages;
+  return mode < first_lacking_mode || (mode_has_two_devices(mode) ? !stack.driver_orders : stack.over_pages);
 }
 
 }  // namespace policy_matrix

@@ -496,8 +496,9 @@ TEST_CASE("device_buffer in pinned memory synchronizes the host if it cannot wai
   auto from = make_device_buffer<int>(
       basic_pages<faulty_driver>(faulty_driver(machine.driver(device_id{0}), plan)) | pooled{}, counted(10),
       stream_ref{});
-  auto to = make_device_buffer<int>(
-      basic_pinned<faulty_driver>(faulty_driver(machine.driver(device_id{1}), plan)), 10, stream_ref{});
+  auto to =
+      make_device_buffer<int>(basic_pinned<faulty_driver>(faulty_driver(machine.driver(device_id{1}), plan)),
+                              10, default_stream(machine.driver(device_id{1})));
   plan.reset();
   plan.fail(driver_call::wait_event, 2);
   CHECK_THROWS_AS(to.copy_from(from), cuda_error);

@@ -10,6 +10,8 @@
 #include <cstdint>
 
 #include "tarn/core/device.hpp"
+#include "tarn/core/error.hpp"
+#include "tarn/core/message.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
@@ -100,29 +102,41 @@ template <stream_driver Driver>
   return there;
 }
 
-/// Learns where a stream lives that exists and has an identity. Two driver calls at the first time of each
-/// stream, none where there is one device; does nothing while the stream is captured, since the question
-/// would invalidate the capture.
+/// Finds where a stream lives that exists; unknown_device while it is captured, since the question would
+/// invalidate the capture. If the stream has an identity, the driver is asked once: two calls at the first
+/// time, none where there is one device.
 template <stream_driver Driver>
-void learn_device([[maybe_unused]] Driver const& driver, [[maybe_unused]] stream_ref stream) noexcept {
+device_id find_device(Driver const& driver, stream_ref stream) noexcept {
+  device_id device = device_of(driver, stream);
   if constexpr (multi_device_driver<Driver>) {
-    if (driver.known_device(stream) != unknown_device) return;
+    if (device != unknown_device) return device;
     capture_gate::passage const none_begins;
     stream_ref const bare = stream_ref::from(stream.handle());
     bool captured = false;
-    device_id device;
-    if (driver.is_capturing(bare, captured).ok() && !captured && driver.ask_device(bare, device).ok())
-      driver.devices_of_streams().note(stream.id(), device);
+    bool const may_ask = driver.is_capturing(bare, captured).ok() && !captured;
+    if (!may_ask || !driver.ask_device(bare, device).ok()) return unknown_device;
+    if (stream.id() != stream_ref::unknown_id) driver.devices_of_streams().note(stream.id(), device);
   }
+  return device;
 }
 
-/// The driver of the device where a stream lives that exists; `driver` itself where that cannot be learned.
+/// The driver of the device where a stream lives that exists; `driver` itself where that cannot be found.
 template <stream_driver Driver>
 [[nodiscard]] Driver driver_of(Driver const& driver, stream_ref stream) noexcept {
-  learn_device(driver, stream);
-  return driver_on(driver, device_of(driver, stream));
+  return driver_on(driver, find_device(driver, stream));
 }
 
+/// The error for memory that the device of a stream cannot use.
+template <stream_driver Driver>
+[[nodiscard]] misuse unusable_from(stream_ref stream, Driver const& driver) noexcept {
+  message<256> text;
+  text.add("the stream is of device ")
+      .add_number(find_device(driver, stream).value)
+      .add(", which cannot use this memory of device ");
+  text.add_number(driver.device().value);
+  text.add("; allocate on a stream of that device, or add accessible_from to its pages");
+  return {misuse_kind::wrong_device, nullptr, text.view()};
+}
 /// Orders later work on `later` behind earlier work on `earlier`, on the device. Both streams must exist.
 /// Each is passed with the driver of its device: an event is recorded only on the device it was created for,
 /// but any device may wait for it.

@@ -256,15 +256,15 @@ class heap {
   /// Learns where the stream of a deallocation lives if the call names it by a bare handle, so that it
   /// exists.
   void learn_if_named(stream_id id, stream_ref stream) const noexcept {
-    if (stream.id() == stream_ref::unknown_id) learn_device(driver(), stream_ref::from(stream.handle(), id));
+    if (stream.id() == stream_ref::unknown_id)
+      (void)find_device(driver(), stream_ref::from(stream.handle(), id));
   }
   /// Learns where the stream of an allocation lives, which exists. @throws misuse  its device cannot use the
   /// memory
   void require_access(stream_ref stream) {
-    learn_device(driver(), stream);
-    device_id const device = device_of(driver(), stream);
+    device_id const device = find_device(driver(), stream);
     if (device == driver().device() || device == unknown_device || can_use(device)) return;
-    refuse_device(stream, device);
+    throw unusable_from(stream, driver());
   }
 
   /// Returns whether streams should be swept. Needs no lock.
@@ -447,14 +447,6 @@ class heap {
     }
     return false;
   }
-  [[noreturn]] TARN_NOINLINE void refuse_device(stream_ref stream, device_id device) const {
-    message<256> text;
-    text.add("stream ").add_number(stream.id()).add(" is of device ").add_number(device.value);
-    text.add(", which cannot use this memory of device ").add_number(driver().device().value);
-    text.add("; allocate on a stream of that device, or add accessible_from to its pages");
-    throw misuse(misuse_kind::wrong_device, nullptr, text.view());
-  }
-
   using looked_up_domain = looked_up<domain_ref>;
   /// If the host has no memory to record a free and the device cannot be waited for, the block stays live until the pool ends:
   /// no thread may reuse it while work may still use it.

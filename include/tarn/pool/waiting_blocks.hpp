@@ -34,7 +34,7 @@ class waiting_blocks {
       if (status const s = heap_.identify(stream, id); !s.ok())
         throw cuda_error(s, heap_.driver().device().value);
       stream = stream_ref::from(stream.handle(), id);
-      learn_device(heap_.driver(), stream);
+      (void)find_device(heap_.driver(), stream);
     }
     uses_.note(p, stream);
   }

@@ -38,7 +38,7 @@ template <default_streams Which, stream_driver Driver>
   result = identify_named<Which>(driver, stream, id);
   if (!result.ok()) return stream;
   stream = stream_ref::from(stream.handle(), id);
-  learn_device(driver, stream);
+  (void)find_device(driver, stream);
   return stream;
 }
 

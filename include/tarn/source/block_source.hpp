@@ -87,10 +87,12 @@ class block_source {
   /// is
   ///                   tried before the request is refused), since a device block has no room to hide an offset
   /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
+  /// @throws misuse  the driver orders the memory, and the stream is of another device, whose memory it would be
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment,
                                source_location where = source_location::current()) {
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
+      if (is_elsewhere(stream)) throw detail::at(where, detail::unusable_from(stream, driver_));
       return take_aligned(
           {stream, bytes, alignment}, where,
           [&](std::size_t size, void*& p) noexcept {
@@ -110,7 +112,7 @@ class block_source {
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
-      if (detail::life_of(driver_, stream) == detail::stream_life::alive) {
+      if (detail::life_of(driver_, stream) == detail::stream_life::alive && !is_elsewhere(stream)) {
         (void)calls_.give(driver_, stream, p, bytes, alignment);
       } else {
         (void)calls_.give_lost(driver_, p, bytes, alignment);
@@ -229,6 +231,10 @@ class block_source {
     return p;
   }
 
+  /// Whether an existing stream is known to be of another device.
+  [[nodiscard]] bool is_elsewhere(stream_ref stream) const noexcept {
+    return detail::driver_of(driver_, stream).device() != driver_.device();
+  }
   /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to free.
   [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
     if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
