@@ -17,7 +17,7 @@ template <class Pool>
 void step(Pool pool, tarn::stream_ref stream) {
   auto hidden = TARN_PROFILE_EXPRESSION(pool, layer(pool, 1 << 20, stream));
   auto output = TARN_PROFILE_EXPRESSION(pool, layer(pool, 1 << 18, stream));
-  TARN_PROFILE_EXPRESSION(pool, hidden.clear());
+  TARN_PROFILE_EXPRESSION(pool, hidden.reset());
 }
 
 int main() {

@@ -23,7 +23,7 @@ int main() {
     tarn::tag_scope const here{"activations"};
     auto hidden = tarn::make_device_buffer<float>(memory, 3 << 20, stream);
     auto output = tarn::make_device_buffer<float>(memory, 1 << 20, stream);
-    hidden.clear();
+    hidden.reset();
     std::cout << tarn::memory_by_tag_summary(memory);
   }
   try {

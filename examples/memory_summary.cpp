@@ -11,7 +11,7 @@ int main() {
   tarn::device_pool pool;
   tarn::stream const stream;
   auto weights = tarn::make_device_buffer<std::byte>(pool, 300_MiB, stream);
-  tarn::make_device_buffer<std::byte>(pool, 700, stream).clear();
+  tarn::make_device_buffer<std::byte>(pool, 700, stream).reset();
   std::cout << tarn::memory_summary(pool);
   for (auto const& [key, value] : tarn::memory_stats(pool)) {
     if (key.starts_with("requested_bytes.all")) std::cout << key << " " << value << "\n";

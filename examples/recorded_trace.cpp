@@ -10,6 +10,6 @@ int main() {
   tarn::stream const copies;
   auto a = tarn::make_device_buffer<float>(memory, 1000, tarn::stream_ref{});
   auto b = tarn::make_device_buffer<float>(memory, 500, copies);
-  a.clear();
+  a.reset();
   auto c = tarn::make_device_buffer<double>(memory, 10, tarn::stream_ref{});
 }

@@ -362,11 +362,11 @@ class network {
   buffer<float> pass_forward(std::span<sample const> x) {
     for (std::size_t l = 1; l < last; ++l) {
       run(l, x, kept_[l]);
-      if (!is_remembered(l - 1)) kept_[l - 1].clear();
+      if (!is_remembered(l - 1)) kept_[l - 1].reset();
     }
     buffer<float> out(pool_, gpu_.stream);
     run(last, x, out);
-    if (!is_remembered(last - 1)) kept_[last - 1].clear();
+    if (!is_remembered(last - 1)) kept_[last - 1].reset();
     return out;
   }
 
@@ -387,7 +387,7 @@ class network {
                 input_gradient<Stored>{left_by(l - 1), weights_[l].data(), gradient.data(), widths[l - 1],
                                        widths[l], below.data()});
       gradient = std::move(below);
-      kept_[l - 1].clear();
+      kept_[l - 1].reset();
     }
     drop_all();
   }
@@ -404,7 +404,7 @@ class network {
   }
   [[nodiscard]] rows<Stored> left_by(std::size_t l) const { return {kept_[l].data(), widths[l]}; }
   void drop_all() {
-    for (auto& k : kept_) k.clear();
+    for (auto& k : kept_) k.reset();
   }
 
   Pool pool_;

@@ -140,7 +140,7 @@ class loops {
                  }),
                  e_.threads);
     });
-    there.clear();
+    there.reset();
     file(reference);
   }
 

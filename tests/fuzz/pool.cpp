@@ -359,7 +359,7 @@ class program {
         case 4:
           return b.set_stream(named(s));
         case 5:
-          return b.clear();
+          return b.reset();
         case 6:
           return in.buffers.emplace_back(b.clone(named(s))).zero();
         default: {

@@ -251,7 +251,7 @@ TEST_CASE("checked reports the memory of a pinned_buffer with the line that made
   int const made = __LINE__ + 1;
   pinned_buffer<unsigned char, decltype(memory)> buffer(memory, 100);
   buffer.data()[100] = 1;
-  buffer.clear();
+  buffer.reset();
   has(reported::one_of(misuse_kind::overrun), "allocated: " + line(made));
 }
 

@@ -125,7 +125,7 @@ TEST_CASE("with_history records the line of a buffer's caller through the polici
   auto buffer = make_device_buffer<float>(memory, 1000, stream_ref{});
   int const line = __LINE__ - 1;
   buffer.resize(5000);
-  buffer.clear();
+  buffer.reset();
   memory_history const r = record_of(memory);
   REQUIRE(r.events.size() == 4);
   auto const line_of = [&](std::size_t i) {

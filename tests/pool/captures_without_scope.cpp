@@ -120,7 +120,7 @@ TEMPLATE_TEST_CASE("owners that free in a capture without a scope leave their bl
     auto pointer = make_device<char[]>(pool, count, a);
     kept = {buffer.data(), grows.data(), pointer.get()};
     capture const c(d, a);
-    buffer.clear();
+    buffer.reset();
     buffer.shrink_to_fit(a);
     grows.reserve(100 * count, a);
     pointer.reset();

@@ -308,7 +308,7 @@ TEST_CASE("device_buffer on CUDA copies across streams in order", "[raii][cuda]"
   REQUIRE(keep_busy(s.a, 20));
   write(s.a, a.data(), a.bytes(), 6);
   auto b = a.clone(s.b);
-  a.clear();
+  a.reset();
   std::vector<std::uint32_t> back(b.size());
   b.copy_to_sync(back);
   CHECK(back == std::vector<std::uint32_t>(b.size(), 6));

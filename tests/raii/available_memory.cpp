@@ -167,7 +167,7 @@ TEST_CASE("available_memory of a pool is the free memory plus the cached memory"
   sim_machine const machine{small()};
   sim_pool const memory{sim_pages{machine.driver()}};
   auto held = block(memory, 20_MiB);
-  block(memory, 30_MiB).clear();
+  block(memory, 30_MiB).reset();
   memory_availability const room = available_memory(memory);
   CHECK(room.cached == 30_MiB);
   CHECK(room.device_free == 10_MiB);
@@ -183,8 +183,8 @@ TEST_CASE(
   sim_machine const machine{small()};
   auto const memory = sim_malloc{machine.driver()} | pooled{};
   auto a = block(memory, 20_MiB), b = block(memory, 2_MiB), c = block(memory, 20_MiB);
-  a.clear();
-  c.clear();
+  a.reset();
+  c.reset();
   memory_availability const room = available_memory(memory);
   CHECK(room.cached >= 40_MiB);
   CHECK(memory.largest_free_range() < 40_MiB);
@@ -194,7 +194,7 @@ TEST_CASE(
 TEST_CASE("available_memory is bounded by the tightest limit", "[raii][memory_availability][pages]") {
   sim_machine const machine{small()};
   auto const reserved = sim_pages{machine.driver()} | limited{32_MiB} | pooled{};
-  block(reserved, 10_MiB).clear();
+  block(reserved, 10_MiB).reset();
   CHECK(available_memory(reserved).bytes == 32_MiB);  // cached memory can be reused
   CHECK(std::string_view(available_memory(reserved).bounded_by) == "limited");
   auto const live = sim_pages{machine.driver()} | pooled{} | limited{8_MiB} | tracked{};

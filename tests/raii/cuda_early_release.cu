@@ -111,7 +111,7 @@ TEST_CASE("micro_batches sized by free CUDA memory can be allocated", "[raii][mi
   micro_batches const parts(3 * (room.bytes / each) + 1, each, memory);
   CHECK(parts.size() >= 3);
   for (auto part : parts)
-    CHECK_NOTHROW(make_device_buffer<std::byte>(memory, part.count * each, stream).clear());
+    CHECK_NOTHROW(make_device_buffer<std::byte>(memory, part.count * each, stream).reset());
 }
 
 TEST_CASE("with_oom_retry retries after another CUDA pool's cache is cleared",
@@ -122,7 +122,7 @@ TEST_CASE("with_oom_retry retries after another CUDA pool's cache is cleared",
   std::size_t free = 0;
   std::size_t total = 0;
   REQUIRE(memory.driver().memory_info(free, total).ok());
-  make_device_buffer<std::byte>(memory, free / 4 * 3, stream_ref{}).clear();
+  make_device_buffer<std::byte>(memory, free / 4 * 3, stream_ref{}).reset();
   auto const r = with_oom_retry(memory, free / 2, [&](std::size_t bytes) {
     return make_device_buffer<std::byte>(rival, bytes, stream_ref{}).size();
   });

@@ -144,7 +144,7 @@ TEST_CASE("pages shared with another GPU are recorded, freed and given back in t
       REQUIRE(cudaMemcpyAsync(result.data(), a.data(), n, cudaMemcpyDefault, s.get()) == cudaSuccess);
     }
     a.record_stream(s);
-    a.clear();
+    a.reset();
     for (int k = 0; k < 3; ++k) {
       auto again = make_device_buffer<char>(pool, n, own);
       again.fill(std::byte{99});
@@ -154,7 +154,7 @@ TEST_CASE("pages shared with another GPU are recorded, freed and given back in t
   auto on_other = make_device_buffer<char>(pool, n, s);
   on_other.fill(std::byte{3});
   CHECK(holds(on_other, 3));
-  on_other.clear();
+  on_other.reset();
   pool.empty_cache();
   CHECK(memory_reserved(pool) == 0);
   device_pool plain{cuda_pages{first}};
@@ -214,13 +214,13 @@ TEST_CASE("no call for GPU 1 makes a context on GPU 0", "[.stray_context]") {
     a.set_stream(t);
     check("record_stream, set_stream");
     auto b = a.clone(s);
-    a.clear();
+    a.reset();
     b.resize(2'000'000, t);
     pool.empty_cache();
     check("clone, resize, empty_cache");
     auto pinned = pinned_host{other} | pooled{};
     pinned_buffer<int, decltype(pinned)> c(pinned, 1000, elements::value_initialised, s);
-    c.clear();
+    c.reset();
     pinned.empty_cache();
     check("pinned pool");
     auto d = make_device<int>(pinned, stream_ref{});
@@ -228,7 +228,7 @@ TEST_CASE("no call for GPU 1 makes a context on GPU 0", "[.stray_context]") {
     pinned.empty_cache();
     check("a default stream on pinned memory");
     pinned_buffer<int, pinned_host> bare(pinned_host{other}, 1000);
-    bare.clear();
+    bare.reset();
     check("bare pinned memory");
     auto async = make_device<int[]>(cuda_async{other}, 1000, s);
     async.reset();
@@ -242,13 +242,13 @@ TEST_CASE("no call for GPU 1 makes a context on GPU 0", "[.stray_context]") {
       REQUIRE(cudaStreamBeginCapture(s.get(), cudaStreamCaptureModeRelaxed) == cudaSuccess);
       auto in_graph = make_device_buffer<int>(pool, 1000, s);
       in_graph.zero();
-      in_graph.clear();
+      in_graph.reset();
       cudaGraph_t graph = nullptr;
       REQUIRE(cudaStreamEndCapture(s.get(), &graph) == cudaSuccess);
       REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
     }
     check("graph_memory");
-    b.clear();
+    b.reset();
     (void)sleep(pool);
     (void)wake(pool);
     (void)compact(pool);

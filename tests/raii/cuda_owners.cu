@@ -44,7 +44,7 @@ void travels(Near near, Far far) {
     to.copy_to_sync(back);
     CHECK(back == original);
     from.copy_from(to);
-    to.clear();
+    to.reset();
     from.copy_to_sync(back);
     CHECK(back == original);
     CHECK_THROWS_AS(from.copy_from(make_device_buffer<std::uint32_t>(far, 5, b)), length_error);

@@ -116,7 +116,7 @@ TEST_CASE("device_buffer deallocates every block once, with its original size", 
     a.resize(0);
     a.shrink_to_fit();
     CHECK(a.data() == nullptr);
-    b.clear();
+    b.reset();
     b.resize(4);
     b.resize(4, bare_stream(2));
     std::size_t const count = b.capacity();
@@ -399,10 +399,38 @@ TEST_CASE("device_buffer frees on its stream, also if the stream was destroyed",
     auto b = make_device_buffer<int>(pool, 100, stream_ref::from(stream->ref().handle()));
     stream.reset();
     machine.reset_calls();
-    b.clear();
+    b.reset();
     CHECK(machine.calls()[driver_call::identify] == 0);
   }
   CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("device_buffer::clear keeps the memory, device_buffer::reset frees it", "[raii][device_buffer]") {
+  sim_machine const machine;
+  sim_pool const pool{sim_pages{machine.driver()}};
+  auto b = make_device_buffer<int>(pool, counted(1000), stream_ref{});
+  int const* const place = b.data();
+  std::size_t const held = memory_allocated(pool);
+  b.clear();
+  CHECK((b.empty() && b.bytes() == 0 && b.span().empty()));
+  CHECK((b.data() == place && b.capacity() == 1000));
+  CHECK(memory_allocated(pool) == held);
+  CHECK(b.clone(stream_ref{}).capacity() == 0);
+  b.copy_from(std::span<int const>{});
+  b.zero();
+  b.resize(500);
+  CHECK(b.data() == place);
+  b.clear();
+  b.shrink_to_fit();
+  CHECK((b.data() == nullptr && b.capacity() == 0));
+  CHECK(memory_allocated(pool) == 0);
+  b.resize(10);
+  b.reset();
+  CHECK((b.empty() && b.data() == nullptr && b.capacity() == 0));
+  CHECK(memory_allocated(pool) == 0);
+  b.clear();
+  b.reset();
+  CHECK(machine.findings().empty());
 }
 
 TEST_CASE("device_buffer keeps its pool alive", "[raii][device_buffer]") {

@@ -186,7 +186,7 @@ TEST_CASE("evict_scope bring_back clears the cache of another buffer's pool", "[
   auto second = make_device_buffer<int>(two, 1000, s);
   evict_scope evicted{pinned, s, first, second};
   one.layer().upstream().empty_cache();
-  make_device_buffer<std::byte>(two, 30_MiB, s).clear();
+  make_device_buffer<std::byte>(two, 30_MiB, s).reset();
   CHECK_NOTHROW(evicted.bring_back());
   CHECK((elements_of<int>(first) == words));
 }

@@ -46,7 +46,7 @@ TEST_CASE("retire makes no driver call if the streams are already ordered", "[ra
   auto two = make_device_buffer<int>(memory, 100, a);
   auto three = make_device_buffer<int>(memory, 100, a);
   auto warm = make_device_buffer<int>(memory, 100, b);
-  warm.clear();
+  warm.reset();
   machine.reset_calls();
   free_on(std::move(one), a);
   free_on(std::move(two), b, earlier_work::is_waited_for);

@@ -34,7 +34,7 @@ TEST_CASE("TARN_PROFILE_LINE records a line's calls, change and peak above the s
   for (int i = 0; i < 3; ++i) {
     TARN_PROFILE_LINE(pool);
     kept.push_back(some(pool, 1_MiB));
-    some(pool, 4_MiB).clear();
+    some(pool, 4_MiB).reset();
   }
   profiled_line const l = line_at(__LINE__ - 4);
   CHECK(l.calls == 3);
@@ -43,7 +43,7 @@ TEST_CASE("TARN_PROFILE_LINE records a line's calls, change and peak above the s
   CHECK(l.blocks == 6);
   {
     line_profile_scope const all{pool, peak_of::all_threads};
-    kept.clear();
+    kept.reset();
   }
   CHECK(line_at(__LINE__ - 3).change == -13 * static_cast<std::int64_t>(1_MiB));
   CHECK(line_at(__LINE__ - 4).peak == 0);
@@ -73,9 +73,9 @@ TEST_CASE("line_profile_scope nests and counts only its own thread", "[raii][lin
     {
       line_profile_scope const inner{pool};
       inner_line = __LINE__ - 1;
-      some(pool, 2_MiB).clear();
+      some(pool, 2_MiB).reset();
     }
-    std::thread([&] { some(pool, 100_MiB).clear(); }).join();
+    std::thread([&] { some(pool, 100_MiB).reset(); }).join();
   }
   CHECK(line_at(outer_line).peak == 5_MiB);
   CHECK(line_at(outer_line).change == 0);
@@ -86,7 +86,7 @@ TEST_CASE("line_profile_scope nests and counts only its own thread", "[raii][lin
     threads.emplace_back([&pool] {
       for (int i = 0; i < 50; ++i) {
         TARN_PROFILE_LINE(pool);
-        some(pool, 1000).clear();
+        some(pool, 1000).reset();
       }
     });
   }

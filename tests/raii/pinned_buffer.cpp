@@ -96,8 +96,13 @@ TEST_CASE("pinned_buffer shrinks in place and value-initializes new elements by 
     CHECK(b.data() == nullptr);
     b.resize(6, elements::uninitialised);
     CHECK(b.size() == 6);
+    int const* const kept = b.data();
     b.clear();
-    CHECK(b.empty());
+    CHECK((b.empty() && b.data() == kept && b.capacity() == 6));
+    b.resize(2);
+    CHECK((b.data() == kept && b[0] == 0 && b[1] == 0));
+    b.reset();
+    CHECK((b.empty() && b.data() == nullptr && b.capacity() == 0));
   }
   CHECK(memory.balanced());
 }

@@ -25,17 +25,17 @@ TEST_CASE("peak_scope objects nest without affecting each other", "[raii][peak_s
   peak_scope outer{pool};
   {
     peak_scope inner{pool};
-    make_device_buffer<std::byte>(pool, 30_MiB, stream_ref{}).clear();
+    make_device_buffer<std::byte>(pool, 30_MiB, stream_ref{}).reset();
     CHECK(inner.peak_bytes() == 40_MiB);
     CHECK(inner.peak_above_start() == 30_MiB);
     CHECK(inner.count() == 1);
     CHECK(inner.net_bytes() == 0);
   }
   std::optional<peak_scope<sim_pool>> late(std::in_place, pool);
-  make_device_buffer<std::byte>(pool, 5_MiB, stream_ref{}).clear();
+  make_device_buffer<std::byte>(pool, 5_MiB, stream_ref{}).reset();
   CHECK(late->peak_bytes() == 15_MiB);
   CHECK(outer.peak_bytes() == 40_MiB);
-  before.clear();
+  before.reset();
   CHECK(outer.current_bytes() == 0);
   CHECK(outer.net_bytes() == -static_cast<std::int64_t>(10_MiB));
   late.reset();
@@ -49,8 +49,8 @@ TEST_CASE("peak_scope of this_thread counts only that thread", "[raii][peak_scop
   sim_pool pool;
   peak_scope all{pool};
   peak_scope mine{pool, peak_of::this_thread};
-  std::thread([&] { make_device_buffer<std::byte>(pool, 8_MiB, stream_ref{}).clear(); }).join();
-  make_device_buffer<std::byte>(pool, 2_MiB, stream_ref{}).clear();
+  std::thread([&] { make_device_buffer<std::byte>(pool, 8_MiB, stream_ref{}).reset(); }).join();
+  make_device_buffer<std::byte>(pool, 2_MiB, stream_ref{}).reset();
   CHECK(mine.peak_bytes() == 2_MiB);
   CHECK(mine.count() == 1);
   CHECK(all.peak_bytes() == 8_MiB);
@@ -58,7 +58,7 @@ TEST_CASE("peak_scope of this_thread counts only that thread", "[raii][peak_scop
 
 TEST_CASE("cache_guard clears the cache at both ends, according to its options", "[raii][cache_guard]") {
   sim_pool pool;
-  auto const fill = [&] { make_device_buffer<std::byte>(pool, 64_MiB, stream_ref{}).clear(); };
+  auto const fill = [&] { make_device_buffer<std::byte>(pool, 64_MiB, stream_ref{}).reset(); };
   fill();
   {
     cache_guard guard{pool};
@@ -238,7 +238,7 @@ TEST_CASE("cache_guard objects end in any order, and each clears the cache", "[r
     std::optional<cache_guard<sim_pool>> guards[3];
     for (auto& guard : guards) guard.emplace(pool);
     for (std::size_t i = 0; i < 3; ++i) {
-      make_device_buffer<std::byte>(pool, 4_MiB, stream_ref{}).clear();
+      make_device_buffer<std::byte>(pool, 4_MiB, stream_ref{}).reset();
       CHECK(memory_reserved(pool) != 0);
       guards[order[i]].reset();
       CHECK(memory_reserved(pool) == 0);

@@ -158,7 +158,7 @@ TEST_CASE("stream_batches makes each batch visible only to the work on it, on ev
       // Earlier work, on memory that the pool may reuse for the loop.
       device_buffer<std::uint32_t, bench::memory_type> before(b.memory(), per_batch, stream);
       REQUIRE(b.driver().launch(stream, up_to(3'000'000), {sim_writes(before.data(), before.bytes())}).ok());
-      before.clear();
+      before.reset();
       if (loops == 1) {
         loop(pinned(std::span<std::uint32_t const>(there)));
       } else {

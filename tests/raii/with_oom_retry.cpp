@@ -118,7 +118,7 @@ TEST_CASE("with_oom_retry clears the pool's cache and retries the same size once
   sim_machine const machine{small()};
   sim_pool const memory{sim_pages{machine.driver()}};
   sim_malloc const rival{machine.driver()};  // like another library: it cannot use the pool's cached memory
-  make_device_buffer<std::byte>(memory, 40_MiB, stream_ref{}).clear();
+  make_device_buffer<std::byte>(memory, 40_MiB, stream_ref{}).reset();
   sizes called;
   auto const train = [&](std::size_t mib) {
     called.push_back(mib);
@@ -131,7 +131,7 @@ TEST_CASE("with_oom_retry clears the pool's cache and retries the same size once
   CHECK(r.size == 50);
   CHECK(r.attempts == 2);
   CHECK(r.value == 1_MiB);
-  make_device_buffer<std::byte>(memory, 40_MiB, stream_ref{}).clear();
+  make_device_buffer<std::byte>(memory, 40_MiB, stream_ref{}).reset();
   called.clear();
   CHECK(with_oom_retry(memory, 100, train).size == 50);
   CHECK(called == sizes{100, 100, 50});

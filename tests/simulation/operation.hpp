@@ -43,7 +43,7 @@ enum class act : std::uint8_t {
   move_buffer,    ///< to another slot, or to another stream
   copy_buffer,    ///< as a new buffer, or onto one of the same size
   fill_buffer,    /// < with bytes that must persist until the next fill
-  drop_buffer,    ///< destroyed, cleared or released
+  drop_buffer,    ///< destroyed, reset or released
   make_pointer,   ///< a device_ptr<T[]>; `how`: from make_device, moved, reset
   fragment,  /// < fills a pool with small blocks, frees every other one, and makes large blocks of the pieces
   make_memory,      /// < a graph_memory in place of another, which is destroyed

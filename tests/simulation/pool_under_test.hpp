@@ -79,7 +79,7 @@ struct owner_under_test {
   [[nodiscard]] virtual tarn::stream_ref stream() const = 0;
   virtual void set_stream(tarn::stream_ref stream) = 0;
   /// Releases the memory; the owner stays usable.
-  virtual void clear() = 0;
+  virtual void reset() = 0;
   /// Another owner of the memory; this one is left empty and is reused.
   [[nodiscard]] virtual std::unique_ptr<owner_under_test> move() = 0;
   // For buffers; pointers do nothing.
@@ -264,9 +264,13 @@ class buffer_of final : public owner_under_test {
     in_library const now;
     buffer_.set_stream(stream);
   }
-  void clear() override {
+  void reset() override {
     in_library const now;
-    buffer_.clear();
+    if constexpr (requires { buffer_.reset(); }) {
+      buffer_.reset();
+    } else {  // the headers of ea2f077
+      buffer_.clear();
+    }
   }
   std::unique_ptr<owner_under_test> move() override {
     in_library const now;
@@ -320,7 +324,7 @@ class pointer_of final : public owner_under_test {
     in_library const now;
     pointer_.set_stream(stream);
   }
-  void clear() override {
+  void reset() override {
     in_library const now;
     pointer_ = nullptr;
   }

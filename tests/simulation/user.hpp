@@ -1208,9 +1208,9 @@ class user {
     if (slot.it->data() != nullptr) ++counted_.deallocations;
     slot.filled = 0;
     if (how % 4 == 0) {
-      slot.it->clear();
+      slot.it->reset();
       if (slot.it->data() != nullptr || slot.it->size() != 0)
-        world_.found().push_back("a cleared owner is not empty");
+        world_.found().push_back("an owner is not empty after reset()");
       return;
     }
     slot.it.reset();

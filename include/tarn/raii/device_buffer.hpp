@@ -89,7 +89,7 @@ class device_buffer {
     }
     return *this;
   }
-  ~device_buffer() { give(); }
+  ~device_buffer() { reset(); }
 
   [[nodiscard]] T* data() noexcept { return data_; }
   [[nodiscard]] T const* data() const noexcept { return data_; }
@@ -220,8 +220,14 @@ class device_buffer {
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
 
-  /// Frees the elements; the buffer is empty and may be reused.
-  void clear() noexcept { give(); }
+  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. Host cost O(1), no driver call.
+  void clear() noexcept { size_ = 0; }
+  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one deallocation.
+  void reset() noexcept {
+    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
+    data_ = nullptr;
+    size_ = capacity_ = 0;
+  }
 
   /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements
   /// had before the call.
@@ -251,11 +257,6 @@ class device_buffer {
     return detail::called_from<Resource>(call, [&] {
       return static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
     });
-  }
-  void give() noexcept {
-    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
-    data_ = nullptr;
-    size_ = capacity_ = 0;
   }
   /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns whether it copied.
   template <class Other>

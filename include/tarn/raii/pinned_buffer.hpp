@@ -113,7 +113,7 @@ class pinned_buffer {
     }
     return *this;
   }
-  ~pinned_buffer() { clear(); }
+  ~pinned_buffer() { reset(); }
 
   [[nodiscard]] T* data() noexcept { return data_; }
   [[nodiscard]] T const* data() const noexcept { return data_; }
@@ -164,8 +164,10 @@ class pinned_buffer {
   void shrink_to_fit(attribution call = attribution::current()) {
     if (size_ < capacity_) detail::called_from<Resource>(call, [&] { relocate(size_); });
   }
-  /// Frees the elements; the buffer is empty and may be reused.
-  void clear() noexcept {
+  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. O(1), no driver call.
+  void clear() noexcept { size_ = 0; }
+  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one deallocation.
+  void reset() noexcept {
     if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment());
     data_ = nullptr;
     size_ = capacity_ = 0;
