@@ -433,6 +433,51 @@ TEST_CASE("device_buffer::clear keeps the memory, device_buffer::reset frees it"
   CHECK(machine.findings().empty());
 }
 
+TEST_CASE("device_buffer without a resource is empty and can be assigned later", "[raii][device_buffer]") {
+  using buffer = device_buffer<int, sim_pool>;
+  static_assert(std::is_nothrow_default_constructible_v<buffer>);
+  sim_pool const pool;
+  {
+    buffer b;
+    CHECK((b.empty() && b.data() == nullptr && b.capacity() == 0 && b.alignment() == default_alignment));
+    CHECK_FALSE(b.resource());
+    b.clear();
+    b.reset();
+    b.zero();
+    b.record_stream(bare_stream(1));
+    buffer moved(std::move(b));
+    b = std::move(moved);
+    stream_ref const known = stream_ref::from(nullptr, 7);
+    auto const refused = [](auto const& act) {
+      try {
+        act();
+      } catch (misuse const& error) {
+        return error.kind() == misuse_kind::no_resource && error.where().line != 0;
+      }
+      return false;
+    };
+    CHECK(refused([&] { b.resize(1); }));
+    CHECK(refused([&] { b.resize(1, known); }));
+    CHECK(refused([&] { b.reserve(1); }));
+    CHECK(refused([&] { (void)b.clone(stream_ref{}); }));
+    CHECK(refused([&] { b.copy_from(std::span<int const>{}); }));
+    CHECK(refused([&] { b.copy_to(std::span<int>{}); }));
+    CHECK(refused([&] { b.set_stream(stream_ref{}); }));
+    CHECK(refused([&] { (void)device_buffer<int, sim_pool>(sim_pool(nullptr), 1, known); }));
+    CHECK(b.empty());
+    b = make_device_buffer<int>(pool, counted(10), stream_ref{});
+    CHECK(values_in(b) == counted(10));
+    std::vector<buffer> several(3);
+    several[1] = std::move(b);
+    several.resize(5);
+    CHECK(values_in(several[1]) == counted(10));
+    several[1] = {};
+    CHECK(memory_allocated(pool) == 0);
+  }
+  device_buffer<int, kept_memory> const of_a_source;  // a source is a plain value
+  CHECK(of_a_source.empty());
+}
+
 TEST_CASE("device_buffer keeps its pool alive", "[raii][device_buffer]") {
   sim_machine const machine;
   {

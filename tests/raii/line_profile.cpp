@@ -43,7 +43,7 @@ TEST_CASE("TARN_PROFILE_LINE records a line's calls, change and peak above the s
   CHECK(l.blocks == 6);
   {
     line_profile_scope const all{pool, peak_of::all_threads};
-    kept.reset();
+    kept.clear();
   }
   CHECK(line_at(__LINE__ - 3).change == -13 * static_cast<std::int64_t>(1_MiB));
   CHECK(line_at(__LINE__ - 4).peak == 0);

@@ -209,6 +209,19 @@ TEST_CASE("partitioned_buffer moves and is not copyable", "[raii][partitioned_bu
   CHECK(seen == counted_words(10));
 }
 
+TEST_CASE("partitioned_buffer has no elements and no parts when it is default-constructed or moved from",
+          "[raii][partitioned_buffer]") {
+  per_device pools{noted_pools(machine_of(1))};
+  using buffer = partitioned_buffer<word, decltype(pools)::pool_type>;
+  buffer kept;
+  CHECK((kept.size() == 0 && kept.parts() == 0));
+  kept = buffer(pools, first_devices(1), 10);
+  CHECK((kept.size() == 10 && kept.parts() == 1));
+  buffer const taken = std::move(kept);
+  CHECK((kept.size() == 0 && kept.parts() == 0));  // NOLINT: moved-from is empty
+  CHECK(partition().parts() == 0);
+}
+
 TEST_CASE("partitioned_buffer gather_sync does not write to its target after it has thrown",
           "[raii][partitioned_buffer]") {
   using faulty_driver = faulty<sim_driver>;

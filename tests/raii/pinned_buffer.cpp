@@ -107,6 +107,24 @@ TEST_CASE("pinned_buffer shrinks in place and value-initializes new elements by 
   CHECK(memory.balanced());
 }
 
+TEST_CASE("pinned_buffer without a resource is empty and can be assigned later", "[raii][pinned_buffer]") {
+  sim_machine const machine;
+  auto memory = sim_pinned_host(machine.driver()) | pooled{};
+  pinned_buffer<int, decltype(memory)> b;
+  static_assert(std::is_nothrow_default_constructible_v<decltype(b)>);
+  CHECK((b.empty() && b.data() == nullptr && b.begin() == b.end() && !b.resource()));
+  b.clear();
+  b.reset();
+  b.resize(0);
+  CHECK_THROWS_AS(b.resize(1), misuse);
+  CHECK_THROWS_AS(b.set_stream(stream_ref{}), misuse);
+  b = pinned_buffer<int, decltype(memory)>(memory, 3);
+  b.resize(1000);
+  CHECK((b.size() == 1000 && b[999] == 0));
+  std::vector<pinned_buffer<int, sim_pinned_host>> const of_a_source(2);  // a source is a plain value
+  CHECK(of_a_source[1].empty());
+}
+
 TEST_CASE("pinned_buffer is unchanged, whichever step of an operation fails", "[raii][pinned_buffer]") {
   fail_each_step([](kept_memory const& m) { return m; }, [](kept_memory& m) { (void)ten(m); },
                  [](kept_memory const&) {});

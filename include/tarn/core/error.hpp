@@ -307,7 +307,8 @@ enum class misuse_kind : std::uint8_t {
   contents_lost,    ///< a scope could not move contents back, and no handler was set to take them
   wrong_thread,     ///< a scope ended on another thread than it began on
   recursion,        ///< constructing an object requested that same object, or a growing pool was put to sleep
-  in_use            ///< work on memory was not finished when its pool was put to sleep or compacted
+  in_use,           ///< work on memory was not finished when its pool was put to sleep or compacted
+  no_resource       ///< an owner that was constructed without a resource was to allocate, copy or order
 };
 
 /// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse handler instead.

@@ -104,6 +104,34 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call cons
   return called_from(from.where, call);
 }
 
+/// Whether an owner can be constructed without a resource: with an empty handle, or with a source, which is a plain value.
+template <class Resource>
+concept can_be_absent = is_shared<Resource> || std::default_initializable<Resource>;
+template <class Resource>
+inline constexpr bool is_nothrow_absent =
+    is_shared<Resource> || std::is_nothrow_default_constructible_v<Resource>;
+template <can_be_absent Resource>
+[[nodiscard]] Resource absent_resource() noexcept(is_nothrow_absent<Resource>) {
+  if constexpr (is_shared<Resource>) {
+    return Resource(nullptr);
+  } else {
+    return Resource();
+  }
+}
+/// Returns the resource of an owner. @throws misuse  it has none
+template <class Resource>
+TARN_ALWAYS_INLINE Resource& required(Resource& memory, source_location where = source_location::current()) {
+  if constexpr (is_shared<std::remove_const_t<Resource>>) {
+    if (!memory) {
+      throw at(where,
+               misuse(misuse_kind::no_resource, nullptr,
+                      "an owner without a resource cannot allocate, copy or order; assign one that has "
+                      "a resource, as make_device_buffer<T>(pool, count, stream) returns it"));
+    }
+  }
+  return memory;
+}
+
 /// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record
 /// places record that of a scope around it, or none.
 template <class Resource>

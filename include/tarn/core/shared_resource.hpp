@@ -32,7 +32,7 @@ Upstream make_upstream(Tuple&& arguments, std::index_sequence<N...>) {
 
 /// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
 /// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
-/// moved-from handle may only be assigned or destroyed.
+/// moved-from handle is empty.
 template <class Layer>
 class shared_resource {
  public:
@@ -45,6 +45,9 @@ class shared_resource {
   shared_resource()
     requires std::default_initializable<Layer>
       : block_(new block()) {}
+
+  /// Constructs an empty handle, which refers to no resource. It may only be assigned, copied, compared or destroyed.
+  explicit shared_resource(std::nullptr_t) noexcept : block_(nullptr) {}
 
   /// Constructs the layer from its own constructor arguments.
   template <class... Arguments>
@@ -200,6 +203,8 @@ class shared_resource {
     deallocate(stream, p, bytes, default_alignment, call);
   }
 
+  /// Whether the handle refers to a resource; false if it is empty.
+  [[nodiscard]] explicit operator bool() const noexcept { return block_ != nullptr; }
   /// Equal handles: memory of one may be freed through the other.
   friend bool operator==(shared_resource const& a, shared_resource const& b) noexcept {
     return a.block_ == b.block_;

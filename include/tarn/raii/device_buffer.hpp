@@ -28,8 +28,8 @@ using default_device_resource = pool_over<basic_pages<default_driver<T>>>;
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
 /// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on another stream by
 /// set_stream() or record_stream(). One thread at a time per buffer. Holds its resource, so the pool stays alive
-/// as long as the buffer. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never
-/// throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
+/// as long as the buffer. A default-constructed buffer has no resource: until a buffer with one is assigned, what allocates, copies or
+/// orders throws misuse. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
 /// other operations need the stream to exist.
 template <class T, class Resource = detail::default_device_resource<T>>
 class device_buffer {
@@ -41,6 +41,10 @@ class device_buffer {
   using size_type = std::size_t;
   using resource_type = Resource;
 
+  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  device_buffer() noexcept(detail::is_nothrow_absent<Resource>)
+    requires detail::can_be_absent<Resource>
+      : memory_(detail::absent_resource<Resource>()), alignment_(least_alignment()) {}
   /// Constructs an empty buffer. @param alignment  of the data, bytes; kept by copies and moves
   explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment(),
                          source_location where = source_location::current())
@@ -177,7 +181,7 @@ class device_buffer {
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from, source_location where = source_location::current()) {
-    tarn::copy(driver(), from, span(), stream_, where);
+    tarn::copy(driver(where), from, span(), stream_, where);
   }
   /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the device, for the
   /// other buffer's stream. That stream then waits for the copy, so the other buffer may be changed or destroyed at once.
@@ -204,11 +208,11 @@ class device_buffer {
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to, source_location where = source_location::current()) const {
-    tarn::copy(driver(), span(), to, stream_, where);
+    tarn::copy(driver(where), span(), to, stream_, where);
   }
   /// Copies as copy_to() does, then waits on the host, so that the host may read.
   void copy_to_sync(std::span<T> to, source_location where = source_location::current()) const {
-    tarn::copy_sync(driver(), span(), to, stream_, where);
+    tarn::copy_sync(driver(where), span(), to, stream_, where);
   }
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
@@ -251,11 +255,14 @@ class device_buffer {
   static constexpr std::size_t least_alignment() noexcept {
     return detail::max_of(default_alignment, alignof(T));
   }
-  [[nodiscard]] auto const& driver() const noexcept { return memory_.driver(); }
+  [[nodiscard]] auto const& driver(source_location where = source_location::current()) const {
+    return detail::required(memory_, where).driver();
+  }
 
   [[nodiscard]] T* take(std::size_t count, attribution const& call) {
     return detail::called_from<Resource>(call, [&] {
-      return static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
+      return static_cast<T*>(detail::required(memory_, call.where)
+                                 .allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
     });
   }
   /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns whether it copied.

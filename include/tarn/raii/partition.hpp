@@ -26,6 +26,8 @@ class bad_partition : public detail::error_of<std::invalid_argument, 320> {
 /// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be empty. A value type.
 class partition {
  public:
+  /// Constructs a partition without elements and parts.
+  partition() = default;
   /// Divides into parts whose sizes differ by at most one step.
   /// @param multiple_of  the step: a part begins at a multiple of this many elements (a row, a cache line)
   /// @throws bad_partition  `parts` or `multiple_of` is 0
@@ -64,9 +66,9 @@ class partition {
   }
 
   /// Returns the total number of elements.
-  [[nodiscard]] std::size_t size() const noexcept { return first_.back(); }
+  [[nodiscard]] std::size_t size() const noexcept { return first_.empty() ? 0 : first_.back(); }
   /// Returns the number of parts.
-  [[nodiscard]] std::size_t parts() const noexcept { return first_.size() - 1; }
+  [[nodiscard]] std::size_t parts() const noexcept { return first_.empty() ? 0 : first_.size() - 1; }
   /// Returns the first element of part i.
   [[nodiscard]] std::size_t first(std::size_t i) const noexcept { return first_[i]; }
   /// Returns the number of elements of part i.

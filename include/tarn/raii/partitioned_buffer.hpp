@@ -41,8 +41,8 @@ struct guard_for<Driver> {
 
 /// Owns size() uninitialised elements; part i is in a block of memory i. Each part's work is ordered on its own stream; parts
 /// run concurrently, and the host waits only where documented. Several parts may be on one device. Movable, not copyable. One
-/// thread at a time. A moved-from buffer may only be assigned and destroyed. A constructor that throws frees the parts
-/// allocated so far.
+/// thread at a time. A default-constructed or moved-from buffer has no elements and no parts, and may be assigned. A constructor that
+/// throws frees the parts allocated so far.
 template <class T, class Resource = detail::default_device_resource<T>>
 class partitioned_buffer {
  public:
@@ -59,6 +59,8 @@ class partitioned_buffer {
     stream_ref stream;
   };
 
+  /// Constructs a buffer without parts.
+  partitioned_buffer() = default;
   /// Allocates part i from memory i.
   /// @throws bad_partition  the number of memories differs from the number of parts
   /// @throws length_error, out_of_memory, cuda_error; nothing is held

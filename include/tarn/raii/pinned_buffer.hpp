@@ -59,6 +59,10 @@ class pinned_buffer {
   using const_iterator = T const*;
   using resource_type = Resource;
 
+  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  pinned_buffer() noexcept(detail::is_nothrow_absent<Resource>)
+    requires detail::can_be_absent<Resource>
+      : memory_(detail::absent_resource<Resource>()) {}
   /// Constructs an empty buffer.
   explicit pinned_buffer(Resource memory, stream_ref stream = {},
                          source_location where = source_location::current())
@@ -191,7 +195,8 @@ class pinned_buffer {
  private:
   [[nodiscard]] T* take(std::size_t count) {
     // The host writes at once, not in stream order, so no earlier work may still use the memory.
-    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
+    return static_cast<T*>(
+        detail::required(memory_).allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
   }
   void take_uninitialised(std::size_t count) {
     data_ = take(count);

@@ -63,8 +63,9 @@ template <has_driver Resource>
                                     source_location where = source_location::current()) {
   if (stream.id() != stream_ref::unknown_id) return stream;
   status s;
-  stream = detail::identify_and_learn<detail::default_streams_of<Resource>()>(memory.driver(), stream, s);
-  if (!s.ok()) throw cuda_error(s, memory.driver().device().value, where);
+  auto const& driver = detail::required(memory, where).driver();
+  stream = detail::identify_and_learn<detail::default_streams_of<Resource>()>(driver, stream, s);
+  if (!s.ok()) throw cuda_error(s, driver.device().value, where);
   return stream;
 }
 
