@@ -2,7 +2,11 @@
 
 #include "tarn/raii/device_ptr.hpp"
 
+#include <algorithm>
+#include <compare>
+#include <functional>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 
 #include "catch.hpp"
@@ -50,6 +54,97 @@ TEST_CASE("device_ptr has the ownership semantics of unique_ptr", "[raii][device
     static_assert(std::is_nothrow_move_assignable_v<decltype(one)>);
   }
   CHECK(memory_allocated(pool) == 0);
+}
+
+TEST_CASE("device_ptr without a resource is null and can be assigned later", "[raii][device_ptr]") {
+  sim_pool const pool;
+  {
+    device_ptr<int, sim_pool> p;
+    device_ptr<int[], sim_pool> q = nullptr;
+    static_assert(std::is_nothrow_default_constructible_v<decltype(p)>);
+    CHECK((p == nullptr && p.get() == nullptr && p.size() == 0 && q.size() == 0));
+    CHECK_FALSE(p.resource());
+    p.reset();
+    p = nullptr;
+    CHECK_THROWS_AS(p.set_stream(stream_ref{}), misuse);
+    p = make_device<int>(pool, stream_ref{});
+    q = make_device<int[]>(pool, 3, stream_ref{});
+    CHECK((p && q && p.resource() == pool));
+    p = {};
+    CHECK(p == nullptr);
+  }
+  CHECK(memory_allocated(pool) == 0);
+}
+
+namespace {
+struct defined_later;
+struct holder {
+  device_ptr<defined_later, sim_pool> one;
+  device_ptr<defined_later[], sim_pool> several;
+  holder();
+  ~holder();
+  holder(holder&&) noexcept;
+};
+std::size_t size_of(holder const& h) {
+  return h.one.size() + h.several.size();
+}  // needs no definition
+struct defined_later {
+  double value;
+};
+holder::holder() = default;
+holder::~holder() = default;
+holder::holder(holder&&) noexcept = default;
+}  // namespace
+
+TEST_CASE("device_ptr can be a member where its type is incomplete", "[raii][device_ptr]") {
+  sim_pool const pool;
+  {
+    holder h;
+    h.one = make_device<defined_later>(pool, stream_ref{});
+    h.several = make_device<defined_later[]>(pool, 2, stream_ref{});
+    CHECK(size_of(holder(std::move(h))) == 3);
+  }
+  CHECK(memory_allocated(pool) == 0);
+}
+
+TEST_CASE("device_ptr of const elements takes over a pointer to mutable ones", "[raii][device_ptr]") {
+  kept_memory memory;
+  {
+    auto p = make_device<int[]>(memory, 3, stream_ref{});
+    int const* const place = p.get();
+    p[2] = 5;
+    device_ptr<int const[], kept_memory> fixed = std::move(p);
+    CHECK(p == nullptr);  // NOLINT: moved-from is null
+    CHECK((fixed.get() == place && fixed.size() == 3 && fixed[2] == 5));
+    fixed = make_device<int[]>(memory, 1, stream_ref{});
+    CHECK(memory.kept().live.size() == 1);
+    auto const one = make_device<int const>(memory, stream_ref{});
+    CHECK(one);
+    using mutable_one = device_ptr<int, kept_memory>;
+    using fixed_one = device_ptr<int const, kept_memory>;
+    static_assert(std::is_nothrow_constructible_v<fixed_one, mutable_one&&>);
+    static_assert(!std::is_constructible_v<mutable_one, fixed_one&&>);
+    static_assert(!std::is_constructible_v<fixed_one, mutable_one const&>);
+    static_assert(!std::is_constructible_v<device_ptr<unsigned, kept_memory>, mutable_one&&>);
+  }
+  CHECK(memory.balanced());
+}
+
+TEST_CASE("device_ptr is ordered and hashed by its address", "[raii][device_ptr]") {
+  kept_memory memory;
+  auto a = make_device<int>(memory, stream_ref{});
+  auto b = make_device<int>(memory, stream_ref{});
+  device_ptr<int, kept_memory> const none(memory);
+  CHECK((a < b) == std::less<>{}(a.get(), b.get()));
+  CHECK((a <=> b) == std::compare_three_way{}(a.get(), b.get()));
+  CHECK((none < a && a > none && a <= a && a >= a));
+  CHECK(std::hash<decltype(a)>{}(a) == std::hash<int*>{}(a.get()));
+  std::unordered_set<device_ptr<int, kept_memory>> all;
+  int const* const place = a.get();
+  all.insert(std::move(a));
+  all.insert(std::move(b));
+  CHECK(all.size() == 2);
+  CHECK(std::any_of(all.begin(), all.end(), [&](auto const& p) { return p.get() == place; }));
 }
 
 TEST_CASE("device_ptr deallocates every block once, with its original size", "[raii][device_ptr]") {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, with the interface of
-// unique_ptr.
+// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, as unique_ptr owns host memory.
 
+#include <compare>
 #include <cstddef>
 #include <type_traits>
+#include <typeindex>  // std::hash, at a seventh of the cost of <functional>
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
@@ -16,10 +17,10 @@
 namespace tarn {
 
 /// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is uninitialised: T is
-/// trivially copyable. Move-only. A moved-from pointer is null, keeps its resource and may be reused. Report use on streams
-/// other than stream() by set_stream() or by the resource's record_stream(). Not thread-safe. Destruction never throws, works with
-/// any current device and after the stream is destroyed, and does nothing once the driver is unloaded. There is no default
-/// constructor, since a null pointer needs a resource, too.
+/// trivially copyable; it may be const, and incomplete until memory is allocated or freed. Move-only. A moved-from pointer is null,
+/// keeps its resource and may be reused. Report use on streams other than stream() by set_stream() or by the resource's
+/// record_stream(). Not thread-safe. Destruction never throws, works with any current device and after the stream is destroyed, and
+/// does nothing once the driver is unloaded. Comparisons and the hash are those of the address.
 template <class T, class Resource = detail::default_device_resource<T>>
 class device_ptr {
   static constexpr bool is_array = std::is_unbounded_array_v<T>;
@@ -28,10 +29,15 @@ class device_ptr {
   using element_type = std::remove_extent_t<T>;
   using pointer = element_type*;
   using resource_type = Resource;
-  static_assert(std::is_trivially_copyable_v<element_type>,
-                "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
   static_assert(!std::is_bounded_array_v<T>, "tarn: use device_ptr<T[]> and pass the count to make_device");
 
+  /// Constructs a null pointer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  device_ptr() noexcept(detail::is_nothrow_absent<Resource>)
+    requires detail::can_be_absent<Resource>
+      : memory_(detail::absent_resource<Resource>()) {}
+  device_ptr(std::nullptr_t) noexcept(detail::is_nothrow_absent<Resource>)  // NOLINT: as unique_ptr converts
+    requires detail::can_be_absent<Resource>
+      : device_ptr() {}
   /// Constructs a null pointer.
   explicit device_ptr(Resource memory, stream_ref stream = {}) noexcept
       : memory_(std::move(memory)), stream_(detail::identified_if_known(memory_, stream)) {}
@@ -46,6 +52,13 @@ class device_ptr {
         stream_(other.stream_),
         p_(std::exchange(other.p_, nullptr)),
         count_(std::exchange(other.count_, 0)) {}
+  /// Takes over a pointer to elements that are not const.
+  template <class U>
+    requires(std::is_const_v<element_type> && std::is_same_v<U const, T>)
+  device_ptr(device_ptr<U, Resource>&& other) noexcept  // NOLINT: as unique_ptr converts
+      : memory_(other.resource()), stream_(other.stream()), count_(other.size()) {
+    p_ = other.release();
+  }
   device_ptr& operator=(device_ptr&& other) noexcept {
     if (this != &other) {
       device_ptr stolen(std::move(other));
@@ -123,13 +136,19 @@ class device_ptr {
   friend void swap(device_ptr& a, device_ptr& b) noexcept { a.swap(b); }
   friend bool operator==(device_ptr const& a, device_ptr const& b) noexcept { return a.p_ == b.p_; }
   friend bool operator==(device_ptr const& a, std::nullptr_t) noexcept { return a.p_ == nullptr; }
+  friend std::strong_ordering operator<=>(device_ptr const& a, device_ptr const& b) noexcept {
+    return std::compare_three_way{}(a.p_, b.p_);
+  }
 
  private:
   void replace(pointer p, std::size_t count) noexcept {
+    static_assert(std::is_trivially_copyable_v<element_type>,
+                  "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
     pointer const old = std::exchange(p_, p);
     std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
-    if (old != nullptr)
-      detail::give_back(memory_, stream_, old, old_count * sizeof(element_type), alignment());
+    if (old == nullptr) return;
+    auto* const block = const_cast<std::remove_cv_t<element_type>*>(old);
+    detail::give_back(memory_, stream_, block, old_count * sizeof(element_type), alignment());
   }
 
   Resource memory_;
@@ -170,3 +189,11 @@ template <class T, class First, class... Rest>
 void make_device(First, Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
 
 }  // namespace tarn
+
+/// Hashes the address, as std::hash of unique_ptr does.
+template <class T, class Resource>
+struct std::hash<tarn::device_ptr<T, Resource>> {
+  [[nodiscard]] std::size_t operator()(tarn::device_ptr<T, Resource> const& p) const noexcept {
+    return std::hash<typename tarn::device_ptr<T, Resource>::pointer>{}(p.get());
+  }
+};
