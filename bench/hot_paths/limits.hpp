@@ -26,8 +26,8 @@ inline constexpr std::size_t above_low_limit = 2_GiB;
 /// The default pool under a limit of live bytes.
 struct with_limit : with_defaults {
   template <class Pages>
-  static auto over(Pages pages) {
-    return pages | pooled{} | limited{low_limit};
+  static auto over(Pages pages, pooled const& options) {
+    return pages | options | limited{low_limit};
   }
 };
 
@@ -35,8 +35,8 @@ struct with_limit : with_defaults {
 template <std::size_t Limit>
 struct with_limited_pages : with_defaults {
   template <class Pages>
-  static auto over(Pages pages) {
-    return pages | limited{Limit} | pooled{};
+  static auto over(Pages pages, pooled const& options) {
+    return pages | limited{Limit} | options;
   }
 };
 

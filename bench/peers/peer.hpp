@@ -9,6 +9,8 @@
 #include <optional>
 #include <string_view>
 
+#include "tarn/pool/options.hpp"
+
 namespace tarn::bench {
 
 /// Where a pool's memory is.
@@ -31,6 +33,7 @@ struct setup {
   std::uint64_t capacity = 0;  ///< bytes of the device; 0: the real device, or the host without a limit
   std::size_t streams = 1;     ///< stream indices are below this
   unsigned threads = 1;        ///< that call the pool, in turn
+  pooled options = {};         ///< of a pool of tarn's
 };
 
 /// What a pool reports about itself; unknown values are empty.

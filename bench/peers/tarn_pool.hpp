@@ -18,8 +18,8 @@ struct with_defaults {
   static constexpr std::string_view name = "tarn";
   static constexpr std::string_view about = "pages | pooled: the default pool";
   template <class Pages>
-  static auto over(Pages pages) {
-    return pages | pooled{};
+  static auto over(Pages pages, pooled const& options) {
+    return pages | options;
   }
 };
 
@@ -28,8 +28,10 @@ struct without_remap {
   static constexpr std::string_view name = "tarn_no_remap";
   static constexpr std::string_view about = "pages | pooled, pages never moved";
   template <class Pages>
-  static auto over(Pages pages) {
-    return pages | pooled{.remap = remapping::off};
+  static auto over(Pages pages, pooled const& options) {
+    pooled fixed = options;
+    fixed.remap = remapping::off;
+    return pages | fixed;
   }
 };
 
@@ -38,8 +40,8 @@ struct with_segments {
   static constexpr std::string_view name = "tarn_segments";
   static constexpr std::string_view about = "cudaMalloc | pooled: segments that are never joined or moved";
   template <class Pages>
-  static auto over(Pages pages) {
-    return basic_malloc<typename Pages::driver_type>(pages.driver()) | pooled{};
+  static auto over(Pages pages, pooled const& options) {
+    return basic_malloc<typename Pages::driver_type>(pages.driver()) | options;
   }
 };
 
@@ -48,8 +50,8 @@ struct with_tracking {
   static constexpr std::string_view name = "tarn_tracked";
   static constexpr std::string_view about = "pages | pooled | tracked: as device_pool";
   template <class Pages>
-  static auto over(Pages pages) {
-    return pages | pooled{} | tracked{};
+  static auto over(Pages pages, pooled const& options) {
+    return pages | options | tracked{};
   }
 };
 
@@ -58,8 +60,8 @@ struct with_near_peaks {
   static constexpr std::string_view name = "tarn_near_peaks";
   static constexpr std::string_view about = "pages | pooled | tracked, peaks within 4 MiB a thread";
   template <class Pages>
-  static auto over(Pages pages) {
-    return pages | pooled{} | tracked{.peak_error = 4_MiB};
+  static auto over(Pages pages, pooled const& options) {
+    return pages | options | tracked{.peak_error = 4_MiB};
   }
 };
 
@@ -68,8 +70,8 @@ struct with_watching {
   static constexpr std::string_view name = "tarn_watched";
   static constexpr std::string_view about = "pages | pooled | with_history, 100,000 events kept";
   template <class Pages>
-  static auto over(Pages pages) {
-    return pages | pooled{} | with_history{.history = 100'000};
+  static auto over(Pages pages, pooled const& options) {
+    return pages | options | with_history{.history = 100'000};
   }
 };
 
@@ -99,7 +101,8 @@ class tarn_pool {
   static constexpr std::string_view about = Recipe::about;
   static constexpr place_of_memory where = Device::where;
 
-  explicit tarn_pool(setup const& s) : device_(s), memory_(Recipe::over(pages(device_.driver()))) {}
+  explicit tarn_pool(setup const& s)
+      : device_(s), memory_(Recipe::over(pages(device_.driver()), s.options)) {}
 
   void* allocate(std::size_t stream, std::size_t bytes) {
     return memory_.allocate(device_.stream(stream), bytes);
@@ -132,7 +135,7 @@ class tarn_pool {
 
  private:
   using pages = basic_pages<typename Device::driver_type>;
-  using memory_type = decltype(Recipe::over(std::declval<pages>()));
+  using memory_type = decltype(Recipe::over(std::declval<pages>(), pooled{}));
   Device device_;  // must outlive the pool, which uses it
   memory_type memory_;
 };

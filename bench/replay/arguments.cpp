@@ -83,6 +83,32 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
              "programs can then replay in turn (bench/replay/in_turn.py)")
           ->excludes(cap)
           ->excludes(waste);
+  auto* const choose =
+      app.add_flag(
+             "--choose-options", a.choose_options,
+             "replay with many options of tarn's pool, and recommend some; with --report, the page is of "
+             "those of one trace")
+          ->excludes(cap)
+          ->excludes(waste)
+          ->excludes(in_turn);
+  auto const size = [&](char const* name, std::size_t& to, char const* about) {
+    app.add_option(name, to, about)
+        ->transform(CLI::Validator(is_a_size, "SIZE") & CLI::AsSizeValue(false))
+        ->check(CLI::Range(std::uint64_t{0}, most_capacity))
+        ->excludes(cap)
+        ->excludes(choose);
+  };
+  size("--largest-handle", a.options.largest_handle,
+       "largest physical handle that tarn's pools create, such as 8MiB; 0: derived from what is live");
+  size("--release-threshold", a.options.release_threshold,
+       "bytes that tarn's pools never give back by themselves; 128MiB if it is not given");
+  app.add_option(
+         "--slack", a.options.slack_per_mille,
+         "how far reserved memory may exceed the live peak before tarn's pools remap, in thousandths; "
+         "9 if it is not given")
+      ->check(CLI::Validator(is_a_count, "COUNT") & CLI::Range(0U, 1000U))
+      ->excludes(cap)
+      ->excludes(choose);
   auto* const json = app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
   app.add_option("--report", a.report,
                  "replay one trace once on one pool, and write this HTML page: memory over time, the "
@@ -123,6 +149,13 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
   }
   status = 0;
   return a;
+}
+
+bool has_options(arguments const& a) noexcept {
+  pooled const defaults;
+  return a.options.largest_handle != defaults.largest_handle ||
+         a.options.release_threshold != defaults.release_threshold ||
+         a.options.slack_per_mille != defaults.slack_per_mille;
 }
 
 bool asks_for_list(std::vector<std::string> const& names) {

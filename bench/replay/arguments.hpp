@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tarn/pool/options.hpp"
+
 namespace tarn::bench {
 
 inline constexpr int exit_bad_input = 2;  ///< a trace or an argument that cannot be used
@@ -22,8 +24,10 @@ struct arguments {
   bool json = false;
   std::vector<double> caps;  ///< memory of the device, as multiples of the peak of live bytes; empty: no cap
   bool waste = false;        ///< describe the memory at the peaks instead of measuring times
-  bool in_turn = false;      ///< wait for a line of standard input before each pass
-  std::string report;        ///< file to write a report page to; empty: times are measured
+  pooled options;            ///< of tarn's pools
+  bool choose_options = false;  ///< replay with many options, and recommend some
+  bool in_turn = false;         ///< wait for a line of standard input before each pass
+  std::string report;           ///< file to write a report page to; empty: times are measured
   std::vector<std::string> files;
   std::vector<std::string> patterns;  ///< names of generated traces, played before the files
   std::optional<std::uint64_t> seed;  ///< of the patterns; empty: their default
@@ -34,6 +38,9 @@ class usage_error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+/// Whether options of tarn's pools were given.
+[[nodiscard]] bool has_options(arguments const& a) noexcept;
 
 /// Parses the command line. Returns nullopt if help or an error was written to `out` or `err`; `status` is then the program's
 /// exit status, 0 or exit_bad_input.

@@ -13,6 +13,7 @@ namespace tarn::bench {
 struct figures {
   std::string trace;
   std::string pool;
+  std::string options;                               ///< of a pool of tarn's; empty: its defaults
   std::string device;                                ///< host, sim or cuda
   std::uint64_t events = 0;                          ///< per pass
   std::uint64_t peak_live = 0;                       ///< bytes, requested

@@ -60,6 +60,7 @@ void write_line(std::ostream& out, nlohmann::ordered_json line, context const& w
 
 void write_json(std::ostream& out, figures const& row, context const& where) {
   nlohmann::ordered_json line = line_of(row);
+  if (!row.options.empty()) line["options"] = row.options;
   line["events"] = row.events;
   line["peak_live"] = row.peak_live;
   line["peak_reserved"] = or_null(row.peak_reserved);

@@ -15,6 +15,7 @@
 #include "patterns/patterns.hpp"
 #include "peers/find_cuda.hpp"
 #include "replay/arguments.hpp"
+#include "replay/choose_options.hpp"
 #include "replay/json.hpp"
 #include "replay/pools.hpp"
 #include "replay/report_file.hpp"
@@ -106,10 +107,6 @@ void survive_caps(arguments const& a, trace const& t, std::vector<pool_entry> co
 
 /// Replays one trace on one pool and writes the requested page.
 void write_report(arguments const& a, trace const& t, pool_entry const& p, setup made_for) {
-  if (p.report == nullptr) {
-    throw usage_error("no report of pool '" + std::string(p.name) +
-                      "': only tarn's pools report what they hold");
-  }
   progress line;
   tarn::snapshot const s = p.report(t, made_for, line);
   write_report_file(a.report, s);
@@ -130,12 +127,36 @@ void write_waste(arguments const& a, trace const& t, std::vector<pool_entry> con
   }
 }
 
-void require_waste(std::vector<pool_entry> const& pools) {
-  for (pool_entry const& p : pools) {
-    if (p.find_waste == nullptr) {
-      throw usage_error("no waste of pool '" + std::string(p.name) +
-                        "': only tarn's pools report what they hold");
+/// Replays one pool with each of the options to try, and recommends some. Returns the recommended ones.
+tarn::pooled try_options(arguments const& a, trace const& t, pool_entry const& p, setup made_for,
+                         context const& where, progress& line) {
+  std::vector<tarn::pooled> const tried = options_to_try();
+  std::vector<figures> rows;
+  for (tarn::pooled const& options : tried) {
+    made_for.options = options;
+    rows.push_back(p.run(t, made_for, a.passes, line, pass_gate(false)));
+    rows.back().options = to_text(options);
+    if (a.json) {
+      write_json(std::cout, rows.back(), where);
+      std::cout.flush();
     }
+  }
+  if (!a.json) {
+    std::vector<figures> named = rows;
+    for (figures& row : named) row.pool = row.options;
+    write_table(std::cout, named);
+    write_choice(std::cout, rows, tried);
+    std::cout.flush();
+  }
+  std::optional<choice> const chosen = choose_options(rows);
+  return chosen ? tried[chosen->recommended] : tarn::pooled{};
+}
+
+/// Refuses `what` of pools that are not tarn's.
+void require_tarn(std::vector<pool_entry> const& pools, std::string const& what, char const* why) {
+  for (pool_entry const& p : pools) {
+    if (p.find_waste == nullptr)
+      throw usage_error("no " + what + " of pool '" + std::string(p.name) + "': only tarn's pools " + why);
   }
 }
 
@@ -149,15 +170,23 @@ void replay(arguments const& a) {
   if (!a.report.empty() && (a.files.size() + traces.size() != 1 || pools.size() != 1)) {
     throw usage_error("--report takes one trace and one pool");
   }
-  if (a.waste) require_waste(pools);
+  if (!a.report.empty()) require_tarn(pools, "report", "report what they hold");
+  if (a.waste) require_tarn(pools, "waste", "report what they hold");
+  if (has_options(a) || a.choose_options) require_tarn(pools, "options", "have them");
+  if (a.choose_options && pools.size() != 1) throw usage_error("--choose-options takes one pool");
   if (a.in_turn && std::find(a.files.begin(), a.files.end(), "-") != a.files.end())
     throw usage_error("--in-turn reads standard input, and so does the file -");
   for (std::string const& file : a.files) traces.push_back(read_trace(file));
   setup made_for;
   made_for.capacity = a.capacity;
   made_for.threads = a.threads;
-  if (!a.json) std::cout << "device " << device.why << "\n\n";
-  if (!a.report.empty()) {
+  made_for.options = a.options;
+  if (!a.json) {
+    std::cout << "device " << device.why << '\n';
+    if (has_options(a)) std::cout << "options " << to_text(a.options) << '\n';
+    std::cout << '\n';
+  }
+  if (!a.report.empty() && !a.choose_options) {
     write_report(a, traces.front(), pools.front(), made_for);
     return;
   }
@@ -172,9 +201,15 @@ void replay(arguments const& a) {
       write_waste(a, t, pools, made_for, where, line);
       continue;
     }
+    if (a.choose_options) {
+      made_for.options = try_options(a, t, pools.front(), made_for, where, line);
+      if (!a.report.empty()) write_report(a, t, pools.front(), made_for);
+      continue;
+    }
     std::vector<figures> rows;
     for (pool_entry const& p : pools) {
       rows.push_back(p.run(t, made_for, a.passes, line, pass_gate(a.in_turn)));
+      if (has_options(a)) rows.back().options = to_text(a.options);
       if (a.json) {
         write_json(std::cout, rows.back(), where);
         std::cout.flush();
@@ -188,6 +223,8 @@ void replay(arguments const& a) {
   if (a.json || !a.caps.empty()) return;
   if (a.waste) {
     write_waste_legend(std::cout);
+  } else if (a.choose_options) {
+    write_choice_legend(std::cout);
   } else {
     write_legend(std::cout);
   }

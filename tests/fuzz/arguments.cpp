@@ -51,6 +51,9 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   promise(!asks_for_list(a->pools) || a->pools.front() == "list", "a list is asked for by name");
   promise(!a->seed || !a->patterns.empty(), "a seed is of a pattern");
   promise(a->report.empty() || (!a->json && a->caps.empty()), "a report excludes other output");
+  promise(a->options.slack_per_mille <= 1000 && a->options.largest_handle <= std::size_t{1} << 60,
+          "options are within their bounds");
+  promise(!a->choose_options || !has_options(*a), "options are given or chosen");
   // CLI11 reads `[a,b]` as a list of two, wherever a list is allowed.
   bool const lists =
       std::any_of(words.begin(), words.end(), [](std::string const& w) { return w.starts_with('['); });

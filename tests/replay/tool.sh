@@ -246,5 +246,25 @@ expect 2 "--waste of a pool that cannot be inspected" --device sim --pool tarn,s
 says err "no waste of pool 'std_pmr': only tarn's pools report what they hold"
 quiet out
 
+expect 0 "--choose-options ends with a recommendation and its figures" --device sim --choose-options --report chosen.html "$demucs"
+says out '^  pooled{}  *6,[0-9,.]* MiB '
+says out '^  pooled{.remap = remapping::off}  *6,[0-9,.]* MiB '
+says out '^recommended: pooled{.*}: [56],[0-9,.]* MiB held (0[.]9[0-9]* in use at the peak), first pass [0-9.]* ms$'
+says out '^tightest:  *pooled{.largest_handle = \|^tightest:  *pooled{.slack'
+says out '^fastest:  *pooled{.remap = remapping::off}'
+says out '^chosen.html: demucs_train on tarn'
+says chosen.html '^</html>$'
+quiet err
+expect 0 "--choose-options --json names the options of each line" --device sim --choose-options --passes 1 --json "$demucs"
+says out '"pool":"tarn","device":"sim","options":"pooled{.remap = remapping::off}"'
+expect 0 "options of tarn's pools" --device sim --passes 1 --largest-handle 8MiB --slack 0 --release-threshold 0 "$demucs"
+says out '^options pooled{.slack_per_mille = 0, .largest_handle = 8_MiB, .release_threshold = 0}$'
+says out '^  tarn  *5,9[0-9.]* MiB'
+expect 2 "options of a pool that has none" --device sim --pool tarn,std_pmr --slack 0 "$demucs"
+says err "no options of pool 'std_pmr': only tarn's pools have them"
+expect 2 "a choice of options for two pools" --device sim --pool tarn,tarn_tracked --choose-options "$demucs"
+expect 2 "a choice of options that are given" --device sim --slack 3 --choose-options "$demucs"
+expect 2 "a slack that is too large" --device sim --slack 1001 "$demucs"
+
 [ "$failures" -eq 0 ] || { echo "$failures failed" >&2; exit 1; }
 echo "tarn_replay: all checks passed"
