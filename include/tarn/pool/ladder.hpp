@@ -66,10 +66,10 @@ class ladder {
  public:
   using source_type = typename Heap::source_type;
 
-  /// @param batch  receives the block, and others of its class
+  /// @param found  receives the block, and others of its class
   ladder(Heap& heap, Front& front, Waiting& waiting, may_release hot, block_request const& wanted,
-         block_batch& batch)
-      : heap_(heap), front_(front), waiting_(waiting), hot_(hot), wanted_(wanted), batch_(batch) {
+         block_batch& found)
+      : heap_(heap), front_(front), waiting_(waiting), hot_(hot), wanted_(wanted), batch_(found) {
     request_.taker = space().streams.get(wanted.id, wanted.stream);
     request_.where = wanted.where;
     request_.bytes = wanted.in_run ? run_bytes(wanted.size_class) : wanted.block;
