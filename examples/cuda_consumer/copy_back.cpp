@@ -4,6 +4,7 @@
 #include <tarn/tarn.hpp>
 
 #include <cstdio>
+#include <exception>
 #include <numeric>
 #include <vector>
 

@@ -4,6 +4,7 @@
 #include <tarn/tarn.hpp>
 
 #include <cstdio>
+#include <exception>
 #include <vector>
 
 __global__ void saxpy(std::size_t n, float a, float const* x, float* y) {
@@ -26,7 +27,7 @@ int main() {
     std::printf("y[0] = %g, %zu bytes allocated\n", static_cast<double>(host[0]),
                 tarn::memory_allocated(pool));
     return host[0] == 8.0F && host[n - 1] == 8.0F ? 0 : 1;
-  } catch (tarn::out_of_memory const& error) {
+  } catch (std::exception const& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
