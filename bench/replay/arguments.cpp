@@ -110,6 +110,14 @@ std::optional<arguments> read_arguments(int argc, char const* const* argv, std::
       ->excludes(cap)
       ->excludes(choose);
   auto* const json = app.add_flag("--json", a.json, "one JSON object per trace and pool, one per line");
+  app.add_flag(
+         "--brief", a.brief,
+         "one line per trace and pool instead of tables: what was replayed, what the pool held, and what "
+         "PyTorch held where that is known")
+      ->excludes(cap)
+      ->excludes(choose)
+      ->excludes(json)
+      ->excludes(waste);
   app.add_option("--report", a.report,
                  "replay one trace once on one pool, and write this HTML page: memory over time, the "
                  "composition of the peak, the map of addresses at the peak")

@@ -22,6 +22,7 @@ struct arguments {
   unsigned passes = 3;   ///< 1 to 1000
   unsigned threads = 1;  ///< 1 to 64
   bool json = false;
+  bool brief = false;        ///< a line per trace and pool instead of tables
   std::vector<double> caps;  ///< memory of the device, as multiples of the peak of live bytes; empty: no cap
   bool waste = false;        ///< describe the memory at the peaks instead of measuring times
   pooled options;            ///< of tarn's pools

@@ -215,12 +215,14 @@ void replay(arguments const& a) {
         std::cout.flush();
       }
     }
-    if (!a.json) {
+    if (a.brief) {
+      for (figures const& row : rows) write_brief(std::cout, row);
+    } else if (!a.json) {
       write_table(std::cout, rows);
-      std::cout.flush();
     }
+    std::cout.flush();
   }
-  if (a.json || !a.caps.empty()) return;
+  if (a.json || a.brief || !a.caps.empty()) return;
   if (a.waste) {
     write_waste_legend(std::cout);
   } else if (a.choose_options) {

@@ -69,6 +69,13 @@ row_text text_of(char const* name, double held_mib, std::uint64_t peak_live) {
           "-"};
 }
 
+/// Returns what PyTorch held for a trace; null if it is not known.
+pytorch_held const* pytorch_for(std::string const& trace) noexcept {
+  auto const* const held = std::find_if(std::begin(held_by_pytorch), std::end(held_by_pytorch),
+                                        [&](pytorch_held const& h) { return h.trace == trace; });
+  return held != std::end(held_by_pytorch) ? held : nullptr;
+}
+
 }  // namespace
 
 std::string with_commas(std::uint64_t n) {
@@ -90,9 +97,7 @@ void write_table(std::ostream& out, std::span<figures const> rows) {
   std::vector<row_text> lines{{"pool", "peak reserved", "utilisation", "last/first pass", "driver calls cold",
                                "warm", "ns/event cold", "warm", "driver ns cold", "warm"}};
   for (figures const& row : rows) lines.push_back(text_of(row));
-  auto const* const held = std::find_if(std::begin(held_by_pytorch), std::end(held_by_pytorch),
-                                        [&](pytorch_held const& h) { return h.trace == first.trace; });
-  if (held != std::end(held_by_pytorch)) {
+  if (pytorch_held const* const held = pytorch_for(first.trace); held != nullptr) {
     lines.push_back(text_of("PyTorch, default *", held->by_default, first.peak_live));
     lines.push_back(text_of("PyTorch, expandable *", held->expandable, first.peak_live));
   }
@@ -145,6 +150,18 @@ void write_table(std::ostream& out, std::span<survival const> rows) {
           << " in all";
     }
     out << '\n';
+  }
+  out << '\n';
+}
+
+void write_brief(std::ostream& out, figures const& row) {
+  out << row.trace << ": " << with_commas(row.events) << " calls, "
+      << as_mib(static_cast<double>(row.peak_live)) << " in use at the peak; " << row.pool << " held "
+      << (row.peak_reserved ? as_mib(static_cast<double>(*row.peak_reserved)) : "an unknown amount");
+  if (row.out_of_memory != 0) out << " and refused " << with_commas(row.out_of_memory) << " requests";
+  if (pytorch_held const* const held = pytorch_for(row.trace); held != nullptr) {
+    out << ", PyTorch " << as_mib(held->by_default * mib) << ", with expandable segments "
+        << as_mib(held->expandable * mib);
   }
   out << '\n';
 }

@@ -16,6 +16,9 @@ void write_table(std::ostream& out, std::span<figures const> rows);
 /// Writes which pool completed one trace under which cap. All rows are of that trace.
 void write_table(std::ostream& out, std::span<survival const> rows);
 
+/// Writes one line: what was replayed, what the pool held, and what PyTorch held where that is known.
+void write_brief(std::ostream& out, figures const& row);
+
 /// Writes the meaning of the columns; once, below the last table.
 void write_legend(std::ostream& out);
 

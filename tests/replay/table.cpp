@@ -52,6 +52,25 @@ TEST_CASE("write_table shows PyTorch's reserved memory next to the pool's", "[re
   CHECK(says(out.str(), "6,462.0 MiB"));
 }
 
+TEST_CASE("write_brief says in one line what was replayed, what the pool held and what PyTorch held",
+          "[replay]") {
+  figures row = demucs();
+  std::ostringstream out;
+  write_brief(out, row);
+  CHECK(out.str() ==
+        "demucs_train: 10,645 calls, 5,953.6 MiB in use at the peak; tarn held 6,008.1 MiB, PyTorch 7,290.0 "
+        "MiB, "
+        "with expandable segments 6,462.0 MiB\n");
+  row.trace = "mine";
+  row.peak_reserved.reset();
+  row.out_of_memory = 3;
+  std::ostringstream other;
+  write_brief(other, row);
+  CHECK(other.str() ==
+        "mine: 10,645 calls, 5,953.6 MiB in use at the peak; tarn held an unknown amount and refused 3 "
+        "requests\n");
+}
+
 TEST_CASE("write_table has no PyTorch row for a trace without known figures", "[replay]") {
   figures row = demucs();
   row.trace = "mine";

@@ -246,6 +246,10 @@ expect 2 "--waste of a pool that cannot be inspected" --device sim --pool tarn,s
 says err "no waste of pool 'std_pmr': only tarn's pools report what they hold"
 quiet out
 
+expect 0 "--brief prints a line for each trace and pool" --device sim --brief "$demucs" plain.trace
+says out '^demucs_train: 10,645 calls, 5,953.6 MiB in use at the peak; tarn held 6,[0-9.]* MiB, PyTorch 7,290.0 MiB, with expand'
+says out '^plain: 10,645 calls, .*; tarn held 6,[0-9.]* MiB$'
+[ "$(wc -l <out)" -eq 4 ] || fail "$title: not the device, an empty line and two lines"
 expect 0 "--choose-options ends with a recommendation and its figures" --device sim --choose-options --report chosen.html "$demucs"
 says out '^  pooled{}  *6,[0-9,.]* MiB '
 says out '^  pooled{.remap = remapping::off}  *6,[0-9,.]* MiB '
