@@ -57,7 +57,16 @@ if [ -n "$nvcc" ]; then
     quietly "$work/cuda/copy_back"
     echo "installed, CUDA works"
   else
-    echo "installed, CUDA compiles; not run: no GPU"
+    for program in saxpy copy_back; do
+      status=0
+      "$work/cuda/$program" >"$work/log" 2>&1 || status=$?
+      if [ "$status" -ne 1 ] || ! grep -q '^tarn: .*check that a device and its driver are installed' "$work/log"; then
+        cat "$work/log"
+        echo "FAILED: without a GPU $program ended with status $status, or without the reason"
+        exit 1
+      fi
+    done
+    echo "installed, CUDA compiles; without a GPU the programs print the reason"
   fi
 else
   echo "skipped CUDA: no nvcc"
