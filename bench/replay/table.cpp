@@ -174,7 +174,7 @@ void write_legend(std::ostream& out) {
          "cold: a first pass on a fresh pool; warm: a later one on the same pool. ns/event: host time.\n"
          "driver ns: per event, as the simulated device reports its calls would cost on an H200; not spent "
          "here.\n"
-         "* held by PyTorch 2.11 for the same requests, recorded on one H200 "
+         "* held by PyTorch 2.11 for the same requests, measured on an H200 or an H100 "
          "(bench/replay/pytorch_held.hpp).\n";
 }
 
