@@ -209,6 +209,20 @@ TEST_CASE("memory_summary has PyTorch's layout", "[report][summary]") {
   pool.deallocate({}, p, 10_MiB);
 }
 
+TEST_CASE("memory_stats_json is one JSON object of memory_stats", "[report][stats]") {
+  sim_pool pool;
+  auto const used = make_device_buffer<std::byte>(pool, 1000, stream_ref{});
+  std::string const json = memory_stats_json(pool);
+  std::string expected;
+  for (auto const& [key, value] : memory_stats(pool)) {
+    CHECK(key.find_first_of("\"\\") == std::string::npos);  // needs no escape
+    expected += (expected.empty() ? "{\"" : ",\"") + key + "\":" + std::to_string(value);
+  }
+  CHECK(json == expected + "}");
+  CHECK(json.find("\"allocated_bytes.all.current\":1024") != std::string::npos);
+  CHECK(json.find("\"max_split_size\":-1") != std::string::npos);
+}
+
 TEST_CASE("memory_stats and memory_summary show the memory of captured graphs while there is any",
           "[report][stats][summary][graph_memory]") {
   sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
