@@ -23,7 +23,7 @@ count() {
     sed -n 's/.*Collected : \([0-9]*\).*/\1/p'
 }
 
-for pool in tarn tarn_tracked tarn_watched mimalloc host_malloc std_pmr; do
+for pool in tarn tarn_tracked tarn_any tarn_watched mimalloc host_malloc std_pmr; do
   status=0
   "$work/hot_pair" $pool 256 1 || status=$?
   if [ $status -eq 77 ]; then echo "skipped $pool: not installed" >&2 && continue; fi

@@ -5,7 +5,8 @@
 namespace tarn::bench {
 
 bool run_if_watched(std::string_view name, counts n) {
-  return run_if<tarn_pool<idle_device, with_watching>>(name, n);
+  return run_if<tarn_pool<idle_device, with_watching>>(name, n) ||
+         run_if<tarn_pool<idle_device, with_any_handle>>(name, n);
 }
 
 }  // namespace tarn::bench

@@ -4,6 +4,7 @@
 
 #include "peers/peer.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/policy/any_resource.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
@@ -52,6 +53,16 @@ struct with_tracking {
   template <class Pages>
   static auto over(Pages pages, pooled const& options) {
     return pages | options | tracked{};
+  }
+};
+
+/// The default pool with statistics, called through any_resource.
+struct with_any_handle {
+  static constexpr std::string_view name = "tarn_any";
+  static constexpr std::string_view about = "tarn_tracked, called through any_resource";
+  template <class Pages>
+  static auto over(Pages pages, pooled const& options) {
+    return basic_any_resource<typename Pages::driver_type, device_accessible>(pages | options | tracked{});
   }
 };
 

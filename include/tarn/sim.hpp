@@ -7,6 +7,7 @@
 #include "tarn/core/config.hpp"
 
 #include "tarn/driver/default_driver.hpp"
+#include "tarn/policy/any_resource.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/raii/device_guard.hpp"
 #include "tarn/raii/stream.hpp"
@@ -30,6 +31,7 @@ using pinned_host = sim_pinned_host;
 using registered_host = sim_registered_host;
 using managed = sim_managed;
 using device_pool = sim_pool;
+using any_resource = basic_any_resource<sim_driver, device_accessible>;
 using device_guard = basic_device_guard<sim_driver>;
 class stream : public sim_stream {
  public:

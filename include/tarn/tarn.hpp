@@ -30,6 +30,7 @@
 #include "tarn/source/managed.hpp"
 #include "tarn/source/pinned_host.hpp"
 
+#include "tarn/policy/any_resource.hpp"
 #include "tarn/policy/check_all.hpp"
 #include "tarn/policy/checked.hpp"
 #include "tarn/policy/device_pool.hpp"

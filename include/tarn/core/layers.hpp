@@ -104,15 +104,21 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call cons
   return called_from(from.where, call);
 }
 
+/// A handle that can be empty.
+template <class Resource>
+concept has_empty_state = requires(Resource const& memory) {
+  Resource(nullptr);
+  static_cast<bool>(memory);
+};
 /// Whether an owner can be constructed without a resource: with an empty handle, or with a source, which is a plain value.
 template <class Resource>
-concept can_be_absent = is_shared<Resource> || std::default_initializable<Resource>;
+concept can_be_absent = has_empty_state<Resource> || std::default_initializable<Resource>;
 template <class Resource>
 inline constexpr bool is_nothrow_absent =
-    is_shared<Resource> || std::is_nothrow_default_constructible_v<Resource>;
+    has_empty_state<Resource> || std::is_nothrow_default_constructible_v<Resource>;
 template <can_be_absent Resource>
 [[nodiscard]] Resource absent_resource() noexcept(is_nothrow_absent<Resource>) {
-  if constexpr (is_shared<Resource>) {
+  if constexpr (has_empty_state<Resource>) {
     return Resource(nullptr);
   } else {
     return Resource();
@@ -121,7 +127,7 @@ template <can_be_absent Resource>
 /// Returns the resource of an owner. @throws misuse  it has none
 template <class Resource>
 TARN_ALWAYS_INLINE Resource& required(Resource& memory, source_location where = source_location::current()) {
-  if constexpr (is_shared<std::remove_const_t<Resource>>) {
+  if constexpr (has_empty_state<std::remove_const_t<Resource>>) {
     if (!memory) {
       throw at(where,
                misuse(misuse_kind::no_resource, nullptr,

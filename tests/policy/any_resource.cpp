@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tarn/policy/any_resource.hpp"
+
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "contract/resource_contract.hpp"
+#include "tarn/policy/compose.hpp"
+#include "tarn/policy/limited.hpp"
+#include "tarn/policy/with_history.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/peak_scope.hpp"
+#include "tarn/raii/pinned_buffer.hpp"
+#include "tarn/report/stats.hpp"
+#include "tarn/report/summary.hpp"
+#include "tarn/sim.hpp"
+
+using namespace tarn;
+
+namespace {
+
+using any_sim = basic_any_resource<sim_driver, device_accessible>;
+using any_pinned = basic_any_resource<sim_driver, device_accessible, host_accessible>;
+
+/// No template: called with pools of different types.
+std::size_t allocated_while_used(any_sim memory) {
+  auto const used = make_device_buffer<float>(memory, 1000, stream_ref{});
+  return memory_allocated(memory);
+}
+
+}  // namespace
+
+TEST_CASE("any_resource keeps the contract of a resource", "[policy][any_resource]") {
+  sim_machine const machine;
+  tarn_test::resource_contract([&] { return any_sim(sim_pool{sim_pages{machine.driver()}}); });
+}
+
+TEST_CASE("any_resource takes pools of different types, which then are used without a template",
+          "[policy][any_resource]") {
+  sim_pool const plain;
+  auto const capped = sim_pages{} | limited{1_GiB} | pooled{} | tracked{} | limited{1_MiB};
+  CHECK(allocated_while_used(plain) == 4096);
+  CHECK(allocated_while_used(capped) == 4096);
+  any_sim memory = plain;
+  std::vector<any_sim> const all{plain, capped, memory};
+  CHECK((memory == all[0] && memory == all[2] && all[1] != all[0] && memory != any_sim()));
+  memory = capped;
+  CHECK(memory == all[1]);
+  CHECK_THROWS_AS((void)memory.allocate({}, 2_MiB), out_of_memory);
+  CHECK(memory.device() == plain.device());
+}
+
+TEST_CASE("any_resource is taken by owners, statistics and scopes as the pool is", "[policy][any_resource]") {
+  sim_machine const machine;
+  {
+    std::optional<sim_pool> pool(std::in_place, sim_pages{machine.driver()});
+    any_sim memory = *pool;
+    peak_scope scope{memory};
+    peak_scope const direct{*pool};
+    device_buffer<int, any_sim> buffer;
+    buffer = make_device_buffer<int>(memory, 1'000'000, stream_ref{});
+    CHECK(scope.peak_bytes() == direct.peak_bytes());
+    CHECK(memory_allocated(memory) == memory_allocated(*pool));
+    CHECK(memory_reserved(memory) == memory_reserved(*pool));
+    CHECK(memory_stats(memory) == memory_stats(*pool));
+    CHECK(memory_summary(memory) == memory_summary(*pool));
+    CHECK(memory.owns(buffer.data()));
+    CHECK(memory.largest_free_range() == pool->largest_free_range());
+    basic_stream const other(machine.driver());
+    buffer.record_stream(other);
+    buffer.reset();
+    reset_peak_memory_stats(memory);
+    CHECK(max_memory_allocated(*pool) == 0);
+    reset_accumulated_memory_stats(memory);
+    CHECK(memory_stats(*pool) == memory_stats(memory));
+    empty_cache(memory);
+    CHECK(memory_reserved(*pool) == 0);
+    buffer.resize(10);
+    pool.reset();  // the handles keep the pool
+    buffer.resize(2'000'000);
+    any_sim const moved = std::move(memory);
+    CHECK_FALSE(memory);  // NOLINT: moved-from is empty
+    CHECK(moved);
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
+TEST_CASE("any_resource is empty by default, and an owner over it throws misuse", "[policy][any_resource]") {
+  any_sim const none;
+  CHECK((!none && none == any_sim(nullptr) && any_sim(sim_pool(nullptr)) == none));
+  device_buffer<int, any_sim> buffer;
+  CHECK_THROWS_AS(buffer.resize(1), misuse);
+  static_assert(std::is_nothrow_default_constructible_v<decltype(buffer)>);
+}
+
+TEST_CASE("any_resource takes no memory that lacks a property, a pool or statistics",
+          "[policy][any_resource]") {
+  using pinned_pool = stack<sim_pinned_host, pooled, tracked>;
+  static_assert(std::is_constructible_v<any_pinned, pinned_pool>);
+  static_assert(std::is_constructible_v<any_sim, pinned_pool>);
+  static_assert(!std::is_constructible_v<any_pinned, sim_pool>);
+  static_assert(!std::is_constructible_v<any_sim, stack<sim_pages, pooled>>);
+  static_assert(!std::is_constructible_v<any_sim, stack<sim_malloc, tracked>>);
+  any_pinned const memory = pinned_pool{};
+  pinned_buffer<int, any_pinned> numbers(memory, 10);
+  CHECK(numbers[9] == 0);
+}
+
+TEST_CASE("any_resource passes the line of the user's call on to layers and errors",
+          "[policy][any_resource]") {
+  auto const pool = sim_pages{} | limited{1_GiB} | pooled{} | with_history{.history = 10} | tracked{};
+  any_sim memory = pool;
+  int const line = __LINE__ + 1;
+  void* const p = memory.allocate({}, 100);
+  memory.deallocate({}, p, 100);
+  auto buffer = make_device_buffer<int>(memory, 100, stream_ref{});
+  auto const record = nearest(pool, [](auto& layer) -> decltype(layer.record()) { return layer.record(); });
+  REQUIRE(record.events.size() == 3);
+  auto const line_of = [&](std::size_t i) {
+    return record.locations[record.events[i].location].front().line;
+  };
+  CHECK(line_of(0) == static_cast<unsigned>(line));
+  CHECK(line_of(1) == static_cast<unsigned>(line + 1));
+  CHECK(line_of(2) == static_cast<unsigned>(line + 2));
+  int const refused = __LINE__ + 2;
+  try {
+    (void)memory.allocate({}, 2_GiB);
+    FAIL("not refused");
+  } catch (out_of_memory const& error) {
+    CHECK(error.where().line == static_cast<unsigned>(refused));
+  }
+}
