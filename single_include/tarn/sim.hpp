@@ -5037,6 +5037,7 @@ using pinned_host = sim_pinned_host;
 using registered_host = sim_registered_host;
 using managed = sim_managed;
 using device_pool = sim_pool;
+using any_resource = basic_any_resource<sim_driver, device_accessible>;
 using device_guard = basic_device_guard<sim_driver>;
 class stream : public sim_stream {
  public:

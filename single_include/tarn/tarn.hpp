@@ -1099,7 +1099,8 @@ enum class misuse_kind : std::uint8_t {
   contents_lost,    ///< a scope could not move contents back, and no handler was set to take them
   wrong_thread,     ///< a scope ended on another thread than it began on
   recursion,        ///< constructing an object requested that same object, or a growing pool was put to sleep
-  in_use            ///< work on memory was not finished when its pool was put to sleep or compacted
+  in_use,           ///< work on memory was not finished when its pool was put to sleep or compacted
+  no_resource       ///< an owner that was constructed without a resource was to allocate, copy or order
 };
 
 /// Misuse of the library with defined behaviour. Thrown where possible; deallocation reports it to the misuse handler instead.
@@ -2147,29 +2148,41 @@ template <stream_driver Driver>
   return there;
 }
 
-/// Learns where a stream lives that exists and has an identity. Two driver calls at the first time of each
-/// stream, none where there is one device; does nothing while the stream is captured, since the question
-/// would invalidate the capture.
+/// Finds where a stream lives that exists; unknown_device while it is captured, since the question would
+/// invalidate the capture. If the stream has an identity, the driver is asked once: two calls at the first
+/// time, none where there is one device.
 template <stream_driver Driver>
-void learn_device([[maybe_unused]] Driver const& driver, [[maybe_unused]] stream_ref stream) noexcept {
+device_id find_device(Driver const& driver, stream_ref stream) noexcept {
+  device_id device = device_of(driver, stream);
   if constexpr (multi_device_driver<Driver>) {
-    if (driver.known_device(stream) != unknown_device) return;
+    if (device != unknown_device) return device;
     capture_gate::passage const none_begins;
     stream_ref const bare = stream_ref::from(stream.handle());
     bool captured = false;
-    device_id device;
-    if (driver.is_capturing(bare, captured).ok() && !captured && driver.ask_device(bare, device).ok())
-      driver.devices_of_streams().note(stream.id(), device);
+    bool const may_ask = driver.is_capturing(bare, captured).ok() && !captured;
+    if (!may_ask || !driver.ask_device(bare, device).ok()) return unknown_device;
+    if (stream.id() != stream_ref::unknown_id) driver.devices_of_streams().note(stream.id(), device);
   }
+  return device;
 }
 
-/// The driver of the device where a stream lives that exists; `driver` itself where that cannot be learned.
+/// The driver of the device where a stream lives that exists; `driver` itself where that cannot be found.
 template <stream_driver Driver>
 [[nodiscard]] Driver driver_of(Driver const& driver, stream_ref stream) noexcept {
-  learn_device(driver, stream);
-  return driver_on(driver, device_of(driver, stream));
+  return driver_on(driver, find_device(driver, stream));
 }
 
+/// The error for memory that the device of a stream cannot use.
+template <stream_driver Driver>
+[[nodiscard]] misuse unusable_from(stream_ref stream, Driver const& driver) noexcept {
+  message<256> text;
+  text.add("the stream is of device ")
+      .add_number(find_device(driver, stream).value)
+      .add(", which cannot use this memory of device ");
+  text.add_number(driver.device().value);
+  text.add("; allocate on a stream of that device, or add accessible_from to its pages");
+  return {misuse_kind::wrong_device, nullptr, text.view()};
+}
 /// Orders later work on `later` behind earlier work on `earlier`, on the device. Both streams must exist.
 /// Each is passed with the driver of its device: an event is recorded only on the device it was created for,
 /// but any device may wait for it.
@@ -2889,10 +2902,12 @@ class block_source {
   /// is
   ///                   tried before the request is refused), since a device block has no room to hide an offset
   /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
+  /// @throws misuse  the driver orders the memory, and the stream is of another device, whose memory it would be
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
                                std::size_t alignment = default_alignment,
                                source_location where = source_location::current()) {
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
+      if (is_elsewhere(stream)) throw detail::at(where, detail::unusable_from(stream, driver_));
       return take_aligned(
           {stream, bytes, alignment}, where,
           [&](std::size_t size, void*& p) noexcept {
@@ -2912,7 +2927,7 @@ class block_source {
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
-      if (detail::life_of(driver_, stream) == detail::stream_life::alive) {
+      if (detail::life_of(driver_, stream) == detail::stream_life::alive && !is_elsewhere(stream)) {
         (void)calls_.give(driver_, stream, p, bytes, alignment);
       } else {
         (void)calls_.give_lost(driver_, p, bytes, alignment);
@@ -3031,6 +3046,10 @@ class block_source {
     return p;
   }
 
+  /// Whether an existing stream is known to be of another device.
+  [[nodiscard]] bool is_elsewhere(stream_ref stream) const noexcept {
+    return detail::driver_of(driver_, stream).device() != driver_.device();
+  }
   /// Waits for the work on the stream; returns false if the driver has unloaded and there is nothing left to free.
   [[nodiscard]] bool wait_for(stream_ref stream) noexcept {
     if (detail::life_of(driver_, stream) != detail::stream_life::alive) {
@@ -3342,9 +3361,10 @@ class on_device {
   void enter(int device) noexcept {
     int current = 0;
     entered_ = cuda_status(cudaGetDevice(&current), "cudaGetDevice");
-    if (!entered_.ok()) return;
-    devices_of_cuda_streams().use(device_id{device});
-    if (current == device) return;
+    if (entered_.ok() && current != device) push(device);
+    if (entered_.ok()) devices_of_cuda_streams().use(device_id{device});
+  }
+  void push(int device) noexcept {
     auto const& calls = cuda_driver_calls();
     if (!calls.has_contexts()) {
       entered_ = cuda_lacks("cuCtxPushCurrent");
@@ -4984,6 +5004,40 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(attribution const& from, Call cons
   return called_from(from.where, call);
 }
 
+/// A handle that can be empty.
+template <class Resource>
+concept has_empty_state = requires(Resource const& memory) {
+  Resource(nullptr);
+  static_cast<bool>(memory);
+};
+/// Whether an owner can be constructed without a resource: with an empty handle, or with a source, which is a plain value.
+template <class Resource>
+concept can_be_absent = has_empty_state<Resource> || std::default_initializable<Resource>;
+template <class Resource>
+inline constexpr bool is_nothrow_absent =
+    has_empty_state<Resource> || std::is_nothrow_default_constructible_v<Resource>;
+template <can_be_absent Resource>
+[[nodiscard]] Resource absent_resource() noexcept(is_nothrow_absent<Resource>) {
+  if constexpr (has_empty_state<Resource>) {
+    return Resource(nullptr);
+  } else {
+    return Resource();
+  }
+}
+/// Returns the resource of an owner. @throws misuse  it has none
+template <class Resource>
+TARN_ALWAYS_INLINE Resource& required(Resource& memory, source_location where = source_location::current()) {
+  if constexpr (has_empty_state<std::remove_const_t<Resource>>) {
+    if (!memory) {
+      throw at(where,
+               misuse(misuse_kind::no_resource, nullptr,
+                      "an owner without a resource cannot allocate, copy or order; assign one that has "
+                      "a resource, as make_device_buffer<T>(pool, count, stream) returns it"));
+    }
+  }
+  return memory;
+}
+
 /// Frees a block for an owner or a container, whose own line says nothing to the user: layers that record
 /// places record that of a scope around it, or none.
 template <class Resource>
@@ -5338,63 +5392,661 @@ static_assert(resource<pinned_host>);
 
 }  // namespace tarn
 
-// ---- tarn/policy/check_all.hpp
-// check_all() and report_leaks() of the checked layer of a stack, whatever policies are above it.
-
-#include <cstddef>
-
-namespace tarn {
-
-/// Verifies all blocks: checked_layer::check_all() (policy/checked.hpp). Returns the number of findings. @throws std::bad_alloc
-template <class Resource>
-std::size_t check_all(Resource const& memory) {
-  auto const call = [](auto& layer) -> decltype(layer.check_all()) { return layer.check_all(); };
-  static_assert(reachable<Resource, decltype(call)>,
-                "tarn: this needs checked memory; add: | tarn::checked{}");
-  return nearest(memory, call);
-}
-/// Reports live blocks: checked_layer::report_leaks() (policy/checked.hpp). Returns their number. @throws std::bad_alloc
-template <class Resource>
-std::size_t report_leaks(Resource const& memory) {
-  auto const call = [](auto& layer) -> decltype(layer.report_leaks()) { return layer.report_leaks(); };
-  static_assert(reachable<Resource, decltype(call)>,
-                "tarn: this needs checked memory; add: | tarn::checked{}");
-  return nearest(memory, call);
-}
-
-}  // namespace tarn
-// ---- tarn/policy/checked.hpp
-// checked: reports every misuse of a block, with the block's history.
-//
-// Over 400 lines: one short function for each step of a call and for each kind of finding.
+// ---- tarn/policy/any_resource.hpp
+// any_resource: a handle to any tracked pool, in one type. For code that is no template: interfaces, plug-ins, class members.
 
 #include <atomic>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <string_view>
 #include <utility>
 
-// ---- tarn/policy/block_history.hpp
-// The history of each block: where it was allocated and freed, and its present state.
-//
-//   live -> quarantined -> gone -> forgotten, or live again if the address is reused
+// ---- tarn/core/shared_resource.hpp
+// shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
+// CUDA libraries, and forwards calls that a layer does not define to the layer below.
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/core/routed_calls.hpp
+// The calls that reach a pool through the layers above it. A layer that routes to several resources defines each of them, or does
+// not compile.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// ---- tarn/core/sleeping.hpp
+// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The calls are in
+// raii/sleep.hpp and raii/compact.hpp.
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+
+namespace tarn {
+
+/// Where the contents of live blocks stay while a pool sleeps.
+enum class contents : std::uint8_t {
+  in_pinned_memory,  ///< copied at the full rate of the bus; allocating it takes 460 ms/GiB
+  in_host_memory,    ///< ordinary memory, copied through two pinned buffers of 32 MiB
+  discarded          ///< not kept: indeterminate after waking
+};
+
+/// What wake() does with the host memory that held the contents.
+enum class after_waking : std::uint8_t {
+  free_host_memory,
+  keep_host_memory  ///< for the next sleep with the same `contents`, which then allocates nothing
+};
+
+/// What compact() reached; bytes. Without the memory of graph_memories.
+struct compaction {
+  std::size_t released = 0;  ///< physical memory given back
+  std::size_t live = 0;  ///< in live blocks, and in runs of small blocks; thread caches in use are included
+  std::size_t stretches = 0;  ///< of contiguous live bytes, counted in each handle; 0 of a pool over blocks
+  std::size_t reserved =
+      0;  ///< held afterwards: `live`, and less than a granule at each end of a stretch; or segments
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+namespace detail {
+
+class waiting_observer;
+
+/// Calls that reach a pool through the layers above it, and all resources below a routing layer.
+struct routed_calls {
+  struct record_stream {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.record_stream(static_cast<void*>(nullptr),
+                                                                              std::size_t{}, stream_ref{}))) {
+    }
+  };
+  struct trim {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.trim(std::size_t{}))) {}
+  };
+  struct owns {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.owns(static_cast<void const*>(nullptr)))) {}
+  };
+  struct largest_free_range {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.largest_free_range())) {}
+  };
+  struct block_bytes {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.block_bytes(std::size_t{}, std::size_t{}))) {}
+  };
+  struct state {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.state())) {}
+  };
+  struct reset_peaks {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_peaks())) {}
+  };
+  struct reset_totals {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_totals())) {}
+  };
+  struct observe_waiting {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.observe_waiting(std::declval<waiting_observer&>()))) {}
+  };
+  struct end_observation {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.end_observation(std::declval<waiting_observer&>()))) {}
+  };
+  using clock = std::uint64_t (*)() noexcept;
+  struct note_growth {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.note_growth(std::size_t{}, clock{}))) {}
+  };
+  struct note_growth_from_now {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.note_growth_from_now(std::size_t{}, clock{}))) {}
+  };
+  struct sleep {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.sleep(contents{}))) {}
+  };
+  struct wake {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.wake(after_waking{}))) {}
+  };
+  struct is_asleep {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.is_asleep())) {}
+  };
+  struct compact {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.compact())) {}
+  };
+  struct any_segment {
+    void operator()(memory_segment const&) const noexcept {}
+  };
+  struct each_segment {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.each_segment(static_cast<void const*>(nullptr), std::size_t{},
+                                                     any_segment{}))) {}
+  };
+  struct pin {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.pin(static_cast<void const*>(nullptr), std::size_t{}))) {}
+  };
+  struct unpin {
+    template <class L>
+    auto operator()(L& l) const
+        -> decltype(static_cast<void>(l.unpin(static_cast<void const*>(nullptr), std::size_t{}))) {}
+  };
+  struct any_look {
+    template <class... Parts>
+    void operator()(Parts&...) const noexcept {}
+  };
+  struct inspect {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<void>(l.inspect(any_look{}))) {}
+  };
+  struct allocator_backend {
+    template <class L>
+    auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
+      return l.allocator_backend();
+    }
+  };
+  struct new_graph_memory {
+    template <class L>
+    auto operator()(L& l) const -> decltype(l.new_graph_memory()) {
+      return l.new_graph_memory();
+    }
+  };
+};
+
+/// Where memory comes from: the answer of the nearest pool, or of the source below.
+struct backend_call {
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
+    return l.allocator_backend();
+  }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.backend())) {
+    return l.backend();
+  }
+};
+
+/// Whether a call that needs the addresses of a page source reaches the uppermost pool. It must not pass a pool over blocks: that
+/// one uses the memory of the pool below it.
+template <class Resource, class Call>
+constexpr bool keeps_addresses() noexcept {
+  using layer = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
+  if constexpr (std::invocable<Call, layer&>) {
+    return true;
+  } else if constexpr (stands_on_another<layer> && !routes_calls<layer> && !gives_pieces<layer>) {
+    return keeps_addresses<std::remove_reference_t<decltype(std::declval<layer&>().upstream())>, Call>();
+  } else {
+    return false;
+  }
+}
+
+/// Returns true if a resource below a routing layer offers a call that the layer does not define.
+template <class Layer, class Call, class... Resources>
+constexpr bool lacks_route(routes_to<Resources...>) noexcept {
+  return (reachable<Resources, Call> || ...) && !std::invocable<Call, Layer&>;
+}
+
+/// Reports which calls a routing layer does not define, one static_assert per call.
+template <class Layer>
+constexpr bool check_routes() {
+  if constexpr (routes_calls<Layer>) {
+    constexpr typename Layer::routes below;
+    static_assert(
+        !lacks_route<Layer, routed_calls::record_stream>(below),
+        "tarn: this layer routes to several resources but does not route record_stream, so a block could be "
+        "reused while another stream uses it; add: void record_stream(void*, size_t bytes, stream_ref)");
+    static_assert(!lacks_route<Layer, routed_calls::trim>(below),
+                  "tarn: this layer routes to several resources but does not route trim; add: size_t "
+                  "trim(size_t keep_bytes)");
+    static_assert(!lacks_route<Layer, routed_calls::owns>(below),
+                  "tarn: this layer routes to several resources but does not route owns; add: bool owns(void "
+                  "const*) const");
+    static_assert(
+        !lacks_route<Layer, routed_calls::largest_free_range>(below),
+        "tarn: this layer routes to several resources but does not route largest_free_range; add: size_t "
+        "largest_free_range() const");
+    static_assert(!lacks_route<Layer, routed_calls::block_bytes>(below),
+                  "tarn: this layer routes to several resources but does not route block_bytes; add: size_t "
+                  "block_bytes(size_t bytes, size_t alignment)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::state>(below),
+        "tarn: this layer routes to several resources but does not route state; add: pool_state state()");
+    static_assert(!lacks_route<Layer, routed_calls::reset_peaks>(below),
+                  "tarn: this layer routes to several resources but does not route reset_peaks; add: void "
+                  "reset_peaks()");
+    static_assert(!lacks_route<Layer, routed_calls::reset_totals>(below),
+                  "tarn: this layer routes to several resources but does not route reset_totals; add: void "
+                  "reset_totals()");
+    static_assert(!lacks_route<Layer, routed_calls::observe_waiting>(below) &&
+                      !lacks_route<Layer, routed_calls::end_observation>(below),
+                  "tarn: this layer routes to several resources but does not route observe_waiting and "
+                  "end_observation, so active bytes would be counted wrongly; add both, for each resource");
+    static_assert(!lacks_route<Layer, routed_calls::note_growth>(below),
+                  "tarn: this layer routes to several resources but does not route note_growth; add: void "
+                  "note_growth(size_t most, clock)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::note_growth_from_now>(below),
+        "tarn: this layer routes to several resources but does not route note_growth_from_now; add: void "
+        "note_growth_from_now(size_t most, clock)");
+    static_assert(!lacks_route<Layer, routed_calls::sleep>(below) &&
+                      !lacks_route<Layer, routed_calls::wake>(below) &&
+                      !lacks_route<Layer, routed_calls::is_asleep>(below),
+                  "tarn: this layer routes to several resources but does not route sleep, wake and "
+                  "is_asleep; add: size_t "
+                  "sleep(contents), size_t wake(after_waking), bool is_asleep() const");
+    static_assert(!lacks_route<Layer, routed_calls::allocator_backend>(below),
+                  "tarn: this layer routes to several resources but does not route allocator_backend; add: "
+                  "char const* allocator_backend() const, of the resource that is asked first");
+    static_assert(!lacks_route<Layer, routed_calls::compact>(below),
+                  "tarn: this layer routes to several resources but does not route compact; add: compaction "
+                  "compact()");
+    static_assert(
+        !lacks_route<Layer, routed_calls::each_segment>(below) &&
+            !lacks_route<Layer, routed_calls::pin>(below) && !lacks_route<Layer, routed_calls::unpin>(below),
+        "tarn: this layer routes to several resources but does not route each_segment, pin and unpin, so "
+        "pages that are in use elsewhere could be given back; add: void each_segment(void const*, size_t "
+        "bytes, f), void pin(void const*, size_t bytes), void unpin(void const*, size_t bytes) noexcept");
+    static_assert(
+        !lacks_route<Layer, routed_calls::inspect>(below),
+        "tarn: this layer routes to several resources but does not route inspect; add: void inspect(look)");
+    static_assert(
+        !lacks_route<Layer, routed_calls::new_graph_memory>(below),
+        "tarn: this layer routes to several resources but does not route new_graph_memory, so a block of "
+        "a captured graph could be reused; add: owned<graph_owner> new_graph_memory(), for each");
+  }
+  return true;
+}
+
+}  // namespace detail
+
+}  // namespace tarn
+
+namespace tarn {
+
+namespace detail {
+
+/// Constructs the upstream from all arguments but the last.
+template <class Upstream, class Tuple, std::size_t... N>
+Upstream make_upstream(Tuple&& arguments, std::index_sequence<N...>) {
+  return Upstream(std::get<N>(std::forward<Tuple>(arguments))...);
+}
+
+}  // namespace detail
+
+/// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
+/// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
+/// moved-from handle is empty.
+template <class Layer>
+class shared_resource {
+ public:
+  using layer_type = Layer;
+  using driver_type = typename Layer::driver_type;
+  using properties = typename Layer::properties;
+  static_assert(detail::check_routes<Layer>());
+
+  /// Default-constructs the layer and those below it.
+  shared_resource()
+    requires std::default_initializable<Layer>
+      : block_(new block()) {}
+
+  /// Constructs an empty handle, which refers to no resource. It may only be assigned, copied, compared or destroyed.
+  explicit shared_resource(std::nullptr_t) noexcept : block_(nullptr) {}
+
+  /// Constructs the layer from its own constructor arguments.
+  template <class... Arguments>
+    requires(sizeof...(Arguments) > 0 && std::constructible_from<Layer, Arguments...>)
+  explicit shared_resource(std::in_place_t, Arguments&&... arguments)
+      : block_(new block(std::forward<Arguments>(arguments)...)) {}
+
+  /// Constructs a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
+  /// limited{1_GiB}}.
+  template <class First, class... Rest>
+    requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
+             !std::same_as<std::remove_cvref_t<First>, std::in_place_t>)
+  explicit shared_resource(First&& first, Rest&&... rest) : block_(nullptr) {
+    using upstream_type = typename Layer::upstream_type;
+    if constexpr (sizeof...(Rest) == 0) {
+      static_assert(std::constructible_from<Layer, upstream_type>,
+                    "tarn: this layer cannot be made from its upstream alone; pass its policy's options too");
+      block_ = new block(upstream_type(std::forward<First>(first)));
+    } else {
+      auto all = std::forward_as_tuple(std::forward<First>(first), std::forward<Rest>(rest)...);
+      constexpr std::size_t below = sizeof...(Rest);
+      block_ =
+          new block(detail::make_upstream<upstream_type>(std::move(all), std::make_index_sequence<below>{}),
+                    std::get<below>(std::move(all)));
+    }
+  }
+
+  shared_resource(shared_resource const& other) noexcept : block_(other.block_) {
+    if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
+  }
+  shared_resource(shared_resource&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  shared_resource& operator=(shared_resource other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~shared_resource() {
+    if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
+  }
+
+  // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place costs nothing if no
+  // layer records it.
+
+  /// Allocates for work on `stream`. Returns null for zero bytes.
+  /// @param bytes      any size; the block may be larger
+  /// @param alignment  a power of two up to max_alignment
+  /// @throws out_of_memory, bad_alignment; nothing has changed
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes,
+                                                  std::size_t alignment = default_alignment,
+                                                  attribution call = attribution::current())
+    requires(detail::allocates<Layer>())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
+    return detail::called_from(call.where, [&]() TARN_ALWAYS_INLINE_LAMBDA {
+      if constexpr (has_allocate<Layer>) {
+        return block_->layer.allocate(stream, bytes, alignment);
+      } else {
+        return block_->layer.upstream().allocate(stream, bytes, alignment);
+      }
+    });
+  }
+  /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does nothing for
+  /// null.
+  TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment = default_alignment,
+                                     attribution call = attribution::current()) noexcept
+    requires(detail::allocates<Layer>())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
+    if constexpr (has_deallocate<Layer>) {
+      block_->layer.deallocate(stream, p, bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not its counterpart; add: void "
+                    "deallocate(stream_ref, void*, size_t bytes, size_t alignment) noexcept");
+      block_->layer.upstream().deallocate(stream, p, bytes, alignment);
+    }
+  }
+  /// Allocates memory that every stream may use at once.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
+                                                       std::size_t alignment = default_alignment,
+                                                       attribution call = attribution::current())
+    requires(detail::allocates<Layer>())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
+    return detail::called_from(call.where, [&]() TARN_ALWAYS_INLINE_LAMBDA {
+      if constexpr (has_allocate_sync<Layer>) {
+        return block_->layer.allocate_sync(bytes, alignment);
+      } else {
+        static_assert(!has_allocate<Layer>,
+                      "tarn: this policy changes allocate but not allocate_sync; add: void* "
+                      "allocate_sync(size_t bytes, size_t alignment)");
+        return block_->layer.upstream().allocate_sync(bytes, alignment);
+      }
+    });
+  }
+  /// Frees memory that no stream uses any more.
+  TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
+                                          std::size_t alignment = default_alignment,
+                                          attribution call = attribution::current()) noexcept
+    requires(detail::allocates<Layer>())
+  {
+    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
+    if constexpr (has_deallocate_sync<Layer>) {
+      block_->layer.deallocate_sync(p, bytes, alignment);
+    } else {
+      static_assert(!has_allocate<Layer>,
+                    "tarn: this policy changes allocate but not deallocate_sync; add: void "
+                    "deallocate_sync(void*, size_t bytes, size_t alignment) noexcept");
+      block_->layer.upstream().deallocate_sync(p, bytes, alignment);
+    }
+  }
+
+  // The same four calls as CCCL 3.0 (CUDA 13.0) names them. Templates, so that a braced {} never converts to bytes.
+
+  template <std::integral Bytes>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
+                                                  attribution call = attribution::current())
+    requires(detail::allocates<Layer>())
+  {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
+  }
+  template <std::integral Bytes>
+  TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
+                                     attribution call = attribution::current()) noexcept
+    requires(detail::allocates<Layer>())
+  {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
+                                                        stream_ref stream,
+                                                        attribution call = attribution::current())
+    requires(detail::allocates<Layer>())
+  {
+    return allocate(stream, bytes, alignment, call);
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
+                                                        attribution call = attribution::current())
+    requires(detail::allocates<Layer>())
+  {
+    return allocate(stream, bytes, default_alignment, call);
+  }
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
+                                           stream_ref stream,
+                                           attribution call = attribution::current()) noexcept
+    requires(detail::allocates<Layer>())
+  {
+    deallocate(stream, p, bytes, alignment, call);
+  }
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
+                                           attribution call = attribution::current()) noexcept
+    requires(detail::allocates<Layer>())
+  {
+    deallocate(stream, p, bytes, default_alignment, call);
+  }
+
+  /// Whether the handle refers to a resource; false if it is empty.
+  [[nodiscard]] explicit operator bool() const noexcept { return block_ != nullptr; }
+  /// Equal handles: memory of one may be freed through the other.
+  friend bool operator==(shared_resource const& a, shared_resource const& b) noexcept {
+    return a.block_ == b.block_;
+  }
+
+  /// Returns the driver that orders the streams of this memory.
+  [[nodiscard]] driver_type const& driver() const noexcept {
+    return nearest(*this, [](auto& l) -> decltype((l.driver())) { return l.driver(); });
+  }
+  /// Returns the device that the memory belongs to.
+  [[nodiscard]] device_id device() const noexcept { return driver().device(); }
+
+  // Calls that only a pool offers, reachable through any policy above it; without a pool they do not compile. Documented at the
+  // pool. A handle is const as a pointer is: the resource behind it is not.
+
+  /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
+  std::size_t trim(  // NOLINT(modernize-use-nodiscard): may be ignored
+      std::size_t keep_bytes = 0, source_location where = source_location::current()) const
+    requires reachable<shared_resource, detail::routed_calls::trim>
+  {
+    return detail::called_from(where, [&] {
+      return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
+    });
+  }
+  /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
+  void empty_cache(source_location where = source_location::current()) const
+    requires reachable<shared_resource, detail::routed_calls::trim>
+  {
+    (void)trim(0, where);
+  }
+  /// Returns true if `p` points into memory that the pool reserved.
+  [[nodiscard]] bool owns(void const* p) const noexcept
+    requires reachable<shared_resource, detail::routed_calls::owns>
+  {
+    return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
+  }
+  /// Returns the size of the largest request that can be served without calling the driver, bytes.
+  [[nodiscard]] std::size_t largest_free_range() const
+    requires reachable<shared_resource, detail::routed_calls::largest_free_range>
+  {
+    return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
+  }
+  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
+  /// stream. The freed block is held back until that work is done.
+  void record_stream(void* p, std::size_t bytes, stream_ref stream,
+                     source_location where = source_location::current()) const
+    requires reachable<shared_resource, detail::routed_calls::record_stream>
+  {
+    detail::called_from(where, [&] {
+      nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
+        return l.record_stream(p, bytes, stream);
+      });
+    });
+  }
+
+  // Page calls, if this layer is a policy over a page source.
+
+  /// Whether the device has pages: the answer of the source below.
+  [[nodiscard]] bool has_pages() const noexcept
+    requires(requires(Layer& l) { l.granularity(); } && reachable<shared_resource, detail::has_pages_call>)
+  {
+    return nearest(*this, detail::has_pages_call{});
+  }
+  [[nodiscard]] std::size_t granularity() const noexcept
+    requires requires(Layer& l) { l.granularity(); }
+  {
+    return block_->layer.granularity();
+  }
+  [[nodiscard]] void* reserve(std::size_t bytes)
+    requires requires(Layer& l) { l.reserve(bytes); }
+  {
+    return block_->layer.reserve(bytes);
+  }
+  void unreserve(void* p, std::size_t bytes) noexcept
+    requires requires(Layer& l) { l.unreserve(p, bytes); }
+  {
+    block_->layer.unreserve(p, bytes);
+  }
+  [[nodiscard]] page_handle create(std::size_t bytes)
+    requires requires(Layer& l) { l.create(bytes); }
+  {
+    return block_->layer.create(bytes);
+  }
+  void destroy(page_handle handle, std::size_t bytes) noexcept
+    requires requires(Layer& l) { l.destroy(handle, bytes); }
+  {
+    block_->layer.destroy(handle, bytes);
+  }
+  void map(void* p, std::size_t bytes, page_handle handle)
+    requires requires(Layer& l) { l.map(p, bytes, handle); }
+  {
+    block_->layer.map(p, bytes, handle);
+  }
+  void unmap(void* p, std::size_t bytes) noexcept
+    requires requires(Layer& l) { l.unmap(p, bytes); }
+  {
+    block_->layer.unmap(p, bytes);
+  }
+
+  // Plain blocks, if this layer forwards them.
+
+  [[nodiscard]] void* allocate_plain(std::size_t bytes)
+    requires has_plain_blocks<Layer>
+  {
+    return block_->layer.allocate_plain(bytes);
+  }
+  void deallocate_plain(void* p, std::size_t bytes) noexcept
+    requires has_plain_blocks<Layer>
+  {
+    block_->layer.deallocate_plain(p, bytes);
+  }
+
+  /// Returns the layer itself, for calls that only it offers.
+  [[nodiscard]] Layer& layer() const noexcept { return block_->layer; }
+  Layer* operator->() const noexcept { return &block_->layer; }
+
+ private:
+  struct block {
+    template <class... Arguments>
+    explicit block(Arguments&&... arguments) : layer(std::forward<Arguments>(arguments)...) {}
+    std::atomic<std::size_t> references{1};
+    Layer layer;
+  };
+  block* block_;
+};
+
+}  // namespace tarn
+// ---- tarn/policy/tracked.hpp
+// tracked: exact statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// ---- tarn/core/graph_owner.hpp
+// graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that captured graphs use.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// The memory of one graph_memory at one moment, bytes.
+struct graph_state {
+  std::size_t reserved = 0;   ///< held from the driver for its graphs alone
+  std::size_t allocated = 0;  ///< handed out inside captures and not freed since, rounded to block sizes
+  std::size_t kept = 0;       ///< blocks of the pool itself that were freed inside a capture, rounded
+  std::uint64_t number = 0;   ///< of the owner, as in snapshot_segment::graph_memory
+};
+
+namespace detail {
+
+/// Identifies one open capture of an owner.
+using capture_number = std::uint64_t;
+
+/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted before.
+class graph_owner {
+ public:
+  graph_owner() = default;
+  graph_owner(graph_owner const&) = delete;
+  graph_owner& operator=(graph_owner const&) = delete;
+  virtual ~graph_owner() = default;
+
+  /// What is allocated on `stream` from now on is the owner's. The identity of `stream` is known.
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  [[nodiscard]] virtual capture_number begin_capture(stream_ref stream) = 0;
+  /// The same for another stream of that capture. @throws as above
+  virtual void join_capture(capture_number capture, stream_ref stream) = 0;
+  virtual void end_capture(capture_number capture) noexcept = 0;
+  [[nodiscard]] virtual graph_state state() const = 0;
+};
+
+}  // namespace detail
+}  // namespace tarn
+// ---- tarn/core/waiting_block.hpp
+// Counts freed blocks that a pool holds back until other streams have finished with them, and notifies observers of changes.
+
+#include <cstddef>
+#include <cstdint>
 #include <mutex>
-#include <string_view>
-
-// ---- tarn/core/address_map.hpp
-// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to Value{} marks
-// an empty slot.
-
-#include <cstddef>
-#include <cstdint>
-#include <new>
 
 // ---- tarn/core/sequence.hpp
 // sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
@@ -5496,6 +6148,2788 @@ class sequence {
 };
 
 }  // namespace tarn::detail
+
+namespace tarn::detail {
+
+struct waiting_amount {
+  std::int64_t blocks = 0;
+  std::int64_t bytes = 0;      ///< as rounded by the pool
+  std::int64_t requested = 0;  ///< as requested by the caller
+
+  void add(waiting_amount const& more) noexcept {
+    blocks += more.blocks;
+    bytes += more.bytes;
+    requested += more.requested;
+  }
+};
+
+/// Receives each change as the amounts added. May observe several pools.
+class waiting_observer {
+ public:
+  virtual void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept = 0;
+  virtual ~waiting_observer() = default;
+};
+
+/// Counts blocks when they start and stop waiting. Thread-safe.
+class waiting_count {
+ public:
+  waiting_count() noexcept = default;
+  waiting_count(waiting_count const&) = delete;
+  waiting_count& operator=(waiting_count const&) = delete;
+
+  /// @param sign  1 if the block starts waiting, -1 if it stops
+  void change(bool is_small, std::size_t bytes, std::size_t requested, std::int64_t sign) noexcept {
+    waiting_amount const by{sign, sign * static_cast<std::int64_t>(bytes),
+                            sign * static_cast<std::int64_t>(requested)};
+    std::lock_guard const guard(lock_);
+    (is_small ? small_ : large_).add(by);
+    for (waiting_observer* const o : observers_)
+      o->waiting_changed(is_small ? by : waiting_amount{}, is_small ? waiting_amount{} : by);
+  }
+
+  /// Adds changes that were counted elsewhere.
+  void add(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
+    std::lock_guard const guard(lock_);
+    small_.add(smaller);
+    large_.add(larger);
+    for (waiting_observer* const o : observers_) o->waiting_changed(smaller, larger);
+  }
+
+  /// Adds an observer and notifies it of the blocks that already wait. It must not move until it is detached.
+  /// @throws std::bad_alloc, nothing has changed
+  void attach(waiting_observer& observer) {
+    std::lock_guard const guard(lock_);
+    observers_.push_back(&observer);
+    if (small_.blocks != 0 || large_.blocks != 0) observer.waiting_changed(small_, large_);
+  }
+  void detach(waiting_observer& observer) noexcept {
+    std::lock_guard const guard(lock_);
+    for (std::size_t i = 0; i < observers_.size(); ++i) {
+      if (observers_[i] == &observer) return observers_.erase_unordered(i);
+    }
+  }
+
+  [[nodiscard]] waiting_amount now() const noexcept {
+    std::lock_guard const guard(lock_);
+    return {small_.blocks + large_.blocks, small_.bytes + large_.bytes, small_.requested + large_.requested};
+  }
+
+ private:
+  mutable fork_mutex lock_;
+  waiting_amount small_, large_;
+  sequence<waiting_observer*> observers_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/policy/compose.hpp
+// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
+// policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
+// (Upstream, policy) and defines only what it changes: shared_resource<> passes the rest on. A layer defines once what it does
+// around a request and the next layer, see resource_adaptor; around<> is for the shortest policies. A layer that also sends calls
+// to a second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
+
+#include <concepts>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/policy/resource_adaptor.hpp
+// resource_adaptor: the base of layers that are written once around "a request and the next layer", for both pairs of calls; and
+// around<Policy>, which makes a layer of a class that defines only that.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+namespace tarn {
+
+/// Which pair of calls a request was made by.
+enum class call_kind : std::uint8_t {
+  stream_ordered,  ///< allocate and deallocate
+  synchronous      ///< allocate_sync and deallocate_sync
+};
+
+/// The arguments of one call.
+struct request {
+  stream_ref stream;          ///< the default stream if the call is synchronous
+  std::size_t bytes = 0;      ///< as requested
+  std::size_t alignment = 0;  ///< a power of two in a correct program
+  call_kind kind = call_kind::stream_ordered;
+
+  [[nodiscard]] constexpr bool is_synchronous() const noexcept { return kind == call_kind::synchronous; }
+  /// Returns the same request as a stream-ordered one: for a block that work on its stream still uses.
+  [[nodiscard]] constexpr request in_stream_order() const noexcept {
+    return {stream, bytes, alignment, call_kind::stream_ordered};
+  }
+};
+
+/// The layer below, as a policy calls it. A request that is passed on unchanged makes the same call there.
+template <class Upstream>
+class next_layer {
+ public:
+  explicit constexpr next_layer(Upstream& upstream) noexcept : upstream_(upstream) {}
+
+  /// Allocates. Returns null for zero bytes. @throws out_of_memory, bad_alignment; nothing has changed
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(request const& r) const {
+    return r.is_synchronous() ? upstream_.allocate_sync(r.bytes, r.alignment)
+                              : upstream_.allocate(r.stream, r.bytes, r.alignment);
+  }
+  /// Frees a block, also one that the same policy has just allocated. Does nothing for null.
+  /// @param r  with the bytes and the alignment that the layer below was asked for
+  TARN_ALWAYS_INLINE void deallocate(request const& r, void* p) const noexcept {
+    if (r.is_synchronous()) {
+      upstream_.deallocate_sync(p, r.bytes, r.alignment);
+    } else {
+      upstream_.deallocate(r.stream, p, r.bytes, r.alignment);
+    }
+  }
+  [[nodiscard]] constexpr Upstream& upstream() const noexcept { return upstream_; }
+  [[nodiscard]] decltype(auto) driver() const noexcept { return upstream_.driver(); }
+
+ private:
+  Upstream& upstream_;
+};
+
+namespace detail {
+
+template <class Layer, class Upstream>
+concept allocates_around = requires(Layer& layer, request const& r, next_layer<Upstream> const& next) {
+  { layer.around_allocate(r, next) } -> std::same_as<void*>;
+};
+template <class Layer, class Upstream>
+concept deallocates_around =
+    requires(Layer& layer, request const& r, void* p, next_layer<Upstream> const& next) {
+      { layer.around_deallocate(r, p, next) } noexcept;
+    };
+
+/// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and access are.
+struct names_of_adaptors {
+  int around_allocate;
+  int around_deallocate;
+};
+template <class T>
+struct named_twice : T, names_of_adaptors {};
+template <class T>
+concept names_around_allocate = !requires { &named_twice<T>::around_allocate; };
+template <class T>
+concept names_around_deallocate = !requires { &named_twice<T>::around_deallocate; };
+
+/// Asserts at the composition that what a layer declares is what will be called: otherwise its calls would pass it by.
+template <class Layer, class Upstream>
+constexpr bool check_adaptor() {
+  static_assert(
+      !(names_around_allocate<Layer> || names_around_deallocate<Layer>) || resource<Upstream>,
+      "tarn: this policy changes the calls of blocks; put it over the pool: pages | pooled{} | policy{}");
+  if constexpr (resource<Upstream>) {
+    static_assert(!names_around_allocate<Layer> || allocates_around<Layer, Upstream>,
+                  "tarn: around_allocate of this policy cannot be called; declare it: public: void* "
+                  "around_allocate(tarn::request const& r, auto const& next)");
+    static_assert(!names_around_deallocate<Layer> || deallocates_around<Layer, Upstream>,
+                  "tarn: around_deallocate of this policy cannot be called; declare it: public: void "
+                  "around_deallocate(tarn::request const& r, void* p, auto const& next) noexcept");
+  }
+  return true;
+}
+
+}  // namespace detail
+
+/// Holds the layer below, and makes the four calls of a resource out of two functions that a layer may define:
+///
+/// | in the layer                                | called for                  | if not defined  |
+/// |---------------------------------------------|-----------------------------|-----------------|
+/// | void* around_allocate(r, next)              | allocate, allocate_sync     | next.allocate   |
+/// | void around_deallocate(r, p, next) noexcept | deallocate, deallocate_sync | next.deallocate |
+///
+/// `r` is a request const&, `next` a next_layer const&; `p` is never null. The request that is passed on may have other bytes,
+/// another alignment or another stream. All other calls are forwarded as for any layer, see shared_resource. Costs nothing besides
+/// what the layer does. A layer derives from it by its own name:
+/// `template <class Upstream> class my_layer : public resource_adaptor<my_layer<Upstream>, Upstream>`.
+template <class Layer, class Upstream>
+class resource_adaptor {
+ public:
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  explicit resource_adaptor(Upstream upstream) : upstream_(std::move(upstream)) {}
+  resource_adaptor(resource_adaptor const&) = delete;
+  resource_adaptor& operator=(resource_adaptor const&) = delete;
+
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment)
+    requires resource<Upstream>
+  {
+    return allocate_around({stream, bytes, alignment, call_kind::stream_ordered});
+  }
+  TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment) noexcept
+    requires resource<Upstream>
+  {
+    deallocate_around({stream, bytes, alignment, call_kind::stream_ordered}, p);
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes, std::size_t alignment)
+    requires resource<Upstream>
+  {
+    return allocate_around({stream_ref{}, bytes, alignment, call_kind::synchronous});
+  }
+  TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept
+    requires resource<Upstream>
+  {
+    deallocate_around({stream_ref{}, bytes, alignment, call_kind::synchronous}, p);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+ protected:
+  ~resource_adaptor() = default;
+
+  Upstream upstream_;
+
+ private:
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_around(request const& r) {
+    next_layer<Upstream> const next(upstream_);
+    if constexpr (detail::allocates_around<Layer, Upstream>) {
+      return static_cast<Layer&>(*this).around_allocate(r, next);
+    } else {
+      return next.allocate(r);
+    }
+  }
+  TARN_ALWAYS_INLINE void deallocate_around(request const& r, void* p) noexcept {
+    next_layer<Upstream> const next(upstream_);
+    if constexpr (detail::deallocates_around<Layer, Upstream>) {
+      if (p != nullptr) static_cast<Layer&>(*this).around_deallocate(r, p, next);
+    } else {
+      next.deallocate(r, p);
+    }
+  }
+};
+
+template <class Policy, class Upstream>
+class around_layer;
+
+/// Puts a class that defines around_allocate, around_deallocate or both on a stack: `pool | around<my_policy>{}`. The layer has
+/// a my_policy{} of its own, whose public members are reached through the handle: `memory->member`. A policy with options that
+/// can be moved may be its own layer instead, and is then put on a stack as those of tarn are:
+/// `template <class Upstream> using layer = tarn::around_layer<my_policy, Upstream>;`.
+template <class Policy>
+struct around {
+  static_assert(
+      std::default_initializable<Policy>,
+      "tarn: around<Policy> makes its policy without arguments; a policy with options adds: template <class "
+      "Upstream> using layer = tarn::around_layer<Policy, Upstream>, and is put on a stack by itself");
+  template <class Upstream>
+  using layer = around_layer<Policy, Upstream>;
+};
+
+/// The layer of such a class.
+template <class Policy, class Upstream>
+class around_layer : public resource_adaptor<around_layer<Policy, Upstream>, Upstream>, public Policy {
+  static_assert(
+      detail::names_around_allocate<Policy> || detail::names_around_deallocate<Policy>,
+      "tarn: this policy changes no call; add: void* around_allocate(tarn::request const& r, auto const& "
+      "next), or void around_deallocate(tarn::request const& r, void* p, auto const& next) noexcept");
+  using base = resource_adaptor<around_layer<Policy, Upstream>, Upstream>;
+
+ public:
+  around_layer()
+    requires std::default_initializable<Upstream> && std::default_initializable<Policy>
+      : around_layer(Upstream{}, around<Policy>{}) {}
+  around_layer(Upstream upstream, around<Policy> const&)
+    requires std::default_initializable<Policy>
+      : base(std::move(upstream)), Policy() {}
+  around_layer(Upstream upstream, Policy policy) : base(std::move(upstream)), Policy(std::move(policy)) {}
+};
+
+}  // namespace tarn
+
+namespace tarn {
+
+namespace detail {
+template <class P, class Upstream>
+concept makes_layer = requires { typename P::template layer<Upstream>; };
+
+template <class P>
+constexpr bool is_only_around() noexcept {
+  if constexpr (std::is_class_v<P> && !std::is_final_v<P> && !makes_layer<P, int>) {
+    return names_around_allocate<P> || names_around_deallocate<P>;
+  } else {
+    return false;
+  }
+}
+template <class P>
+concept says_only_around = is_only_around<P>();
+}  // namespace detail
+
+/// A policy over a given upstream: options that make a layer.
+template <class P, class Upstream>
+concept policy_over = memory_source<Upstream> && detail::makes_layer<P, Upstream> &&
+                      std::constructible_from<typename P::template layer<Upstream>, Upstream, P>;
+
+namespace detail {
+
+/// Whether a policy has the type of a resource as template argument, to which its layers send calls.
+template <class Policy>
+inline constexpr bool holds_resource = false;
+template <template <class...> class Policy, class... Arguments>
+inline constexpr bool holds_resource<Policy<Arguments...>> = (memory_source<Arguments> || ...);
+
+/// Asserts at the composition what a layer must define.
+template <class Policy, class Upstream>
+constexpr bool check_policy() {
+  using layer = typename Policy::template layer<Upstream>;
+  if constexpr (std::derived_from<layer, resource_adaptor<layer, Upstream>>) check_adaptor<layer, Upstream>();
+  static_assert(
+      !holds_resource<Policy> || routes_calls<layer>,
+      "tarn: this policy holds a second resource, so its layer must name the resources that it calls; "
+      "add: using routes = tarn::routes_to<Upstream, Other>");
+  return true;
+}
+
+template <class Source, class... Policies>
+struct stack_of {
+  using type = Source;
+};
+template <class Source, class First, class... Rest>
+struct stack_of<Source, First, Rest...> {
+  static_assert(check_policy<First, Source>());
+  using type = typename stack_of<shared_resource<typename First::template layer<Source>>, Rest...>::type;
+};
+}  // namespace detail
+
+/// The type of `Source | Policies...`; default-constructible if its parts are.
+template <class Source, class... Policies>
+using stack = typename detail::stack_of<Source, Policies...>::type;
+
+/// Puts a policy on a source or stack. O(1): one small host allocation.
+template <class Upstream, class Policy>
+  requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Upstream>> &&
+           memory_source<std::remove_cvref_t<Upstream>>
+[[nodiscard]] auto operator|(Upstream&& upstream, Policy&& policy) {
+  using source = std::remove_cvref_t<Upstream>;
+  static_assert(detail::check_policy<std::remove_cvref_t<Policy>, source>());
+  using layer = typename std::remove_cvref_t<Policy>::template layer<source>;
+  return shared_resource<layer>(std::in_place, source(std::forward<Upstream>(upstream)),
+                                std::forward<Policy>(policy));
+}
+/// Explains a composition that does not begin with memory.
+template <class Left, class Policy>
+  requires(detail::makes_layer<std::remove_cvref_t<Policy>, int> && !memory_source<std::remove_cvref_t<Left>>)
+void operator|(Left&&, Policy&&) = delete;  // begin with a source: tarn::check_memory_source<S>() of yours
+/// Explains a policy that only says what it does around a request.
+template <class Upstream, class Policy>
+  requires(memory_source<std::remove_cvref_t<Upstream>> &&
+           detail::says_only_around<std::remove_cvref_t<Policy>>)
+void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tarn::around<policy>{}
+
+}  // namespace tarn
+// ---- tarn/policy/pool_calls.hpp
+// Calls of the pool that a policy makes or passes on: the bytes that a request occupies, the uses of a block on other streams,
+// and sleep.
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+/// Returns the bytes that a request occupies: what the nearest pool below rounds it to, otherwise the request itself.
+template <class Upstream>
+[[nodiscard]] std::size_t block_bytes_of(Upstream& upstream, std::size_t bytes,
+                                         std::size_t alignment) noexcept {
+  auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
+    return layer.block_bytes(bytes, alignment);
+  };
+  if constexpr (reachable<Upstream, decltype(ask)>) {
+    return nearest(upstream, ask);
+  } else {
+    return bytes;
+  }
+}
+
+/// The bytes of a request that count against a limit. Zero bytes need no memory.
+template <class Upstream>
+[[nodiscard]] std::size_t counted_bytes(Upstream& upstream, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+  if (bytes == 0 || bytes > max_request_bytes) return bytes;
+  return block_bytes_of(upstream, bytes, alignment);
+}
+
+/// Returns whether a pool below sleeps: then its memory must not be touched.
+template <class Upstream>
+[[nodiscard]] bool sleeps(Upstream& upstream) noexcept {
+  if constexpr (reachable<Upstream, routed_calls::is_asleep>) {
+    return nearest(upstream, [](auto& layer) -> decltype(layer.is_asleep()) { return layer.is_asleep(); });
+  } else {
+    return false;
+  }
+}
+/// sleep() of the nearest layer, for a policy that must know what happens to contents.
+template <class Upstream>
+std::size_t put_to_sleep(Upstream& upstream, contents where) {
+  return nearest(upstream, [&](auto& layer) -> decltype(layer.sleep(where)) { return layer.sleep(where); });
+}
+
+/// record_stream() of the nearest layer that has it, for a policy that returns other pointers than its upstream or that touches
+/// freed blocks.
+struct record_stream_call {
+  void* p;
+  std::size_t bytes;
+  stream_ref stream;
+  template <class Layer>
+  auto operator()(Layer& layer) const -> decltype(layer.record_stream(p, bytes, stream)) {
+    return layer.record_stream(p, bytes, stream);
+  }
+};
+
+/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
+template <class Resource>
+concept allocates_for_owners =
+    requires(Resource& memory, graph_owner& owner, stream_ref stream, std::size_t bytes) {
+      layer_of(memory).allocate_for(owner, stream, bytes, bytes);
+    };
+
+/// Whether there is a pool somewhere below.
+template <class Upstream>
+concept records_streams = reachable<Upstream, record_stream_call>;
+
+}  // namespace tarn::detail
+// ---- tarn/policy/tracked_numbers.hpp
+// The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. A thread that has
+// counted alone for a while goes on without a lock, until another thread visits it (owner_lock). Otherwise, a thread counts under a
+// lock. Under contention, the lock's owner counts for the waiting threads (combining_lock); then each thread gets a share of the room
+// below the peaks, in which it counts on its own (tracked_share). What no share has is in reserves (room_reserve). A thread for whose
+// block its share is too small goes on as follows, until there is enough room:
+//
+//   1. It takes room from the reserves, and exchanges its own room for the other group of blocks.
+//   2. It asks the other threads to give away what they do not need, and waits for a microsecond or two.
+//   3. It takes the common lock, closes all shares and adds what they counted: only then may a peak rise.
+//
+// If peaks may be off by a bound, a share has that room whatever the peaks are, and is published when it is used up: another thread's
+// share is never touched.
+//
+// Over 400 lines: the ways of counting pass the same counters to one another under the same lock, and are read together.
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <utility>
+
+// ---- tarn/core/combining_lock.hpp
+// A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds the lock held
+// publishes its update; the holder applies it before unlocking, so the guarded data stays in one processor's cache. (Flat
+// combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every update has been applied when its call returns.
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// @tparam Update  copyable and small; `apply(Update const&)` must not throw
+template <class Update>
+class combining_lock {
+ public:
+  combining_lock() noexcept = default;
+  combining_lock(combining_lock const&) = delete;
+  combining_lock& operator=(combining_lock const&) = delete;
+
+  /// Applies `update`, on this thread or on the lock's holder, one at a time; updates of one thread keep their order.
+  /// Uncontended: one exchange. Returns true if the lock was held at first.
+  template <class Apply>
+  TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
+    if (try_lock()) [[likely]] {
+      apply(update);
+      unlock_after(apply);
+      return false;
+    }
+    wait(update, apply);
+    return true;
+  }
+  /// The parts of run(), for a caller whose own update needs no copy: try_lock(), then the update, then unlock_after(apply);
+  /// if the lock is held, wait(update, apply).
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept { return lock_.try_lock(); }
+  /// Applies published updates, then unlocks.
+  template <class Apply>
+  TARN_ALWAYS_INLINE void unlock_after(Apply const& apply) noexcept {
+    if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      combine(apply);
+    lock_.unlock();
+  }
+  /// Publishes the update and waits until it has been applied, here or by the lock's holder.
+  template <class Apply>
+  TARN_NOINLINE void wait(Update const& update, Apply const& apply) noexcept {
+    unsigned const mine = take_slot();
+    if (mine == slot_count) {
+      lock();
+      apply(update);
+      unlock_after(apply);
+      return;
+    }
+    slot& s = slots_[mine];
+    s.update = update;
+    s.at.store(step::asked, std::memory_order_relaxed);
+    asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
+    for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
+      // Try rarely, so that the lock stays with the thread that works under it.
+      if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
+        unlock_after(apply);  // applies this thread's update unless the holder already has
+      } else {
+        spin_wait(tries);
+      }
+    }
+    s.at.store(step::free, std::memory_order_release);
+  }
+
+  /// Locks without an update.
+  void lock() noexcept { lock_.lock(); }
+  /// Unlocks without applying published updates; their threads find the lock free and apply them.
+  void unlock() noexcept { lock_.unlock(); }
+
+ private:
+  enum class step : std::uint8_t { free, taken, asked, done };
+  struct alignas(cache_line_bytes) slot {
+    std::atomic<step> at{step::free};
+    Update update{};
+  };
+  static constexpr unsigned slot_count = 32;  // one bit each in asked_
+  static constexpr unsigned tries_apart = 8;
+
+  template <class Apply>
+  TARN_NOINLINE void combine(Apply const& apply) noexcept {
+    for (std::uint32_t asked = asked_.exchange(0, std::memory_order_acquire); asked != 0;
+         asked &= asked - 1) {
+      slot& s = slots_[static_cast<unsigned>(std::countr_zero(asked))];
+      apply(s.update);
+      s.at.store(step::done, std::memory_order_release);
+    }
+  }
+
+  /// Takes a free slot for one update; returns slot_count if all are taken.
+  unsigned take_slot() noexcept {
+    auto const first = static_cast<unsigned>(this_thread_number() % slot_count);
+    for (unsigned i = 0; i < slot_count; ++i) {
+      unsigned const k = (first + i) % slot_count;
+      step expected = step::free;
+      if (slots_[k].at.load(std::memory_order_relaxed) == step::free &&
+          slots_[k].at.compare_exchange_strong(expected, step::taken, std::memory_order_acquire)) {
+        return k;
+      }
+    }
+    return slot_count;
+  }
+
+  alignas(cache_line_bytes) spin_lock lock_;
+  alignas(cache_line_bytes) std::atomic<std::uint32_t> asked_{0};
+  slot slots_[slot_count];
+};
+
+}  // namespace tarn::detail
+// ---- tarn/core/counter.hpp
+// Statistics in the form that PyTorch uses: current, peak, and total increases and decreases.
+
+#include <cstdint>
+
+namespace tarn {
+
+/// One statistic. Not synchronised: the owner holds a lock.
+struct stat {
+  std::int64_t current = 0;
+  std::int64_t peak = 0;       ///< since the last reset_peak()
+  std::int64_t allocated = 0;  ///< total of all increases
+  std::int64_t freed = 0;      ///< total of all decreases
+
+  constexpr void increase(std::int64_t amount) noexcept {
+    current += amount;
+    allocated += amount;
+    peak = detail::max_of(peak, current);
+  }
+  constexpr void decrease(std::int64_t amount) noexcept {
+    current -= amount;
+    freed += amount;
+  }
+  /// Applies many changes at once, none of which exceeded the peak; `came` is the sum of the increases.
+  constexpr void add(std::int64_t change, std::int64_t came) noexcept {
+    current += change;
+    allocated += came;
+    freed += came - change;
+  }
+  constexpr void reset_peak() noexcept { peak = current; }
+  constexpr void reset_totals() noexcept { allocated = freed = 0; }
+};
+
+}  // namespace tarn
+// ---- tarn/core/thread_place.hpp
+// Small numbers for running threads: an array with one element per place has an element for each thread alone.
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Number of places. Threads beyond it have none.
+inline constexpr unsigned thread_places = 32;
+
+/// Gives each place to one running thread at a time.
+class place_table {
+ public:
+  /// Takes the lowest free place; returns thread_places if there is none.
+  [[nodiscard]] unsigned take() noexcept {
+    std::uint32_t taken = taken_.load(std::memory_order_relaxed);
+    while (taken != ~std::uint32_t{0}) {
+      auto const place = static_cast<unsigned>(std::countr_one(taken));
+      if (taken_.compare_exchange_weak(taken, taken | std::uint32_t{1} << place, std::memory_order_acquire,
+                                       std::memory_order_relaxed)) {
+        return place;
+      }
+    }
+    return thread_places;
+  }
+  /// What the thread did at this place happens before what the next one does there.
+  void give_back(unsigned place) noexcept {
+    taken_.fetch_and(~(std::uint32_t{1} << place), std::memory_order_release);
+  }
+
+ private:
+  static_assert(thread_places == 32, "one bit each");
+  std::atomic<std::uint32_t> taken_{0};
+};
+
+/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique among those of its table.
+/// A forked child keeps the places of the threads that it does not have.
+inline constinit place_table places_of_threads{};
+
+/// The place of a thread; plain data, so that reading it needs no guard.
+struct thread_place {
+  place_table const* table = nullptr;  ///< that gave the place; null if the thread has none
+  unsigned index = thread_places;
+};
+inline thread_local constinit thread_place this_thread_place{};
+
+/// Gives the place of an ending thread back.
+class place_holder {
+ public:
+  place_holder() noexcept = default;
+  place_holder(place_holder const&) = delete;
+  place_holder& operator=(place_holder const&) = delete;
+  ~place_holder() {
+    over = true;
+    if (this_thread_place.table == nullptr) return;
+    unsigned const place = this_thread_place.index;
+    this_thread_place = {};
+    places_of_threads.give_back(place);
+  }
+
+  /// Takes a place for the calling thread, which has none, if one is free.
+  static void take() noexcept {
+    if (over) return;
+    static thread_local place_holder holder;
+    (void)holder;
+    if (unsigned const place = places_of_threads.take(); place != thread_places)
+      this_thread_place = {&places_of_threads, place};
+  }
+
+ private:
+  static inline thread_local constinit bool over =
+      false;  ///< code that runs later, in other destructors, has no place
+};
+
+}  // namespace tarn::detail
+// ---- tarn/policy/tracked_share.hpp
+// The part of the counters that one thread updates on its own. Under contention, each thread gets a share of the room below the
+// peaks. While it stays within its share no peak can change, whatever the others do within theirs, so its counts need not be
+// published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
+// method", TODS 1986.)
+//
+// A share belongs to one thread, which enters it through an owner_lock: two plain stores. Threads pass room to one another without
+// entering another's share: each gives what it does not need to a room_reserve, from which the others take. A thread takes room for a
+// few blocks more than it needs, keeps as much when it frees, and gives back what is more than twice that.
+//
+// A thread that counts alone has all room, and may raise the peaks.
+//
+// Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
+// published when the room is used up.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+// ---- tarn/policy/room_reserve.hpp
+// Room below the peaks of `tracked` that no thread has. Threads that count on their own take room from a reserve and give it back.
+//
+// Below the peaks of one number (blocks, rounded or requested bytes) there are three kinds of room: below the peak of small blocks, of
+// large blocks and of all blocks. A small block needs room of the first and of the last kind. Such a pair is one unit of room for
+// small blocks; what remains of a group's room is unpaired. Room for large blocks becomes room for small blocks by exchanging
+// its partner:
+//
+//   before   large + all,  small (unpaired)
+//   after    small + all,  large (unpaired)
+//
+// The sum of each kind does not change, so no peak can be passed.
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// PyTorch's three groups; a block is small up to 1 MiB.
+enum class block_group : std::uint8_t { all, smaller, larger };
+
+namespace detail {
+
+/// Blocks, rounded bytes, requested bytes.
+using tracked_kinds = std::array<std::int64_t, 3>;
+
+/// One amount for each group (small, large) and kind.
+using tracked_room = std::array<tracked_kinds, 2>;
+[[nodiscard]] constexpr std::size_t index_of(block_group group) noexcept {
+  return static_cast<std::size_t>(group) - 1;
+}
+
+/// Room for blocks of each group, and what is left of the room of each group.
+struct room_pairs {
+  tracked_room paired{};
+  tracked_room unpaired{};
+};
+/// What a thread lacks for a block, and what it has for the other group.
+struct room_request {
+  std::size_t group;      ///< index of the block's group
+  tracked_kinds lacking;  ///< 0 or less: enough
+  tracked_kinds other;    ///< room for the other group, which may be exchanged
+};
+/// What a thread gets. If its own room was exchanged, it also gets the room below the peak of the other group that is left.
+struct room_answer {
+  tracked_kinds taken{};      ///< room for the block's group
+  tracked_kinds exchanged{};  ///< part of it that was the thread's room for the other group
+  tracked_kinds allowance{};  ///< the room that the thread may keep
+};
+
+/// The room that some of the threads share. Each call needs its lock.
+class alignas(2 * cache_line_bytes) room_reserve {
+ public:
+  [[nodiscard]] bool try_lock() noexcept { return lock_.try_lock(); }
+  void lock() noexcept { lock_.lock(); }
+  void unlock() noexcept { lock_.unlock(); }
+
+  // ---- under the lock
+
+  /// Takes what is lacking, as far as possible, and half of what this thread may keep, so that it need not come soon again.
+  [[nodiscard]] room_answer take(room_request const& r) noexcept {
+    room_answer a;
+    a.allowance = allowance(r.group);
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t& room = room_[r.group][k];
+      std::int64_t const taken = min_of(room, max_of(r.lacking[k] + a.allowance[k] / 2, std::int64_t{0}));
+      room -= taken;
+      std::int64_t const lacking = r.lacking[k] - taken;
+      if (lacking > 0) a.exchanged[k] = take_unpaired(r.group, k, min_of(lacking, r.other[k]));
+      a.taken[k] = taken + a.exchanged[k];
+      if (lacking > a.exchanged[k]) a.taken[k] += take_other(r.group, k, lacking - a.exchanged[k]);
+    }
+    if (++takes_ % takes_per_step == 0 && part_ > first_part) --part_;
+    return a;
+  }
+  /// Takes at most `wanted`, by exchange if necessary. Returns what it took.
+  [[nodiscard]] std::int64_t take(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
+    std::int64_t const taken = min_of(room_[group][kind], wanted);
+    room_[group][kind] -= taken;
+    return taken + take_other(group, kind, wanted - taken);
+  }
+  /// The room that a thread may keep beyond what it needs for a block.
+  [[nodiscard]] tracked_kinds allowance(std::size_t group) const noexcept {
+    auto const& room = room_[group];
+    return {room[0] >> part_, room[1] >> part_, room[2] >> part_};
+  }
+  void give(room_pairs const& r) noexcept {
+    for (std::size_t g = 0; g < 2; ++g) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        room_[g][k] += r.paired[g][k];
+        unpaired_[g][k] += r.unpaired[g][k];
+      }
+    }
+  }
+  void set(room_pairs const& r) noexcept {
+    room_ = r.paired;
+    unpaired_ = r.unpaired;
+  }
+  /// Makes threads take less beyond what they lack, until many have taken: one found too little, although the others had enough.
+  void give_less() noexcept { part_ = min_of(part_ + part_step, last_part); }
+
+ private:
+  /// A thread may keep 1 / 2^part of what the reserve has. At first half of it: 16 threads that replace random ones of their 64 blocks of
+  /// up to 256 KiB then visit a reserve at 10 of 100 pairs, and find all reserves empty at 3 of 100,000. With all of it they do so at 8
+  /// of 100 and at 90 of 100,000.
+  static constexpr unsigned first_part = 1;
+  static constexpr unsigned part_step = 2;
+  static constexpr unsigned last_part = 62;
+  static constexpr std::uint32_t takes_per_step = 256;
+
+  std::int64_t take_unpaired(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
+    std::int64_t const amount = min_of(wanted, unpaired_[group][kind]);
+    unpaired_[group][kind] -= amount;
+    return amount;
+  }
+  /// Takes room of this reserve for the other group, by exchange.
+  std::int64_t take_other(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
+    std::int64_t const amount = take_unpaired(group, kind, min_of(wanted, room_[1 - group][kind]));
+    room_[1 - group][kind] -= amount;
+    unpaired_[1 - group][kind] += amount;
+    return amount;
+  }
+
+  spin_lock lock_;
+  unsigned part_ = first_part;
+  std::uint32_t takes_ = 0;
+  tracked_room room_{};
+  tracked_room unpaired_{};  ///< below the peak of a group, without room below the peak of all
+};
+
+/// The reserves of one tracked_numbers: one for every three threads, so that they seldom meet. Each begins at that of its place. (With
+/// one for every two, the threads of the example above visit a reserve at 14 of 100 pairs; with one for every four, at 9.)
+class room_reserves {
+ public:
+  /// Takes room for a block. The request's `lacking` is what is missing afterwards.
+  /// @param on_answer  called as on_answer(answer) for each reserve that room was taken from
+  template <class F>
+  void take(unsigned place, room_request& r, F const& on_answer) noexcept {
+    visit_from(place, [&](room_reserve& reserve) {
+      room_answer const a = reserve.take(r);
+      on_answer(a);
+      bool enough = true;
+      for (std::size_t k = 0; k < 3; ++k) {
+        r.lacking[k] -= a.taken[k];
+        r.other[k] -= a.exchanged[k];
+        enough = enough && r.lacking[k] <= 0;
+      }
+      return enough;
+    });
+  }
+  /// Takes at most `wanted`. Returns what it took.
+  [[nodiscard]] std::int64_t take(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
+    std::int64_t taken = 0;
+    visit_from(0, [&](room_reserve& reserve) {
+      taken += reserve.take(group, kind, wanted - taken);
+      return taken == wanted;
+    });
+    return taken;
+  }
+  /// @param f  called as f(allowance): the room of the group that a thread may keep; returns what to give
+  template <class F>
+  void give(unsigned place, std::size_t group, F const& f) noexcept {
+    visit_from(place, [&](room_reserve& reserve) {
+      reserve.give(f(reserve.allowance(group)));
+      return true;
+    });
+  }
+  /// Distributes room, in equal parts. What was in the reserves is lost. No thread may use them meanwhile.
+  void set(unsigned threads, room_pairs rest) noexcept {
+    used_ = min_of(max_of(threads / threads_per_reserve, 1U), most_reserves);
+    auto const part_of = [](tracked_room& all, std::int64_t parts) {
+      tracked_room part{};
+      for (std::size_t g = 0; g < 2; ++g) {
+        for (std::size_t k = 0; k < 3; ++k) {
+          part[g][k] = (all[g][k] + parts - 1) / parts;
+          all[g][k] -= part[g][k];
+        }
+      }
+      return part;
+    };
+    for (unsigned i = 0; i < used_; ++i)
+      all_[i].set({part_of(rest.paired, used_ - i), part_of(rest.unpaired, used_ - i)});
+  }
+  /// No thread may use the reserves meanwhile.
+  void give_less() noexcept {
+    for (room_reserve& reserve : all_) reserve.give_less();
+  }
+
+ private:
+  /// Calls f(reserve) for each reserve, locked, from that of a place, until it returns true. Those that another thread has locked come
+  /// last.
+  template <class F>
+  void visit_from(unsigned place, F const& f) noexcept {
+    std::uint32_t skipped = 0;
+    for (unsigned i = 0; i < used_; ++i) {
+      room_reserve& reserve = all_[(place + i) % used_];
+      if (!reserve.try_lock()) {
+        skipped |= std::uint32_t{1} << i;
+        continue;
+      }
+      bool const done = f(reserve);
+      reserve.unlock();
+      if (done) return;
+    }
+    for (; skipped != 0; skipped &= skipped - 1) {
+      room_reserve& reserve = all_[(place + static_cast<unsigned>(std::countr_zero(skipped))) % used_];
+      reserve.lock();
+      bool const done = f(reserve);
+      reserve.unlock();
+      if (done) return;
+    }
+  }
+
+  static constexpr unsigned threads_per_reserve = 3;
+  static constexpr unsigned most_reserves = thread_places / threads_per_reserve;
+  unsigned used_ = 1;
+  std::array<room_reserve, most_reserves> all_;
+};
+
+}  // namespace detail
+}  // namespace tarn
+// ---- tarn/pool/front/owner_lock.hpp
+// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to flush the data) and
+// pay for both sides: they make every core execute a barrier (Linux membarrier), so that the owner does not have to.
+//
+//   owner                         visitor (one at a time)
+//   busy = 1                      wanted = 1 (at every lock it will visit)
+//   (compiler barrier)            membarrier: all cores have executed a full barrier
+//   if wanted: step back          while busy: wait
+//   ... data ...                  ... data ...
+//   busy = 0 (release)            wanted = 0 (release)
+//
+// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of wanted follows the
+// barrier and reads the visitor's store. Without membarrier the owner executes the fence itself.
+//
+// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path; enter() still enters it.
+// A visitor closes it for all calls when it leaves (the pool sleeps); the owner watches its own calls (it captures a graph).
+
+#include <atomic>
+#include <cstdint>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace tarn::detail {
+
+/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
+/// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
+/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have.
+inline bool has_remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
+  constexpr int yes = 1;
+  constexpr int no = 2;
+  static constinit std::atomic<int> answer{0};
+  int known = answer.load(std::memory_order_relaxed);
+  if (known == 0) {  // several threads may ask at once, and get the same answer
+    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : no;
+    answer.store(known, std::memory_order_relaxed);
+  }
+  return known == yes;
+#else
+  return false;
+#endif
+}
+
+/// Makes every thread of the process execute a full barrier before it returns.
+inline void remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier)
+  if (has_remote_barrier()) {
+    (void)syscall(__NR_membarrier, 1 << 3 /* PRIVATE_EXPEDITED */, 0, 0);
+    return;
+  }
+#endif
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+/// In a forked child: not every kernel keeps the registration.
+inline void renew_remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier)
+  if (has_remote_barrier()) (void)syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0);
+#endif
+}
+
+class owner_lock {
+ public:
+  owner_lock() noexcept : light_(has_remote_barrier()) {}
+
+  /// Enters as the owner. Returns false if a visitor is inside or waiting; the owner has stepped back and may try again.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept {
+    busy_.store(1, std::memory_order_relaxed);
+    if (light_) [[likely]] {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    } else {
+      busy_.exchange(1, std::memory_order_seq_cst);
+    }
+    if (wanted_.load(std::memory_order_seq_cst) == 0) [[likely]]
+      return true;
+    busy_.store(0, std::memory_order_release);
+    return false;
+  }
+  /// Enters as the owner, also if the lock is watched or closed, and waits for a visitor to leave.
+  TARN_ALWAYS_INLINE void enter() noexcept {
+    if (!try_enter()) [[unlikely]]
+      wait_to_enter();
+  }
+  TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
+
+  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors exclude one another
+  /// with a lock of their own.
+  void announce() noexcept { wanted_.fetch_or(visitor, std::memory_order_seq_cst); }
+  [[nodiscard]] bool is_announced() const noexcept {
+    return (wanted_.load(std::memory_order_relaxed) & visitor) != 0;
+  }
+  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a remote_barrier() after the
+  /// first one, and then visit(), which waits for an owner that had entered before.
+  void watch() noexcept { wanted_.fetch_or(watched, std::memory_order_seq_cst); }
+  void end_watch() noexcept { wanted_.fetch_and(~watched, std::memory_order_release); }
+  [[nodiscard]] bool is_watched() const noexcept {
+    return (wanted_.load(std::memory_order_relaxed) & watched) != 0;
+  }
+  /// Enters as the visitor, once the owner has left.
+  void visit() noexcept {
+    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) spin_wait(tries);
+  }
+  void end_visit() noexcept { wanted_.fetch_and(~visitor, std::memory_order_release); }
+  /// Ends a visit so that try_enter() fails until open_again().
+  void close() noexcept {
+    wanted_.fetch_or(closed, std::memory_order_seq_cst);
+    end_visit();
+  }
+  void open_again() noexcept { wanted_.fetch_and(~closed, std::memory_order_release); }
+  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
+  /// exist in the child.
+  void forget_owner() noexcept { busy_.store(0, std::memory_order_relaxed); }
+
+ private:
+  static constexpr std::uint32_t visitor = 1;
+  static constexpr std::uint32_t watched = 2;
+  static constexpr std::uint32_t closed = 4;
+
+  TARN_NOINLINE void wait_to_enter() noexcept {
+    for (unsigned tries = 0;; ++tries) {
+      busy_.exchange(1, std::memory_order_seq_cst);
+      if ((wanted_.load(std::memory_order_seq_cst) & visitor) == 0) return;
+      busy_.store(0, std::memory_order_release);
+      spin_wait(tries);
+    }
+  }
+
+  std::atomic<std::uint32_t> busy_{0};
+  std::atomic<std::uint32_t> wanted_{0};
+  bool const light_;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+enum class change_kind : std::uint8_t { allocation, deallocation };
+
+/// The change that one call makes.
+struct tracked_update {
+  std::int64_t rounded = 0;  ///< bytes; negative for a free
+  std::int64_t requested = 0;
+  std::uint64_t thread = 0;  ///< number of the thread; 0 if it has none
+  unsigned place = 0;        ///< of the thread; thread_places if it has none
+  block_group group = block_group::all;
+
+  [[nodiscard]] tracked_kinds by_kind() const noexcept { return {rounded > 0 ? 1 : -1, rounded, requested}; }
+};
+
+/// One amount for each kind and group.
+using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
+
+class alignas(512) tracked_share {  // an element of an array is addressed by a shift
+ public:
+  // ---- the owner thread
+
+  /// Enters the share. Returns false if another thread visits it.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept { return lock_.try_enter(); }
+  TARN_ALWAYS_INLINE void leave() noexcept { lock_.leave(); }
+  /// Whether its thread counts alone, without shares: it may use all numbers inside its lock. Called inside the lock.
+  [[nodiscard]] bool is_alone() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::alone;
+  }
+  /// Counts a call in this share, if there is room. Returns false if count() has to try. Called inside the lock.
+  template <change_kind Kind>
+  [[nodiscard]] TARN_ALWAYS_INLINE bool count_here(std::size_t rounded, std::size_t requested,
+                                                   block_group group) noexcept {
+    part& its = parts_[index_of(group)];
+    auto const r = static_cast<std::int64_t>(rounded);
+    auto const q = static_cast<std::int64_t>(requested);
+    // Written out: compilers keep these arrays in registers only without loops.
+    if constexpr (Kind == change_kind::allocation) {
+      std::int64_t const came0 = its.came[0] + 1;
+      std::int64_t const came1 = its.came[1] + r;
+      std::int64_t const came2 = its.came[2] + q;
+      if (came0 > its.limit[0] || came1 > its.limit[1] || came2 > its.limit[2]) [[unlikely]]
+        return false;
+      its.came[0] = came0;
+      its.came[1] = came1;
+      its.came[2] = came2;
+    } else {
+      std::int64_t const limit0 = its.limit[0] + 1;
+      std::int64_t const limit1 = its.limit[1] + r;
+      std::int64_t const limit2 = its.limit[2] + q;
+      if (limit0 - its.came[0] > its.may_leave(0) || limit1 - its.came[1] > its.may_leave(1) ||
+          limit2 - its.came[2] > its.may_leave(2)) [[unlikely]]
+        return false;
+      its.limit[0] = limit0;
+      its.limit[1] = limit1;
+      its.limit[2] = limit2;
+    }
+    return true;
+  }
+  /// Counts an allocation for which there is room if that for the other group is exchanged. Called inside the lock.
+  [[nodiscard]] bool count_exchanging(tracked_kinds const& change, block_group group) noexcept {
+    std::size_t const g = index_of(group);
+    bool const first = exchange(0, g, change[0]);
+    bool const second = exchange(1, g, change[1]);
+    bool const enough = exchange(2, g, change[2]) && first && second;
+    if (enough) parts_[g].allocate(change);
+    return enough;
+  }
+  /// The two above.
+  [[nodiscard]] bool count_here(tracked_update const& u) noexcept {
+    if (u.rounded > 0) {
+      return count_here<change_kind::allocation>(static_cast<std::size_t>(u.rounded),
+                                                 static_cast<std::size_t>(u.requested), u.group) ||
+             count_exchanging(u.by_kind(), u.group);
+    }
+    return count_here<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
+                                                 static_cast<std::size_t>(-u.requested), u.group);
+  }
+  /// Counts a call, and takes room from the reserves, or gives room to them, as necessary. Returns false if the share is not open or
+  /// there is not enough room; the call must then be counted globally. Called inside the lock.
+  [[nodiscard]] bool count(room_reserves& reserves, tracked_update const& u) noexcept {
+    state const at = state_.load(std::memory_order_acquire);
+    if (at == state::bounded) return count_bounded(u);
+    if (at != state::open) return false;
+    part& its = parts_[index_of(u.group)];
+    tracked_kinds const change = u.by_kind();
+    if (u.rounded > 0) {
+      if (!its.has_room(change) && !take_room(reserves, u)) return false;
+      its.allocate(change);
+    } else {
+      its.count_free(change);
+      give_room(reserves, u);
+    }
+    return true;
+  }
+
+  /// Whether there may be room in other shares. Called inside the lock.
+  [[nodiscard]] bool is_open() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::open;
+  }
+
+  // ---- any thread
+
+  /// Makes the thread give away what it does not need, when it frees next. May be overlooked, if the thread gives room at the same time:
+  ///
+  ///   owner, inside give_room()   other thread
+  ///   finds the reserve empty
+  ///                               most = -1
+  ///   most = 2 * need
+  void ask() noexcept {
+    for (part& its : parts_) its.set_most(1, -1);
+  }
+  /// Whether a visitor waits.
+  [[nodiscard]] bool is_announced() const noexcept { return lock_.is_announced(); }
+
+  // ---- a visitor: announce() for all shares that it will visit, one remote_barrier(), visit(), and at the end end_visit()
+
+  void announce() noexcept { lock_.announce(); }
+  void visit() noexcept { lock_.visit(); }
+  void end_visit() noexcept { lock_.end_visit(); }
+  /// In a forked child, before end_visit().
+  void forget_owner() noexcept { lock_.forget_owner(); }
+
+  // ---- the holder of the common lock
+
+  /// Opens a closed share. Its thread has to take room for what it allocates; there is no bound for what it frees. The thread may be
+  /// inside meanwhile, so this changes the state only:
+  ///
+  ///   owner                                   holder of the common lock
+  ///   enters; count_here() finds no room
+  ///                                           fills the reserves
+  ///                                           state = open (release)
+  ///   count() reads the state (acquire), and
+  ///   takes room from the reserves
+  ///
+  /// If the owner reads the state before it changes, it counts this call globally.
+  void open() noexcept { state_.store(state::open, std::memory_order_release); }
+  /// Opens a closed share whose counts may differ by `error` from what was published, in each group and in the sum of both. As open().
+  void open_bounded(tracked_kinds const& error) noexcept {
+    error_ = error;
+    state_.store(state::bounded, std::memory_order_release);
+  }
+  /// Lets the thread of this share, which is closed, count alone. The owner calls this, or waits.
+  void let_alone() noexcept { state_.store(state::alone, std::memory_order_release); }
+  /// Gives a thread that counts alone all room. During a visit, or called by the owner.
+  void set_room(room_pairs const& r) noexcept {
+    for (std::size_t g = 0; g < 2; ++g) {
+      parts_[g].clear();
+      parts_[g].limit = parts_[g].given = r.paired[g];
+      for (std::size_t k = 0; k < 3; ++k) parts_[g].set_most(k, no_limit);
+    }
+    unpaired_ = r.unpaired;
+  }
+  /// Reports all counts: f(kind, group, change, came) for each. The thread's next calls are count()'s. During a visit, or called by the
+  /// owner.
+  template <class F>
+  void report(F const& f) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t const smaller = parts_[0].change(k);
+      std::int64_t const larger = parts_[1].change(k);
+      f(k, std::size_t{0}, smaller + larger, parts_[0].came[k] + parts_[1].came[k]);
+      f(k, std::size_t{1}, smaller, parts_[0].came[k]);
+      f(k, std::size_t{2}, larger, parts_[1].came[k]);
+    }
+    for (part& its : parts_) its.clear();
+    unpaired_ = {};
+  }
+  /// Closes the share and reports its counts. Returns the number of calls. During a visit, or called by the owner.
+  template <class F>
+  std::uint64_t close(F const& f) noexcept {
+    state_.store(state::closed, std::memory_order_relaxed);
+    std::int64_t const calls = parts_[0].calls() + parts_[1].calls();
+    report(f);
+    return static_cast<std::uint64_t>(calls);
+  }
+
+ private:
+  enum class state : std::uint8_t { closed, open, bounded, alone };
+  static constexpr std::int64_t no_limit = (std::numeric_limits<std::int64_t>::max)() / 2;
+  /// A bounded share keeps 1 / this of what it has not counted for the group whose blocks it does not count now.
+  static constexpr std::int64_t part_of_other = 8;
+
+  /// What the share has of one group. The room that is left is limit - came. Without room, count_here() always fails.
+  struct alignas(cache_line_bytes) part {
+    tracked_kinds came{};   ///< all increases since the counts were reported
+    tracked_kinds limit{};  ///< of `came`
+    std::array<std::atomic<std::int64_t>, 3> most{-1, -1, -1};  ///< the room that a free may leave
+    tracked_kinds given{};  ///< the room at first, and what was taken since, less what was given away
+    tracked_kinds need{};   ///< of the block for which room was taken last
+
+    [[nodiscard]] std::int64_t room(std::size_t k) const noexcept { return limit[k] - came[k]; }
+    [[nodiscard]] std::int64_t change(std::size_t k) const noexcept { return given[k] - room(k); }
+    /// Allocations and frees.
+    [[nodiscard]] std::int64_t calls() const noexcept { return came[0] + limit[0] - given[0]; }
+    [[nodiscard]] bool has_room(tracked_kinds const& change) const noexcept {
+      return change[0] <= room(0) && change[1] <= room(1) && change[2] <= room(2);
+    }
+    void allocate(tracked_kinds const& change) noexcept {
+      for (std::size_t k = 0; k < 3; ++k) came[k] += change[k];
+    }
+    /// @param change  negative
+    void count_free(tracked_kinds const& change) noexcept {
+      for (std::size_t k = 0; k < 3; ++k) limit[k] -= change[k];
+    }
+    void add_room(std::size_t k, std::int64_t amount) noexcept {
+      limit[k] += amount;
+      given[k] += amount;
+    }
+    /// Lets the thread keep `allowance`, and what it needed for a block when it took room.
+    void set_most(tracked_kinds const& allowance) noexcept {
+      for (std::size_t k = 0; k < 3; ++k) set_most(k, max_of(allowance[k], 2 * need[k]));
+    }
+    void set_most(std::size_t k, std::int64_t amount) noexcept {
+      most[k].store(amount, std::memory_order_relaxed);
+    }
+    [[nodiscard]] std::int64_t may_leave(std::size_t k) const noexcept {
+      return most[k].load(std::memory_order_relaxed);
+    }
+    /// Lets the change be between -most_change and most_change.
+    void bound(std::size_t k, std::int64_t most_change) noexcept {
+      add_room(k, most_change - given[k]);
+      set_most(k, 2 * most_change);
+    }
+    /// Takes all room away, and forgets what was counted.
+    void clear() noexcept {
+      came = limit = given = need = {};
+      for (std::size_t k = 0; k < 3; ++k) set_most(k, -1);
+    }
+  };
+
+  /// Exchanges half of the room for the other group, or what is lacking if that is more. Returns false if that is not enough.
+  TARN_ALWAYS_INLINE bool exchange(std::size_t k, std::size_t g, std::int64_t change) noexcept {
+    std::int64_t const lacking = change - parts_[g].room(k);
+    if (lacking <= 0) return true;
+    std::int64_t const has = parts_[1 - g].room(k);
+    std::int64_t const amount = min_of(max_of(lacking, has / 2), min_of(has, unpaired_[g][k]));
+    parts_[g].add_room(k, amount);
+    parts_[1 - g].add_room(k, -amount);
+    unpaired_[g][k] -= amount;
+    unpaired_[1 - g][k] += amount;
+    return amount >= lacking;
+  }
+  /// Takes room for a block from the reserves. Keeps what it took if that is not enough.
+  TARN_NOINLINE bool take_room(room_reserves& reserves, tracked_update const& u) noexcept {
+    std::size_t const g = index_of(u.group);
+    part& its = parts_[g];
+    part& other = parts_[1 - g];
+    tracked_kinds const change = u.by_kind();
+    room_request r{g, {}, {}};
+    for (std::size_t k = 0; k < 3; ++k) {
+      r.lacking[k] = change[k] - its.room(k);
+      r.other[k] = other.room(k);
+    }
+    tracked_kinds allowance{};
+    reserves.take(u.place, r, [&](room_answer const& a) noexcept {
+      for (std::size_t k = 0; k < 3; ++k) {
+        its.add_room(k, a.taken[k]);
+        other.add_room(k, -a.exchanged[k]);
+        unpaired_[1 - g][k] += a.exchanged[k];
+        allowance[k] = max_of(allowance[k], a.allowance[k]);
+      }
+    });
+    if (!its.has_room(change)) return false;
+    its.need = change;
+    its.set_most(allowance);
+    return true;
+  }
+  /// Gives away what this thread is not likely to need soon, if that is much. @param u  a free
+  TARN_NOINLINE void give_room(room_reserves& reserves, tracked_update const& u) noexcept {
+    std::size_t const g = index_of(u.group);
+    part& its = parts_[g];
+    reserves.give(u.place, g, [&](tracked_kinds const& allowance) noexcept {
+      its.set_most(allowance);
+      room_pairs spare{{}, unpaired_};
+      unpaired_ = {};
+      for (std::size_t k = 0; k < 3; ++k) {
+        spare.paired[g][k] = max_of(its.room(k) - its.may_leave(k) / 2, std::int64_t{0});
+        its.add_room(k, -spare.paired[g][k]);
+      }
+      return spare;
+    });
+  }
+
+  /// Counts a call of a bounded share. Gives both groups new bounds, since that of the call's was too narrow, or there was none. The
+  /// bounds of both add up to the error. Returns false if what was counted exceeds it.
+  TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
+    part& its = parts_[index_of(u.group)];
+    part& other = parts_[1 - index_of(u.group)];
+    tracked_kinds const change = u.by_kind();
+    tracked_kinds counted{};
+    tracked_kinds counted_of_other{};
+    tracked_kinds spare{};
+    for (std::size_t k = 0; k < 3; ++k) {
+      counted[k] = size_of(its.change(k) + change[k]);
+      counted_of_other[k] = size_of(other.change(k));
+      spare[k] = error_[k] - counted[k] - counted_of_other[k];
+      if (spare[k] < 0) return false;
+    }
+    for (std::size_t k = 0; k < 3; ++k) {
+      its.bound(k, counted[k] + spare[k] - spare[k] / part_of_other);
+      other.bound(k, counted_of_other[k] + spare[k] / part_of_other);
+    }
+    if (u.rounded > 0) {
+      its.allocate(change);
+    } else {
+      its.count_free(change);
+    }
+    return true;
+  }
+  [[nodiscard]] static std::int64_t size_of(std::int64_t change) noexcept { return max_of(change, -change); }
+
+  owner_lock lock_;
+  std::atomic<state> state_{state::closed};
+  tracked_kinds error_{};  ///< of a bounded share
+  std::array<part, 2> parts_{};
+  tracked_room unpaired_{};  ///< room below the peak of a group, without room below the peak of all
+};
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+/// Statistics of the blocks that were handed out; each array is indexed by block_group.
+struct tracked_statistics {
+  std::array<stat, 3> allocations;      ///< blocks
+  std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
+  std::array<stat, 3> requested_bytes;  ///< as requested
+  std::uint64_t ooms = 0;               ///< requests refused
+  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block counts with the
+  /// bytes requested from the pool.
+  std::array<stat, 3> active;
+  std::array<stat, 3> active_bytes;
+  std::array<stat, 3> active_requested_bytes;
+};
+
+/// Which threads' calls a high-water mark counts.
+enum class peak_of { all_threads, this_thread };
+
+/// A high-water mark over a scope; linked into its tracked_layer while it lives.
+struct high_water_mark {
+  std::int64_t start = 0;        ///< allocated bytes when it began (0 for one thread's)
+  std::int64_t current = 0;      ///< current value
+  std::int64_t peak = 0;         ///< the maximum since it began
+  std::int64_t allocations = 0;  ///< blocks handed out since it began
+  peak_of whose = peak_of::all_threads;
+  std::uint64_t thread = 0;  ///< number of the thread whose calls count, for peak_of::this_thread
+  high_water_mark* next = nullptr;
+};
+
+namespace detail {
+
+/// Exact with any number of threads: a reader sees no call counted late or twice. Counting is O(1); reading is O(threads that
+/// count on their own, at most 32). Peaks are exact, too, unless `peak_error` allows that they are not; see tracked.
+class tracked_numbers {
+ public:
+  tracked_numbers() noexcept : tracked_numbers(0) {}
+  /// @param peak_error  bytes; 0: peaks are exact
+  explicit tracked_numbers(std::size_t peak_error) noexcept {
+    (void)has_remote_barrier();                         // registers with the kernel now, not at a call
+    constexpr std::size_t most = std::size_t{1} << 60;  // twice as much can be counted
+    auto const bytes = static_cast<std::int64_t>(min_of(peak_error, most));
+    std::int64_t const blocks = min_of(bytes, max_of(bytes / bytes_per_block, std::int64_t{1}));
+    error_ = {blocks, bytes, bytes};
+  }
+  tracked_numbers(tracked_numbers const&) = delete;
+  tracked_numbers& operator=(tracked_numbers const&) = delete;
+  ~tracked_numbers() {
+    lock_.lock();  // another thread may fork
+    tracked_share* const shares = shares_.exchange(nullptr, std::memory_order_relaxed);
+    lock_.unlock();
+    delete[] shares;
+  }
+
+  /// Counts one block. @param rounded, requested  bytes
+  TARN_ALWAYS_INLINE void count_allocation(std::size_t rounded, std::size_t requested,
+                                           block_group group) noexcept {
+    count<change_kind::allocation>(rounded, requested, group);
+  }
+  TARN_ALWAYS_INLINE void count_deallocation(std::size_t rounded, std::size_t requested,
+                                             block_group group) noexcept {
+    count<change_kind::deallocation>(rounded, requested, group);
+  }
+  /// Counts a change as the thread that it names would: for tests.
+  void count(tracked_update const& u) noexcept {
+    if (tracked_share* const shares = shares_.load(std::memory_order_acquire);
+        shares != nullptr && u.place < share_count && shares[u.place].try_enter()) {
+      tracked_share& mine = shares[u.place];
+      bool const done = mine.count_here(u) || count_inside(mine, u);
+      mine.leave();
+      if (done) return;
+    }
+    count_globally(u);
+  }
+  /// Number of threads that count on their own now, with other threads.
+  [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
+  /// How often all threads that count on their own were stopped.
+  [[nodiscard]] std::uint64_t stops() noexcept {
+    std::lock_guard const guard(lock_);
+    return stops_;
+  }
+  /// How often a thread asked the others for room.
+  [[nodiscard]] std::uint64_t asks() const noexcept { return asks_.load(std::memory_order_relaxed); }
+  /// Returns true if a thread counts alone.
+  [[nodiscard]] bool has_alone() noexcept {
+    std::lock_guard const guard(lock_);
+    return alone_ != thread_places;
+  }
+  /// Requests a share for the thread at a place. Shares are opened once at least two threads have requested one.
+  void ask(unsigned place) noexcept {
+    if (place >= share_count) return;
+    std::uint64_t const mine = std::uint64_t{1} << place;
+    if ((flags_.load(std::memory_order_relaxed) & mine) == 0)
+      flags_.fetch_or(mine, std::memory_order_relaxed);
+  }
+  void count_refusal() noexcept {
+    std::lock_guard const guard(lock_);
+    ++ooms_;
+  }
+
+  [[nodiscard]] tracked_statistics statistics() noexcept {
+    stopped const now(*this);
+    tracked_statistics all;
+    all.ooms = ooms_;
+    for (std::size_t g = 0; g < 3; ++g) {
+      all.allocations[g] = number(0, g);
+      all.allocated_bytes[g] = number(1, g);
+      all.requested_bytes[g] = number(2, g);
+      all.active[g] = active(0, g);
+      all.active_bytes[g] = active(1, g);
+      all.active_requested_bytes[g] = active(2, g);
+    }
+    return all;
+  }
+  void reset_peaks() noexcept {
+    stopped const now(*this);
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = of(k, g).current;
+      peak_of_all_[k] = current(k, 0);
+      for (std::size_t g = 0; g < 3; ++g) active_peak_[k][g] = current(k, g) + waiting_[k][g];
+    }
+  }
+  void reset_totals() noexcept {
+    stopped const now(*this);
+    for (group_numbers& its : groups_) {
+      for (group_number& n : its.of) {
+        n.allocated = 0;
+        n.at_reset = n.current;
+      }
+    }
+    not_over_ = {};
+    ooms_ = 0;
+  }
+
+  /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
+  void count_waiting(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
+    stopped const now(*this);
+    tracked_amounts const change{
+        {{smaller.blocks + larger.blocks, smaller.blocks, larger.blocks},
+         {smaller.bytes + larger.bytes, smaller.bytes, larger.bytes},
+         {smaller.requested + larger.requested, smaller.requested, larger.requested}}};
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 0; g < 3; ++g) {
+        waiting_[k][g] += change[k][g];
+        not_over_[k][g] += change[k][g];
+      }
+    }
+    note_active(block_group::smaller);
+    note_active(block_group::larger);
+    note_whether_watched();
+  }
+
+  void add(high_water_mark& mark, peak_of whose) noexcept {
+    stopped const now(*this);
+    mark.whose = whose;
+    mark.thread = this_thread_number();
+    mark.start = whose == peak_of::all_threads ? current(1, 0) : 0;
+    mark.current = mark.peak = mark.start;
+    mark.allocations = 0;
+    mark.next = marks_;
+    marks_ = &mark;
+    note_whether_watched();
+  }
+  void remove(high_water_mark& mark) noexcept {
+    stopped const now(*this);
+    for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
+      if (*at == &mark) {
+        *at = mark.next;
+        note_whether_watched();
+        return;
+      }
+    }
+  }
+  [[nodiscard]] high_water_mark read(high_water_mark const& mark) noexcept {
+    stopped const now(*this);
+    return mark;
+  }
+
+ private:
+  static constexpr unsigned share_count = thread_places;
+  static constexpr std::uint64_t all_threads = 0xFFFF'FFFF;  ///< of flags_
+  static constexpr std::uint64_t watched_flag = all_threads + 1;
+  /// With fewer calls than this per share, opening shares costs more than it saves.
+  static constexpr std::uint64_t least_calls = 32;
+  static constexpr std::uint32_t longest_pause = 4096;
+  /// The error of a peak in bytes, divided by this, is its error in blocks.
+  static constexpr std::int64_t bytes_per_block = 4096;
+  /// A thread counts alone after this many calls without another thread's. Doubled whenever another thread ends that: a visit takes
+  /// microseconds.
+  static constexpr std::uint32_t first_streak = 16;
+  /// Stopping all threads takes ten microseconds or more. Before that, a thread waits for one or two for room from the others.
+  static constexpr unsigned tries_to_ask = 8;
+  static constexpr unsigned waits_per_try = 4;
+  static constexpr std::uint32_t longest_streak = 4096;
+
+  /// Holds the lock, and no thread counts on its own.
+  class stopped {
+   public:
+    explicit stopped(tracked_numbers& numbers) noexcept : numbers_(numbers) {
+      numbers_.lock_.lock();
+      numbers_.call_in();
+      numbers_.visit_alone();
+      numbers_.settle_alone();
+    }
+    stopped(stopped const&) = delete;
+    stopped& operator=(stopped const&) = delete;
+    ~stopped() {
+      numbers_.give_alone();
+      numbers_.end_visit_alone();
+      numbers_.lock_.unlock();
+    }
+
+   private:
+    tracked_numbers& numbers_;
+  };
+
+  struct applier {
+    tracked_numbers& numbers;
+    void operator()(tracked_update const& u) const noexcept { numbers.apply(u); }
+  };
+
+  /// One number of one group. The sums of both groups and the totals freed are computed when they are read, so that a call
+  /// updates as little as possible.
+  struct group_number {
+    std::int64_t current = 0;
+    std::int64_t peak = 0;
+    std::int64_t allocated = 0;  ///< total
+    std::int64_t at_reset = 0;   ///< current when the totals were reset
+  };
+  /// Blocks, rounded bytes, requested bytes. Aligned, so that a group is addressed by a shift.
+  struct alignas(128) group_numbers {
+    std::array<group_number, 3> of;
+  };
+
+  [[nodiscard]] group_number& of(std::size_t k, std::size_t group) noexcept {
+    return groups_[group - 1].of[k];
+  }
+  [[nodiscard]] std::int64_t current(std::size_t k, std::size_t group) noexcept {
+    return group == 0 ? of(k, 1).current + of(k, 2).current : of(k, group).current;
+  }
+  [[nodiscard]] std::int64_t peak(std::size_t k, std::size_t group) noexcept {
+    return group == 0 ? peak_of_all_[k] : of(k, group).peak;
+  }
+  [[nodiscard]] stat number(std::size_t k, std::size_t group) noexcept {
+    stat s;
+    s.current = current(k, group);
+    s.peak = peak(k, group);
+    for (std::size_t g = 1; g < 3; ++g) {
+      if (group != 0 && group != g) continue;
+      s.allocated += of(k, g).allocated;
+      s.freed += of(k, g).allocated + of(k, g).at_reset - of(k, g).current;
+    }
+    return s;
+  }
+
+  template <change_kind Kind>
+  TARN_ALWAYS_INLINE void count(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    thread_place const at = this_thread_place;
+    tracked_share* const shares = shares_.load(std::memory_order_acquire);
+    if (at.table != table_ || shares == nullptr) [[unlikely]]
+      return count_without_place<Kind>(rounded, requested, group);
+    tracked_share& mine = shares[at.index];
+    if (!mine.try_enter()) [[unlikely]]
+      return count_by_waiting<Kind>(rounded, requested, group);
+    if (mine.template count_here<Kind>(rounded, requested, group)) [[likely]] {
+      mine.leave();
+      return;
+    }
+    count_in_share<Kind>(mine, rounded, requested, group);
+  }
+  /// Inside the lock of the thread's share, which this leaves.
+  template <change_kind Kind>
+  TARN_NOINLINE void count_in_share(tracked_share& mine, std::size_t rounded, std::size_t requested,
+                                    block_group group) noexcept {
+    if constexpr (Kind == change_kind::allocation) {
+      tracked_kinds const change{1, static_cast<std::int64_t>(rounded), static_cast<std::int64_t>(requested)};
+      if (mine.count_exchanging(change, group)) {
+        mine.leave();
+        return;
+      }
+    }
+    tracked_update const u = update_of<Kind>(rounded, requested, group);
+    bool const done = count_inside(mine, u);
+    mine.leave();
+    if (!done) count_globally(u);
+  }
+  /// Counts a call inside the lock of a thread's share, which has no room for it. Returns false if it must be counted globally.
+  bool count_inside(tracked_share& mine, tracked_update const& u) noexcept {
+    if (mine.count(reserves_, u)) return true;
+    if (mine.is_alone()) {
+      count_alone(u);
+      return true;
+    }
+    return u.rounded > 0 && mine.is_open() && ask_others(mine, u);
+  }
+  /// Counts an allocation for which the reserves do not have enough room, if the other threads give some soon.
+  bool ask_others(tracked_share& mine, tracked_update const& u) noexcept {
+    asks_.fetch_add(1, std::memory_order_relaxed);
+    for (unsigned tries = 0; tries < tries_to_ask && !mine.is_announced(); ++tries) {
+      if (tries % (tries_to_ask / 2) == 0) {
+        for_each_share(open_.load(std::memory_order_relaxed) & ~(std::uint32_t{1} << u.place),
+                       [](tracked_share& s) { s.ask(); });
+      }
+      for (unsigned waits = 0; waits < waits_per_try; ++waits) spin_wait(0);
+      if (mine.count(reserves_, u)) return true;
+    }
+    return false;
+  }
+  template <change_kind Kind>
+  TARN_NOINLINE void count_by_waiting(std::size_t rounded, std::size_t requested,
+                                      block_group group) noexcept {
+    count_globally(update_of<Kind>(rounded, requested, group));
+  }
+  template <change_kind Kind>
+  TARN_NOINLINE void count_without_place(std::size_t rounded, std::size_t requested,
+                                         block_group group) noexcept {
+    if (this_thread_place.table == nullptr) place_holder::take();
+    count_globally(update_of<Kind>(rounded, requested, group));
+  }
+  template <change_kind Kind>
+  [[nodiscard]] tracked_update update_of(std::size_t rounded, std::size_t requested,
+                                         block_group group) const noexcept {
+    std::int64_t const sign = Kind == change_kind::allocation ? 1 : -1;
+    return {sign * static_cast<std::int64_t>(rounded), sign * static_cast<std::int64_t>(requested),
+            thread_number_place(), my_place(), group};
+  }
+  /// The place of the calling thread; thread_places if it has none here.
+  [[nodiscard]] unsigned my_place() const noexcept {
+    return this_thread_place.table == table_ ? this_thread_place.index : thread_places;
+  }
+
+  /// Adds what a share counted. It stayed within its room, so no peak changes.
+  [[nodiscard]] auto adding() noexcept {
+    return [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
+      if (came == 0 && change == 0) return;
+      if (g != 0) {
+        of(k, g).current += change;
+        of(k, g).allocated += came;
+      }
+      for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
+        if (k == 0) m->allocations += came;
+        if (k == 1) m->current += change;
+      }
+    };
+  }
+  /// Counts a call under the lock.
+  void count_globally(tracked_update const& u) noexcept {
+    if (!lock_.try_lock()) {
+      lock_.wait(u, applier{*this});
+      ask(u.place);
+      return;
+    }
+    apply(u);
+    note_streak(u.place);
+    if (out_ != 0) ask(u.place);  // it has no share, or one that was too small
+    lock_.unlock_after(applier{*this});
+  }
+  /// Lets the calling thread, whose call was counted last, count alone if only its calls were counted for long. The caller holds the
+  /// lock.
+  void note_streak(unsigned place) noexcept {
+    if (place >= share_count || out_ != 0 || alone_ != thread_places || ++streak_ < least_streak_) return;
+    if (tracked_share* const shares = make_shares(); shares != nullptr) {
+      alone_ = place;
+      shares[place].let_alone();
+      give_alone();
+    }
+  }
+  /// Enters the share of the thread that counts alone, unless that is the calling thread. The caller holds the lock.
+  void visit_alone() noexcept {
+    visits_alone_ = alone_ != thread_places && alone_ != my_place();
+    if (!visits_alone_) return;
+    share(alone_).announce();
+    remote_barrier();
+    share(alone_).visit();
+  }
+  void end_visit_alone() noexcept {
+    if (visits_alone_) share(alone_).end_visit();
+  }
+  /// The caller holds the lock.
+  TARN_NOINLINE void end_alone() noexcept {
+    visit_alone();
+    (void)share(alone_).close(adding());
+    end_visit_alone();
+    alone_ = thread_places;
+    least_streak_ = min_of(least_streak_ * 2, longest_streak);
+  }
+  /// Adds what the thread that counts alone has counted, and takes its room away. During a visit, or called by that thread.
+  void settle_alone() noexcept {
+    if (alone_ != thread_places) share(alone_).report(adding());
+  }
+  /// Gives the thread that counts alone all room, unless each call has to be watched. As settle_alone().
+  void give_alone() noexcept {
+    if (alone_ == thread_places || (flags_.load(std::memory_order_relaxed) & watched_flag) != 0) return;
+    share(alone_).set_room(pair_room(block_group::larger));
+  }
+  /// Counts a call of the thread that counts alone, for which it has no room: there may be a new peak.
+  void count_alone(tracked_update const& u) noexcept {
+    settle_alone();
+    add_watched(u);
+    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0)
+      share(alone_).set_room(pair_room(u.group));
+  }
+  [[nodiscard]] tracked_share& share(unsigned place) noexcept {
+    return shares_.load(std::memory_order_relaxed)[place];
+  }
+  /// Null without host memory. The caller holds the lock.
+  [[nodiscard]] tracked_share* make_shares() noexcept {
+    tracked_share* shares = shares_.load(std::memory_order_relaxed);
+    if (shares == nullptr) {
+      shares = new (std::nothrow) tracked_share[share_count];
+      shares_.store(shares, std::memory_order_release);
+    }
+    return shares;
+  }
+
+  /// The caller holds the lock.
+  void apply(tracked_update const& u) noexcept {
+    if (u.place != last_place_) [[unlikely]] {
+      last_place_ = u.place;
+      streak_ = 0;
+    }
+    if (alone_ != thread_places) {
+      if (alone_ == u.place) return count_alone(u);
+      end_alone();
+    }
+    if (flags_.load(std::memory_order_relaxed) != 0) return apply_slow(u);
+    add(u);
+  }
+  void add(tracked_update const& u) noexcept {
+    if (u.rounded > 0) {
+      add<change_kind::allocation>(static_cast<std::size_t>(u.rounded), static_cast<std::size_t>(u.requested),
+                                   u.group);
+    } else {
+      add<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
+                                     static_cast<std::size_t>(-u.requested), u.group);
+    }
+  }
+  template <change_kind Kind>
+  TARN_ALWAYS_INLINE void add(std::size_t rounded, std::size_t requested, block_group group) noexcept {
+    auto const g = static_cast<std::size_t>(group);  // 1 or 2
+    group_numbers& its = groups_[g - 1];
+    group_numbers const& other = groups_[2 - g];
+    add_to<Kind, 0>(its, other, 1);
+    add_to<Kind, 1>(its, other, static_cast<std::int64_t>(rounded));
+    add_to<Kind, 2>(its, other, static_cast<std::int64_t>(requested));
+  }
+  template <change_kind Kind, std::size_t K>
+  TARN_ALWAYS_INLINE void add_to(group_numbers& its, group_numbers const& other,
+                                 std::int64_t amount) noexcept {
+    group_number& n = its.of[K];
+    if constexpr (Kind == change_kind::deallocation) {
+      n.current -= amount;
+    } else {
+      std::int64_t const now = n.current += amount;
+      n.allocated += amount;
+      if (now > n.peak) [[unlikely]]
+        n.peak = now;
+      if (now + other.of[K].current > peak_of_all_[K]) [[unlikely]]
+        peak_of_all_[K] = now + other.of[K].current;
+    }
+  }
+  /// Adds a call while no share is open.
+  void add_watched(tracked_update const& u) noexcept {
+    add(u);
+    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
+    change_marks(u);
+    note_active(u.group);
+  }
+  /// Counts while a mark exists, blocks wait, or several threads count.
+  TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
+    std::uint64_t const flags = flags_.load(std::memory_order_relaxed);
+    bool const several = (flags & all_threads) != 0;
+    if (has_error() && out_ != 0) return publish_with(u, static_cast<std::uint32_t>(flags) & ~out_);
+    if (several && out_ != 0) {
+      if ((static_cast<std::uint32_t>(flags) & ~out_) != 0) [[unlikely]]
+        open_shares(static_cast<std::uint32_t>(flags) & ~out_);
+      if (u.rounded > 0 && !fits(u)) take_room_for(u);
+    }
+    if (out_ != 0) return add_within_room(u);
+    add_watched(u);
+    if (several) hand_out();
+  }
+
+  /// A number including waiting blocks. If it passes its peak while nothing waits, it passes the peak of `number`, too.
+  [[nodiscard]] stat active(std::size_t k, std::size_t g) noexcept {
+    stat s = number(k, g);
+    s.current += waiting_[k][g];
+    s.peak = max_of(s.peak, active_peak_[k][g]);
+    s.freed -= not_over_[k][g];
+    return s;
+  }
+  void note_active(block_group group) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(group)})
+        active_peak_[k][g] = max_of(active_peak_[k][g], current(k, g) + waiting_[k][g]);
+    }
+  }
+  void note_whether_watched() noexcept {
+    bool waits = false;
+    for (auto const& kind : waiting_) {
+      for (std::int64_t const amount : kind) waits = waits || amount != 0;
+    }
+    if (waits || marks_ != nullptr) {
+      flags_.fetch_or(watched_flag, std::memory_order_relaxed);
+    } else {
+      flags_.fetch_and(~watched_flag, std::memory_order_relaxed);
+    }
+  }
+  /// How far a number may grow before it, or its sum with the waiting blocks, passes its peak.
+  [[nodiscard]] std::int64_t room(std::size_t k, std::size_t g) noexcept {
+    std::int64_t const most = peak(k, g);
+    return min_of(most, max_of(most, active_peak_[k][g]) - waiting_[k][g]) - current(k, g);
+  }
+
+  /// By how much the room that the shares leave is too small for a block: above 0, a peak may be passed if all shares are used up.
+  [[nodiscard]] std::int64_t lacking(tracked_update const& u, std::size_t k, std::size_t g) noexcept {
+    std::int64_t const wanted = u.by_kind()[k] + lent_[k][g];
+    std::int64_t most = wanted - room(k, g);
+    for (high_water_mark const* m = k == 1 && g == 0 ? marks_ : nullptr; m != nullptr; m = m->next)
+      most = max_of(most, m->current + wanted - m->peak);
+    return most;
+  }
+  /// Whether a block can be added without a new peak, even if all shares are used up.
+  [[nodiscard]] bool fits(tracked_update const& u) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
+        if (lacking(u, k, g) > 0) return false;
+      }
+    }
+    return true;
+  }
+  /// Adds a call for which there is room, while shares are open: no peak changes. The numbers must not be compared with the peaks
+  /// then: of two shares one may have reported blocks that took the room of blocks whose end the other has not reported.
+  void add_within_room(tracked_update const& u) noexcept {
+    auto const change = u.by_kind();
+    auto const f = adding();
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)})
+        f(k, g, change[k], u.rounded > 0 ? change[k] : 0);
+    }
+    if (u.rounded > 0 || has_error()) return;
+    // What a thread without a share frees is room for those with one.
+    std::size_t const mine = index_of(u.group);
+    room_pairs freed;
+    for (std::size_t k = 0; k < 3; ++k) {
+      lent_[k][0] -= change[k];
+      lent_[k][mine + 1] -= change[k];
+      freed.paired[mine][k] = -change[k];
+    }
+    reserves_.give(u.place, mine, [&](tracked_kinds const&) { return freed; });
+  }
+  /// Takes room for a block from the reserves. If that is not enough, there may be a new peak: the shares are closed.
+  TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
+    std::size_t const mine = index_of(u.group);
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t const missing = max_of(lacking(u, k, 0), lacking(u, k, mine + 1));
+      if (missing <= 0) continue;
+      std::int64_t const taken = reserves_.take(mine, k, missing);
+      lent_[k][0] -= taken;
+      lent_[k][mine + 1] -= taken;
+      if (taken == missing) continue;
+      call_in();
+      if (fits(u)) reserves_.give_less();  // the others had enough
+      return;
+    }
+  }
+  /// Whether peaks may be off.
+  [[nodiscard]] bool has_error() const noexcept { return error_[0] != 0; }
+  /// Counts a call for which its thread's share has no room, and all that was counted there: peaks may be off.
+  TARN_NOINLINE void publish_with(tracked_update const& u, std::uint32_t asked) noexcept {
+    if (asked != 0) open_shares(asked);
+    if (u.place < share_count && (out_ >> u.place & 1) != 0) share(u.place).report(adding());
+    add_within_room(u);
+    note_peaks();
+  }
+  /// Raises every peak to the current value.
+  void note_peaks() noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      for (std::size_t g = 1; g < 3; ++g) {
+        group_number& n = of(k, g);
+        if (n.current > n.peak) n.peak = n.current;
+      }
+      if (current(k, 0) > peak_of_all_[k]) peak_of_all_[k] = current(k, 0);
+    }
+    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      if (m->current > m->peak) m->peak = m->current;
+    }
+    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
+    note_active(block_group::smaller);
+    note_active(block_group::larger);
+  }
+  /// Pairs half of the room below the peak of all for each group, and what one cannot use for the other. An odd unit is for `first`.
+  [[nodiscard]] room_pairs pair_room(block_group first) noexcept {
+    room_pairs r;
+    std::size_t const a = index_of(first);
+    std::size_t const b = 1 - a;
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t all = room(k, 0);
+      for (high_water_mark const* m = k == 1 ? marks_ : nullptr; m != nullptr; m = m->next)
+        all = min_of(all, m->peak - m->current);
+      std::int64_t const of_a = room(k, a + 1);
+      std::int64_t const of_b = room(k, b + 1);
+      r.paired[a][k] = min_of(of_a, all - min_of(of_b, all / 2));
+      r.paired[b][k] = min_of(of_b, all - r.paired[a][k]);
+      r.unpaired[a][k] = of_a - r.paired[a][k];
+      r.unpaired[b][k] = of_b - r.paired[b][k];
+    }
+    return r;
+  }
+  /// Opens a share for each requesting thread, and puts the room below every peak into the reserves.
+  TARN_NOINLINE void hand_out() noexcept {
+    if (pause_ != 0) {
+      --pause_;
+      return;
+    }
+    auto const asked = static_cast<std::uint32_t>(flags_.load(std::memory_order_relaxed) & all_threads);
+    if (std::popcount(asked) < 2) return;
+    if (make_shares() == nullptr) return;
+    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
+    }
+    if (!has_error()) {
+      room_pairs const r = pair_room(block_group::larger);
+      for (std::size_t k = 0; k < 3; ++k) {
+        for (std::size_t g = 0; g < 2; ++g) lent_[k][g + 1] = r.paired[g][k] + r.unpaired[g][k];
+        lent_[k][0] = r.paired[0][k] + r.paired[1][k];
+      }
+      reserves_.set(static_cast<unsigned>(std::popcount(asked)), r);
+    }
+    open_shares(asked);
+  }
+  void open_shares(std::uint32_t asked) noexcept {
+    for_each_share(asked, [this](tracked_share& s) {
+      if (has_error()) {
+        s.open_bounded(error_);
+      } else {
+        s.open();
+      }
+    });
+    out_ |= asked;
+    open_.store(out_, std::memory_order_release);
+  }
+
+  /// Closes all shares. The caller holds the lock.
+  TARN_NOINLINE void call_in() noexcept {
+    if (out_ == 0) return;
+    ++stops_;
+    open_.store(0, std::memory_order_relaxed);
+    for_each_share(out_, [](tracked_share& s) { s.announce(); });
+    remote_barrier();
+    for_each_share(out_, [](tracked_share& s) { s.visit(); });
+    std::uint64_t calls = 0;
+    std::uint32_t idle = 0;
+    for (std::uint32_t left = out_; left != 0; left &= left - 1) {
+      auto const i = static_cast<unsigned>(std::countr_zero(left));
+      std::uint64_t const made = share(i).close(adding());
+      calls += made;
+      if (made == 0) idle |= std::uint32_t{1} << i;
+    }
+    for_each_share(out_, [](tracked_share& s) { s.end_visit(); });
+    if (has_error()) note_peaks();
+    if (idle != 0) flags_.fetch_and(~std::uint64_t{idle}, std::memory_order_relaxed);
+    bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
+    last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
+    pause_ = last_pause_;
+    out_ = 0;
+    lent_ = {};
+  }
+  template <class F>
+  void for_each_share(std::uint32_t places, F const& f) noexcept {
+    for (; places != 0; places &= places - 1) f(share(static_cast<unsigned>(std::countr_zero(places))));
+  }
+
+  void change_marks(tracked_update const& u) noexcept {
+    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      if (m->whose != peak_of::all_threads && m->thread != u.thread) continue;
+      m->current += u.rounded;
+      if (u.rounded < 0) continue;
+      m->peak = max_of(m->peak, m->current);
+      ++m->allocations;
+    }
+  }
+  place_table const* const table_ = &places_of_threads;  ///< of the module that made this
+  std::atomic<tracked_share*> shares_{nullptr};          ///< by place; made under the lock at first use; kept
+  std::atomic<std::uint32_t> open_{0};                   ///< threads whose share is open; a hint
+  /// Bits of the threads that found the lock taken or have a share, and watched_flag: there is a mark, or a block waits. 0: a call only
+  /// adds.
+  std::atomic<std::uint64_t> flags_{0};
+  combining_lock<tracked_update> lock_;
+  room_reserves reserves_;
+  std::atomic<std::uint64_t> asks_{0};
+  // Under the lock:
+  std::array<group_numbers, 2> groups_;        ///< small, large
+  std::array<std::int64_t, 3> peak_of_all_{};  ///< of the sums of both
+  std::uint64_t ooms_ = 0;
+  high_water_mark* marks_ = nullptr;
+  tracked_amounts waiting_{};  ///< of the waiting blocks
+  tracked_amounts
+      active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
+  std::array<std::int64_t, 3>
+      error_{};                 ///< by how much a share may differ from what it published; 0: peaks are exact
+  tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
+  std::uint32_t out_ = 0;       ///< threads whose share is open
+  tracked_amounts
+      lent_{};  ///< room of the open shares and of the reserves, when the counts were last reported
+  unsigned alone_ =
+      thread_places;  ///< place of the thread that counts alone; its share's lock guards all numbers, too
+  unsigned last_place_ = thread_places;  ///< of the call that was counted last
+  std::uint32_t streak_ = 0;             ///< calls of that thread since another one's
+  std::uint32_t least_streak_ = first_streak;
+  bool visits_alone_ = false;
+  std::uint32_t pause_ = 0;  ///< calls to count before shares are opened again
+  std::uint32_t last_pause_ = 0;
+  std::uint64_t stops_ = 0;
+  at_fork member_{this,
+                  [](void* self) noexcept {
+                    auto& n = *static_cast<tracked_numbers*>(self);
+                    n.lock_.lock();
+                    if (n.shares_.load(std::memory_order_relaxed) == nullptr) return true;
+                    n.for_each_share(all_threads, [](tracked_share& s) { s.announce(); });
+                    remote_barrier();
+                    n.for_each_share(all_threads, [](tracked_share& s) { s.visit(); });
+                    return true;
+                  },
+                  [](void* self, fork_side side) noexcept {
+                    auto& n = *static_cast<tracked_numbers*>(self);
+                    if (side != fork_side::parent) renew_remote_barrier();
+                    if (n.shares_.load(std::memory_order_relaxed) != nullptr) {
+                      n.for_each_share(all_threads, [side](tracked_share& s) {
+                        if (side != fork_side::parent) s.forget_owner();
+                        s.end_visit();
+                      });
+                    }
+                    n.lock_.unlock();
+                  }};
+};
+
+}  // namespace detail
+}  // namespace tarn
+// ---- tarn/pool/arena/size_class.hpp
+// Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized deallocation needs no
+// lookup because of it.
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
+inline constexpr std::size_t range_grain = 512;
+
+/// Blocks up to this size, bytes, are cut from runs. They are most calls (56-94 % in the recorded traces) and together at most
+/// 0.1 % of the live bytes, so a partly filled run has no visible cost.
+inline constexpr std::size_t run_limit = 32_KiB;
+
+/// Blocks up to this size, bytes, have a size class and thus a magazine; larger ones keep their exact size. In the recorded
+/// traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25 % costs at most 0.07 %.
+inline constexpr std::size_t class_limit = 1_MiB;
+
+/// Steps of 256 B to 2 KiB, then 8 steps per doubling to 32 KiB, then 16 to 1 MiB.
+inline constexpr unsigned run_class_count = 40;
+inline constexpr unsigned class_count = 120;
+
+/// The class of a request of 1 to class_limit bytes. A few instructions and no table; inlined, since a call would add 7 more to
+/// the path to a magazine.
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned class_of(std::size_t bytes) noexcept {
+  std::size_t const last = bytes - 1;
+  if (last < 2048) return static_cast<unsigned>(last >> 8);
+  auto const exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
+  if (exponent < 15) return 8 + (exponent - 11) * 8 + static_cast<unsigned>((last >> (exponent - 3)) & 7);
+  return 40 + (exponent - 15) * 16 + static_cast<unsigned>((last >> (exponent - 4)) & 15);
+}
+
+/// Bytes of every block of a class.
+[[nodiscard]] constexpr std::size_t compute_class_bytes(unsigned size_class) noexcept {
+  if (size_class < 8) return (size_class + std::size_t{1}) << 8;
+  if (size_class < 40) {
+    unsigned const step = size_class - 8;
+    return (9 + std::size_t{step % 8}) << (8 + step / 8);
+  }
+  unsigned const step = size_class - 40;
+  return (17 + std::size_t{step % 16}) << (11 + step / 16);
+}
+
+inline constexpr auto class_bytes_table = [] {
+  std::array<std::uint32_t, class_count> table{};
+  for (unsigned k = 0; k < class_count; ++k) table[k] = static_cast<std::uint32_t>(compute_class_bytes(k));
+  return table;
+}();
+
+[[nodiscard]] constexpr std::size_t class_bytes(unsigned size_class) noexcept {
+  return class_bytes_table[size_class];
+}
+
+/// Whether a request has a size class; others keep their exact size.
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
+  return alignment <= default_alignment && bytes <= class_limit;
+}
+
+/// The block that serves a request, for callers that use the numbers several times.
+struct block_size {
+  std::size_t bytes = 0;
+  unsigned size_class = class_count;  ///< class_count if none
+
+  constexpr block_size() noexcept = default;
+  /// Pure. `asked` is not 0.
+  TARN_ALWAYS_INLINE constexpr block_size(std::size_t asked, std::size_t alignment) noexcept {
+    if (tarn::detail::has_class(asked, alignment)) [[likely]] {
+      size_class = class_of(asked);
+      bytes = class_bytes(size_class);
+    } else {
+      bytes = align_up(asked, range_grain);
+    }
+  }
+  [[nodiscard]] constexpr bool has_class() const noexcept { return size_class != class_count; }
+  [[nodiscard]] constexpr unsigned its_class() const noexcept { return size_class; }
+  [[nodiscard]] constexpr std::size_t bytes_in(unsigned) const noexcept { return bytes; }
+  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return bytes; }
+};
+/// The same, computed where it is used: fewer instructions for a caller that uses each number once. The alignment is at most
+/// default_alignment.
+struct lazy_block_size {
+  std::size_t asked;
+
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept { return asked <= class_limit; }
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned its_class() const noexcept { return class_of(asked); }
+  [[nodiscard]] constexpr std::size_t bytes_in(unsigned size_class) const noexcept {
+    return class_bytes(size_class);
+  }
+  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return align_up(asked, range_grain); }
+};
+
+/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and sized deallocation
+/// agree without a lookup.
+[[nodiscard]] TARN_ALWAYS_INLINE constexpr std::size_t rounded_bytes(std::size_t bytes,
+                                                                     std::size_t alignment) noexcept {
+  return bytes == 0 ? 0 : block_size(bytes, alignment).bytes;
+}
+
+/// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their gradients, start on a
+/// multiple if possible: then the free memory next to them is whole granules.
+inline constexpr std::size_t usual_granule = 2_MiB;
+
+static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
+static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+template <class Upstream>
+class tracked_layer;
+
+/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and large ones.
+struct tracked {
+  /// By how many bytes a peak may be off for each thread that counts on its own: 0, the default, for exact peaks. Otherwise each peak,
+  /// that of a high_water_mark included, lies at most n * peak_error bytes above or below the exact one, and peaks of blocks at most
+  /// n * max(1, peak_error / 4096) blocks, for the n threads that used the pool concurrently, counted up to 32. It is exact as long
+  /// as threads do not meet. Current values, totals, and the peaks of one thread stay exact.
+  ///
+  /// For programs with many threads: near the peaks, threads have to pass room on to one another for exact peaks. Here a thread
+  /// counts without any other until its counts differ from what it published by more than this; blocks above it are counted under a
+  /// common lock. With 4 MiB, 16 threads that replace 64 blocks of up to 256 KiB each hardly ever meet.
+  std::size_t peak_error = 0;
+
+  template <class Upstream>
+  using layer = tracked_layer<Upstream>;
+};
+
+/// Exact with any number of threads: current and peak values are those of one order of events, peaks unless tracked::peak_error allows
+/// a difference. A block is counted before its
+/// address is returned and uncounted before it is freed, so an address that another thread gets at once is never counted twice.
+/// Of several layers over one pool, each counts as active all blocks that wait in the pool. A block that starts waiting first
+/// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
+template <class Upstream>
+class tracked_layer {
+ public:
+  static_assert(resource<Upstream>,
+                "tarn: tracked counts blocks; put it over the pool: pages | pooled{} | tracked{}");
+  using upstream_type = Upstream;
+  using driver_type = typename Upstream::driver_type;
+  using properties = typename Upstream::properties;
+
+  /// Blocks up to this size are small, bytes (PyTorch: kSmallSize).
+  static constexpr std::size_t small_limit = 1_MiB;
+
+  tracked_layer()
+    requires std::default_initializable<Upstream>
+      : tracked_layer(Upstream{}) {}
+  explicit tracked_layer(Upstream upstream, tracked const& options = {})
+      : upstream_(std::move(upstream)), numbers_(options.peak_error) {
+    if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, attach_call{observer_});
+  }
+  tracked_layer(tracked_layer const&) = delete;
+  tracked_layer& operator=(tracked_layer const&) = delete;
+  ~tracked_layer() {
+    if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, detach_call{observer_});
+  }
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    if constexpr (on_pool) {
+      if (bytes == 0) return nullptr;
+      detail::block_size const size(bytes, alignment);
+      return count(size.bytes, bytes, [=, this]() TARN_ALWAYS_INLINE_LAMBDA {
+        return upstream_.layer().allocate_sized(size, stream, bytes, alignment);
+      });
+    } else {
+      return count(rounded(bytes, alignment), bytes,
+                   [&] { return upstream_.allocate(stream, bytes, alignment); });
+    }
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    if constexpr (on_pool) {
+      detail::block_size const size(bytes, alignment);
+      numbers_.count_deallocation(size.bytes, bytes, group_of(bytes));
+      upstream_.layer().deallocate_sized(size, stream, p, bytes, alignment);
+    } else {
+      numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
+      upstream_.deallocate(stream, p, bytes, alignment);
+    }
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
+    return count(rounded(bytes, alignment), bytes, [&] { return upstream_.allocate_sync(bytes, alignment); });
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (p == nullptr) return;
+    numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
+    upstream_.deallocate_sync(p, bytes, alignment);
+  }
+
+  /// Counts a block that belongs to the owner of a graph's memory as any other; see graph_memory::allocate().
+  [[nodiscard]] void* allocate_for(detail::graph_owner& owner, stream_ref stream, std::size_t bytes,
+                                   std::size_t alignment)
+    requires detail::allocates_for_owners<Upstream>
+  {
+    return count(rounded(bytes, alignment), bytes,
+                 [&] { return detail::layer_of(upstream_).allocate_for(owner, stream, bytes, alignment); });
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
+  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
+
+  /// All counters at one moment.
+  [[nodiscard]] tracked_statistics statistics() const noexcept { return numbers_.statistics(); }
+  /// Restarts every peak from the current values; high-water marks of scopes are unaffected.
+  void reset_peak_statistics() noexcept { numbers_.reset_peaks(); }
+  /// Sets the totals (allocated, freed) and the count of refusals to zero.
+  void reset_accumulated_statistics() noexcept { numbers_.reset_totals(); }
+
+  /// Starts a high-water mark; it must stay in place until remove(). O(1).
+  void add(high_water_mark& mark, peak_of whose) noexcept { numbers_.add(mark, whose); }
+  /// Ends a high-water mark. O(marks).
+  void remove(high_water_mark& mark) noexcept { numbers_.remove(mark); }
+  /// The current values of the mark.
+  [[nodiscard]] high_water_mark read(high_water_mark const& mark) const noexcept {
+    return numbers_.read(mark);
+  }
+
+ private:
+  /// Counts the blocks that the pool below holds back for the work of other streams.
+  class observer final : public detail::waiting_observer {
+   public:
+    explicit observer(detail::tracked_numbers& counted) noexcept : numbers_(counted) {}
+    void waiting_changed(detail::waiting_amount const& smaller,
+                         detail::waiting_amount const& larger) noexcept override {
+      numbers_.count_waiting(smaller, larger);
+    }
+
+   private:
+    detail::tracked_numbers& numbers_;
+  };
+  struct attach_call {
+    detail::waiting_observer& observer;
+    template <class Layer>
+    auto operator()(Layer& layer) const -> decltype(layer.observe_waiting(observer)) {
+      return layer.observe_waiting(observer);
+    }
+  };
+  struct detach_call {
+    detail::waiting_observer& observer;
+    template <class Layer>
+    auto operator()(Layer& layer) const -> decltype(layer.end_observation(observer)) {
+      return layer.end_observation(observer);
+    }
+  };
+
+  /// Directly on a pool, a block's size is computed once, here, and passed down.
+  static constexpr bool on_pool = [] {
+    if constexpr (detail::is_shared<Upstream>) {
+      return requires(typename Upstream::layer_type& pool, detail::block_size size) {
+        pool.allocate_sized(size, stream_ref{}, std::size_t{}, std::size_t{});
+      };
+    }
+    return false;
+  }();
+
+  template <class Allocate>
+  TARN_ALWAYS_INLINE void* count(std::size_t rounded, std::size_t bytes, Allocate const& allocate) {
+    void* p = nullptr;
+    try {
+      p = allocate();
+    } catch (out_of_memory const&) {
+      numbers_.count_refusal();
+      throw;
+    }
+    if (p != nullptr) numbers_.count_allocation(rounded, bytes, group_of(bytes));
+    return p;
+  }
+  [[nodiscard]] std::size_t rounded(std::size_t bytes, std::size_t alignment) noexcept {
+    return detail::block_bytes_of(upstream_, bytes, alignment);
+  }
+  static block_group group_of(std::size_t bytes) noexcept {
+    return bytes <= small_limit ? block_group::smaller : block_group::larger;
+  }
+
+  Upstream upstream_;
+  mutable detail::tracked_numbers numbers_;
+  observer observer_{numbers_};
+};
+
+}  // namespace tarn
+// ---- tarn/pool/pool_state.hpp
+// The statistics of a pool at one moment, for reports and tests. In bytes unless noted.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in handles, or in a
+/// segment, that they do not fill. Counted at the end of each call that reaches the pool's shared part. Blocks in threads'
+/// magazines and free blocks of a run are excluded.
+struct split_ranges {
+  stat blocks;  ///< free ranges with such a part
+  stat bytes;   ///< in those parts
+};
+
+/// The totals of a pool at the last reset_totals().
+struct pool_totals {
+  std::uint64_t reserved = 0;
+  std::uint64_t released = 0;
+  std::uint64_t creates = 0;
+  std::uint64_t destroys = 0;
+  std::uint64_t alloc_retries = 0;
+  std::uint64_t host_waits = 0;
+};
+
+/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one may also
+/// serve the other.
+struct pool_part {
+  stat reserved;                         ///< bytes held from the driver
+  stat handles;                          ///< physical handles, or segments, held
+  std::size_t free_blocks = 0;           ///< free ranges
+  std::size_t inactive_split_bytes = 0;  ///< bytes in them
+  split_ranges split;
+};
+
+struct pool_state {
+  std::size_t live = 0;                ///< handed out, rounded to block sizes; includes `pending`
+  std::size_t live_blocks = 0;         ///< number of those blocks
+  std::size_t reserved = 0;            ///< held from the driver
+  std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
+  std::size_t cached = 0;              ///< reserved, not handed out
+  std::size_t pending = 0;             ///< freed, but waiting for another stream that used it (record_stream)
+  std::size_t pending_blocks = 0;      ///< number of those blocks
+  std::size_t largest_free_range = 0;  ///< largest block without a driver call, magazines excluded
+  std::size_t free_blocks = 0;         ///< free ranges
+  std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
+  split_ranges split;                    ///< the part of them that cannot be given back on its own
+  std::uint64_t reserved_total = 0;      ///< taken from the driver since the start
+  std::uint64_t released_total = 0;      ///< given back since the start
+  std::uint64_t handles = 0;             ///< physical handles, or segments, held
+  std::uint64_t handles_peak = 0;
+  std::uint64_t creates = 0;  ///< handles or segments created
+  std::uint64_t destroys = 0;
+  std::uint64_t maps = 0;
+  std::uint64_t unmaps = 0;
+  std::uint64_t remaps = 0;         ///< maps of handles that were used at another address before
+  std::uint64_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
+  std::uint64_t ooms = 0;           ///< out_of_memory thrown
+  std::uint64_t host_waits = 0;     ///< times the host waited for a stream
+  std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another stream
+  /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1 MiB, up to 260 for
+  /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
+  /// size, however many calls are made (tests/pool/growth.cpp).
+  std::size_t host_bytes = 0;
+  pool_part smaller;  ///< the part of the above for blocks up to 1 MiB
+  pool_part larger;   ///< for larger blocks
+  pool_totals totals_reset;
+};
+
+}  // namespace tarn
+#if TARN_HAS_CUDA
+#endif
+
+namespace tarn {
+
+namespace detail {
+
+/// The calls of a pool whose type is unknown, and the number of handles to it.
+template <class Driver>
+class erased_pool {
+ public:
+  erased_pool() = default;
+  erased_pool(erased_pool const&) = delete;
+  erased_pool& operator=(erased_pool const&) = delete;
+  virtual ~erased_pool() = default;
+
+  virtual void* allocate(stream_ref, std::size_t, std::size_t, attribution const&) = 0;
+  virtual void deallocate(stream_ref, void*, std::size_t, std::size_t, attribution const&) noexcept = 0;
+  virtual void* allocate_sync(std::size_t, std::size_t, attribution const&) = 0;
+  virtual void deallocate_sync(void*, std::size_t, std::size_t, attribution const&) noexcept = 0;
+  virtual void record_stream(void*, std::size_t, stream_ref, source_location) = 0;
+  virtual std::size_t trim(std::size_t, source_location) = 0;
+  [[nodiscard]] virtual bool owns(void const*) const noexcept = 0;
+  [[nodiscard]] virtual std::size_t largest_free_range() const = 0;
+  [[nodiscard]] virtual char const* allocator_backend() const = 0;
+  [[nodiscard]] virtual Driver const& driver() const noexcept = 0;
+  [[nodiscard]] virtual void const* identity() const noexcept = 0;
+  [[nodiscard]] virtual pool_state state() const = 0;
+  [[nodiscard]] virtual tracked_statistics statistics() const = 0;
+  virtual void reset_peaks() = 0;
+  virtual void reset_totals() = 0;
+  virtual void reset_peak_statistics() = 0;
+  virtual void reset_accumulated_statistics() = 0;
+  virtual void add(high_water_mark&, peak_of) = 0;
+  virtual void remove(high_water_mark&) = 0;
+  [[nodiscard]] virtual high_water_mark read(high_water_mark const&) const = 0;
+
+  std::atomic<std::size_t> references{1};
+};
+
+/// Calls the nearest layer of `memory_` that has `call`.
+#define TARN_OF_NEAREST(call) \
+  nearest(memory_, [&](auto& layer) -> decltype(layer.call) { return layer.call; })
+
+template <class Resource>
+class erased_pool_of final : public erased_pool<typename Resource::driver_type> {
+ public:
+  explicit erased_pool_of(Resource memory) noexcept : memory_(std::move(memory)) {}
+
+  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment,
+                 attribution const& call) override {
+    return memory_.allocate(stream, bytes, alignment, call);
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
+                  attribution const& call) noexcept override {
+    memory_.deallocate(stream, p, bytes, alignment, call);
+  }
+  void* allocate_sync(std::size_t bytes, std::size_t alignment, attribution const& call) override {
+    return memory_.allocate_sync(bytes, alignment, call);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment,
+                       attribution const& call) noexcept override {
+    memory_.deallocate_sync(p, bytes, alignment, call);
+  }
+  void record_stream(void* p, std::size_t bytes, stream_ref stream, source_location where) override {
+    memory_.record_stream(p, bytes, stream, where);
+  }
+  std::size_t trim(std::size_t keep_bytes, source_location where) override {
+    return memory_.trim(keep_bytes, where);
+  }
+  [[nodiscard]] bool owns(void const* p) const noexcept override { return memory_.owns(p); }
+  [[nodiscard]] std::size_t largest_free_range() const override { return memory_.largest_free_range(); }
+  [[nodiscard]] char const* allocator_backend() const override {
+    return TARN_OF_NEAREST(allocator_backend());
+  }
+  [[nodiscard]] typename Resource::driver_type const& driver() const noexcept override {
+    return memory_.driver();
+  }
+  [[nodiscard]] void const* identity() const noexcept override { return &memory_.layer(); }
+  [[nodiscard]] pool_state state() const override { return TARN_OF_NEAREST(state()); }
+  [[nodiscard]] tracked_statistics statistics() const override { return TARN_OF_NEAREST(statistics()); }
+  void reset_peaks() override { TARN_OF_NEAREST(reset_peaks()); }
+  void reset_totals() override { TARN_OF_NEAREST(reset_totals()); }
+  void reset_peak_statistics() override { TARN_OF_NEAREST(reset_peak_statistics()); }
+  void reset_accumulated_statistics() override { TARN_OF_NEAREST(reset_accumulated_statistics()); }
+  void add(high_water_mark& mark, peak_of whose) override { TARN_OF_NEAREST(add(mark, whose)); }
+  void remove(high_water_mark& mark) override { TARN_OF_NEAREST(remove(mark)); }
+  [[nodiscard]] high_water_mark read(high_water_mark const& mark) const override {
+    return TARN_OF_NEAREST(read(mark));
+  }
+
+ private:
+  Resource memory_;
+};
+#undef TARN_OF_NEAREST
+
+struct statistics_call {
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<void>(l.statistics())) {}
+};
+
+/// A pool with statistics, on this driver, whose memory has these properties.
+template <class Layer, class Driver, class... Properties>
+concept erasable = std::same_as<typename Layer::driver_type, Driver> &&
+                   (Layer::properties::template has<Properties> && ...) &&
+                   reachable<shared_resource<Layer>, routed_calls::record_stream> &&
+                   reachable<shared_resource<Layer>, routed_calls::state> &&
+                   reachable<shared_resource<Layer>, statistics_call>;
+
+}  // namespace detail
+
+/// A shared handle to a pool of any type that has a `tracked` layer, as `cuda::mr::any_resource` is one to any resource:
+/// `void solve(tarn::any_resource memory, tarn::stream_ref stream);` is called with a device_pool or another stack. It holds the pool; a
+/// copy is the same pool, and one atomic increment. Owners, containers, peak_scope, empty_cache() and the statistics take it as they take
+/// the pool; what needs the pool's own type does not compile: sleep, compact, snapshots, graph_memory, sharing, reservations.
+/// Equal handles are handles to the same pool. A default-constructed or moved-from handle is empty, and may be assigned, copied,
+/// compared or destroyed. Thread-safe as the pool is. A call costs one virtual call more than the pool's own: 354
+/// instructions for an allocation and its free instead of 333 (bench/results/instructions.json).
+/// @tparam Properties  what may access the memory: device_accessible, host_accessible or both
+template <class Driver, class... Properties>
+class basic_any_resource {
+ public:
+  using driver_type = Driver;
+  using properties = property_set<Properties...>;
+  static constexpr bool records_places = true;  ///< a layer of the pool may
+
+  /// Constructs an empty handle.
+  basic_any_resource() noexcept = default;
+  explicit basic_any_resource(std::nullptr_t) noexcept {}
+  /// Takes a handle to a pool. @throws std::bad_alloc (host)
+  template <class Layer>
+    requires detail::erasable<Layer, Driver, Properties...>
+  basic_any_resource(shared_resource<Layer> memory)  // NOLINT: a pool is passed where any is taken
+      : pool_(memory ? new detail::erased_pool_of<shared_resource<Layer>>(std::move(memory)) : nullptr) {}
+  basic_any_resource(basic_any_resource const& other) noexcept : pool_(other.pool_) {
+    if (pool_ != nullptr) pool_->references.fetch_add(1, std::memory_order_relaxed);
+  }
+  basic_any_resource(basic_any_resource&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)) {}
+  basic_any_resource& operator=(basic_any_resource other) noexcept {
+    std::swap(pool_, other.pool_);
+    return *this;
+  }
+  ~basic_any_resource() {
+    if (pool_ != nullptr && pool_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete pool_;
+  }
+  [[nodiscard]] explicit operator bool() const noexcept { return pool_ != nullptr; }
+  friend bool operator==(basic_any_resource const& a, basic_any_resource const& b) noexcept {
+    return a.identity() == b.identity();
+  }
+
+  /// As those of shared_resource, with the same errors.
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
+                               std::size_t alignment = default_alignment,
+                               attribution call = attribution::current()) {
+    return pool_->allocate(stream, bytes, alignment, call);
+  }
+  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment = default_alignment,
+                  attribution call = attribution::current()) noexcept {
+    pool_->deallocate(stream, p, bytes, alignment, call);
+  }
+  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = default_alignment,
+                                    attribution call = attribution::current()) {
+    return pool_->allocate_sync(bytes, alignment, call);
+  }
+  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment,
+                       attribution call = attribution::current()) noexcept {
+    pool_->deallocate_sync(p, bytes, alignment, call);
+  }
+  // The same four calls as CCCL 3.0 (CUDA 13.0) names them. Templates, so that a braced {} never converts to bytes.
+
+  template <std::integral Bytes>
+  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
+                               attribution call = attribution::current()) {
+    return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
+  }
+  template <std::integral Bytes>
+  void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
+                  attribution call = attribution::current()) noexcept {
+    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, stream_ref stream,
+                                     attribution call = attribution::current()) {
+    return allocate(stream, bytes, alignment, call);
+  }
+  [[nodiscard]] void* allocate_async(std::size_t bytes, stream_ref stream,
+                                     attribution call = attribution::current()) {
+    return allocate(stream, bytes, default_alignment, call);
+  }
+  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream,
+                        attribution call = attribution::current()) noexcept {
+    deallocate(stream, p, bytes, alignment, call);
+  }
+  void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
+                        attribution call = attribution::current()) noexcept {
+    deallocate(stream, p, bytes, default_alignment, call);
+  }
+
+  void record_stream(void* p, std::size_t bytes, stream_ref stream,
+                     source_location where = source_location::current()) const {
+    pool_->record_stream(p, bytes, stream, where);
+  }
+  std::size_t trim(  // NOLINT(modernize-use-nodiscard): may be ignored
+      std::size_t keep_bytes = 0, source_location where = source_location::current()) const {
+    return pool_->trim(keep_bytes, where);
+  }
+  void empty_cache(source_location where = source_location::current()) const { (void)trim(0, where); }
+  [[nodiscard]] bool owns(void const* p) const noexcept { return pool_->owns(p); }
+  [[nodiscard]] std::size_t largest_free_range() const { return pool_->largest_free_range(); }
+  [[nodiscard]] Driver const& driver() const noexcept { return pool_->driver(); }
+  [[nodiscard]] device_id device() const noexcept { return driver().device(); }
+
+  // What the statistics and peak_scope call.
+
+  [[nodiscard]] char const* allocator_backend() const { return pool_->allocator_backend(); }
+  [[nodiscard]] pool_state state() const { return pool_->state(); }
+  [[nodiscard]] tracked_statistics statistics() const { return pool_->statistics(); }
+  void reset_peaks() const { pool_->reset_peaks(); }
+  void reset_totals() const { pool_->reset_totals(); }
+  void reset_peak_statistics() const { pool_->reset_peak_statistics(); }
+  void reset_accumulated_statistics() const { pool_->reset_accumulated_statistics(); }
+  void add(high_water_mark& mark, peak_of whose) const { pool_->add(mark, whose); }
+  void remove(high_water_mark& mark) const { pool_->remove(mark); }
+  [[nodiscard]] high_water_mark read(high_water_mark const& mark) const { return pool_->read(mark); }
+
+ private:
+  [[nodiscard]] void const* identity() const noexcept {
+    return pool_ != nullptr ? pool_->identity() : nullptr;
+  }
+
+  detail::erased_pool<Driver>* pool_ = nullptr;
+};
+
+#if TARN_HAS_CUDA
+/// A handle to any pool of device memory.
+using any_resource = basic_any_resource<cuda_driver, device_accessible>;
+
+static_assert(resource<any_resource>);
+#endif
+
+}  // namespace tarn
+// ---- tarn/policy/check_all.hpp
+// check_all() and report_leaks() of the checked layer of a stack, whatever policies are above it.
+
+#include <cstddef>
+
+namespace tarn {
+
+/// Verifies all blocks: checked_layer::check_all() (policy/checked.hpp). Returns the number of findings. @throws std::bad_alloc
+template <class Resource>
+std::size_t check_all(Resource const& memory) {
+  auto const call = [](auto& layer) -> decltype(layer.check_all()) { return layer.check_all(); };
+  static_assert(reachable<Resource, decltype(call)>,
+                "tarn: this needs checked memory; add: | tarn::checked{}");
+  return nearest(memory, call);
+}
+/// Reports live blocks: checked_layer::report_leaks() (policy/checked.hpp). Returns their number. @throws std::bad_alloc
+template <class Resource>
+std::size_t report_leaks(Resource const& memory) {
+  auto const call = [](auto& layer) -> decltype(layer.report_leaks()) { return layer.report_leaks(); };
+  static_assert(reachable<Resource, decltype(call)>,
+                "tarn: this needs checked memory; add: | tarn::checked{}");
+  return nearest(memory, call);
+}
+
+}  // namespace tarn
+// ---- tarn/policy/checked.hpp
+// checked: reports every misuse of a block, with the block's history.
+//
+// Over 400 lines: one short function for each step of a call and for each kind of finding.
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+// ---- tarn/policy/block_history.hpp
+// The history of each block: where it was allocated and freed, and its present state.
+//
+//   live -> quarantined -> gone -> forgotten, or live again if the address is reused
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
+
+// ---- tarn/core/address_map.hpp
+// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to Value{} marks
+// an empty slot.
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
 
 namespace tarn::detail {
 
@@ -5850,896 +9284,6 @@ class checked_resources {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/policy/compose.hpp
-// Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
-// policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
-// (Upstream, policy) and defines only what it changes: shared_resource<> passes the rest on. A layer defines once what it does
-// around a request and the next layer, see resource_adaptor; around<> is for the shortest policies. A layer that also sends calls
-// to a second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
-
-#include <concepts>
-#include <type_traits>
-#include <utility>
-
-// ---- tarn/core/shared_resource.hpp
-// shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
-// CUDA libraries, and forwards calls that a layer does not define to the layer below.
-
-#include <atomic>
-#include <concepts>
-#include <cstddef>
-#include <tuple>
-#include <type_traits>
-#include <utility>
-
-// ---- tarn/core/routed_calls.hpp
-// The calls that reach a pool through the layers above it. A layer that routes to several resources defines each of them, or does
-// not compile.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <utility>
-
-// ---- tarn/core/sleeping.hpp
-// The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The calls are in
-// raii/sleep.hpp and raii/compact.hpp.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-/// Where the contents of live blocks stay while a pool sleeps.
-enum class contents : std::uint8_t {
-  in_pinned_memory,  ///< copied at the full rate of the bus; allocating it takes 460 ms/GiB
-  in_host_memory,    ///< ordinary memory, copied through two pinned buffers of 32 MiB
-  discarded          ///< not kept: indeterminate after waking
-};
-
-/// What wake() does with the host memory that held the contents.
-enum class after_waking : std::uint8_t {
-  free_host_memory,
-  keep_host_memory  ///< for the next sleep with the same `contents`, which then allocates nothing
-};
-
-/// What compact() reached; bytes. Without the memory of graph_memories.
-struct compaction {
-  std::size_t released = 0;  ///< physical memory given back
-  std::size_t live = 0;  ///< in live blocks, and in runs of small blocks; thread caches in use are included
-  std::size_t stretches = 0;  ///< of contiguous live bytes, counted in each handle; 0 of a pool over blocks
-  std::size_t reserved =
-      0;  ///< held afterwards: `live`, and less than a granule at each end of a stretch; or segments
-};
-
-}  // namespace tarn
-
-namespace tarn {
-
-namespace detail {
-
-class waiting_observer;
-
-/// Calls that reach a pool through the layers above it, and all resources below a routing layer.
-struct routed_calls {
-  struct record_stream {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.record_stream(static_cast<void*>(nullptr),
-                                                                              std::size_t{}, stream_ref{}))) {
-    }
-  };
-  struct trim {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.trim(std::size_t{}))) {}
-  };
-  struct owns {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.owns(static_cast<void const*>(nullptr)))) {}
-  };
-  struct largest_free_range {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.largest_free_range())) {}
-  };
-  struct block_bytes {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.block_bytes(std::size_t{}, std::size_t{}))) {}
-  };
-  struct state {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.state())) {}
-  };
-  struct reset_peaks {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_peaks())) {}
-  };
-  struct reset_totals {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_totals())) {}
-  };
-  struct observe_waiting {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.observe_waiting(std::declval<waiting_observer&>()))) {}
-  };
-  struct end_observation {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.end_observation(std::declval<waiting_observer&>()))) {}
-  };
-  using clock = std::uint64_t (*)() noexcept;
-  struct note_growth {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.note_growth(std::size_t{}, clock{}))) {}
-  };
-  struct note_growth_from_now {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.note_growth_from_now(std::size_t{}, clock{}))) {}
-  };
-  struct sleep {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.sleep(contents{}))) {}
-  };
-  struct wake {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.wake(after_waking{}))) {}
-  };
-  struct is_asleep {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.is_asleep())) {}
-  };
-  struct compact {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.compact())) {}
-  };
-  struct any_segment {
-    void operator()(memory_segment const&) const noexcept {}
-  };
-  struct each_segment {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.each_segment(static_cast<void const*>(nullptr), std::size_t{},
-                                                     any_segment{}))) {}
-  };
-  struct pin {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.pin(static_cast<void const*>(nullptr), std::size_t{}))) {}
-  };
-  struct unpin {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.unpin(static_cast<void const*>(nullptr), std::size_t{}))) {}
-  };
-  struct any_look {
-    template <class... Parts>
-    void operator()(Parts&...) const noexcept {}
-  };
-  struct inspect {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.inspect(any_look{}))) {}
-  };
-  struct allocator_backend {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
-      return l.allocator_backend();
-    }
-  };
-  struct new_graph_memory {
-    template <class L>
-    auto operator()(L& l) const -> decltype(l.new_graph_memory()) {
-      return l.new_graph_memory();
-    }
-  };
-};
-
-/// Where memory comes from: the answer of the nearest pool, or of the source below.
-struct backend_call {
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
-    return l.allocator_backend();
-  }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.backend())) {
-    return l.backend();
-  }
-};
-
-/// Whether a call that needs the addresses of a page source reaches the uppermost pool. It must not pass a pool over blocks: that
-/// one uses the memory of the pool below it.
-template <class Resource, class Call>
-constexpr bool keeps_addresses() noexcept {
-  using layer = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
-  if constexpr (std::invocable<Call, layer&>) {
-    return true;
-  } else if constexpr (stands_on_another<layer> && !routes_calls<layer> && !gives_pieces<layer>) {
-    return keeps_addresses<std::remove_reference_t<decltype(std::declval<layer&>().upstream())>, Call>();
-  } else {
-    return false;
-  }
-}
-
-/// Returns true if a resource below a routing layer offers a call that the layer does not define.
-template <class Layer, class Call, class... Resources>
-constexpr bool lacks_route(routes_to<Resources...>) noexcept {
-  return (reachable<Resources, Call> || ...) && !std::invocable<Call, Layer&>;
-}
-
-/// Reports which calls a routing layer does not define, one static_assert per call.
-template <class Layer>
-constexpr bool check_routes() {
-  if constexpr (routes_calls<Layer>) {
-    constexpr typename Layer::routes below;
-    static_assert(
-        !lacks_route<Layer, routed_calls::record_stream>(below),
-        "tarn: this layer routes to several resources but does not route record_stream, so a block could be "
-        "reused while another stream uses it; add: void record_stream(void*, size_t bytes, stream_ref)");
-    static_assert(!lacks_route<Layer, routed_calls::trim>(below),
-                  "tarn: this layer routes to several resources but does not route trim; add: size_t "
-                  "trim(size_t keep_bytes)");
-    static_assert(!lacks_route<Layer, routed_calls::owns>(below),
-                  "tarn: this layer routes to several resources but does not route owns; add: bool owns(void "
-                  "const*) const");
-    static_assert(
-        !lacks_route<Layer, routed_calls::largest_free_range>(below),
-        "tarn: this layer routes to several resources but does not route largest_free_range; add: size_t "
-        "largest_free_range() const");
-    static_assert(!lacks_route<Layer, routed_calls::block_bytes>(below),
-                  "tarn: this layer routes to several resources but does not route block_bytes; add: size_t "
-                  "block_bytes(size_t bytes, size_t alignment)");
-    static_assert(
-        !lacks_route<Layer, routed_calls::state>(below),
-        "tarn: this layer routes to several resources but does not route state; add: pool_state state()");
-    static_assert(!lacks_route<Layer, routed_calls::reset_peaks>(below),
-                  "tarn: this layer routes to several resources but does not route reset_peaks; add: void "
-                  "reset_peaks()");
-    static_assert(!lacks_route<Layer, routed_calls::reset_totals>(below),
-                  "tarn: this layer routes to several resources but does not route reset_totals; add: void "
-                  "reset_totals()");
-    static_assert(!lacks_route<Layer, routed_calls::observe_waiting>(below) &&
-                      !lacks_route<Layer, routed_calls::end_observation>(below),
-                  "tarn: this layer routes to several resources but does not route observe_waiting and "
-                  "end_observation, so active bytes would be counted wrongly; add both, for each resource");
-    static_assert(!lacks_route<Layer, routed_calls::note_growth>(below),
-                  "tarn: this layer routes to several resources but does not route note_growth; add: void "
-                  "note_growth(size_t most, clock)");
-    static_assert(
-        !lacks_route<Layer, routed_calls::note_growth_from_now>(below),
-        "tarn: this layer routes to several resources but does not route note_growth_from_now; add: void "
-        "note_growth_from_now(size_t most, clock)");
-    static_assert(!lacks_route<Layer, routed_calls::sleep>(below) &&
-                      !lacks_route<Layer, routed_calls::wake>(below) &&
-                      !lacks_route<Layer, routed_calls::is_asleep>(below),
-                  "tarn: this layer routes to several resources but does not route sleep, wake and "
-                  "is_asleep; add: size_t "
-                  "sleep(contents), size_t wake(after_waking), bool is_asleep() const");
-    static_assert(!lacks_route<Layer, routed_calls::allocator_backend>(below),
-                  "tarn: this layer routes to several resources but does not route allocator_backend; add: "
-                  "char const* allocator_backend() const, of the resource that is asked first");
-    static_assert(!lacks_route<Layer, routed_calls::compact>(below),
-                  "tarn: this layer routes to several resources but does not route compact; add: compaction "
-                  "compact()");
-    static_assert(
-        !lacks_route<Layer, routed_calls::each_segment>(below) &&
-            !lacks_route<Layer, routed_calls::pin>(below) && !lacks_route<Layer, routed_calls::unpin>(below),
-        "tarn: this layer routes to several resources but does not route each_segment, pin and unpin, so "
-        "pages that are in use elsewhere could be given back; add: void each_segment(void const*, size_t "
-        "bytes, f), void pin(void const*, size_t bytes), void unpin(void const*, size_t bytes) noexcept");
-    static_assert(
-        !lacks_route<Layer, routed_calls::inspect>(below),
-        "tarn: this layer routes to several resources but does not route inspect; add: void inspect(look)");
-    static_assert(
-        !lacks_route<Layer, routed_calls::new_graph_memory>(below),
-        "tarn: this layer routes to several resources but does not route new_graph_memory, so a block of "
-        "a captured graph could be reused; add: owned<graph_owner> new_graph_memory(), for each");
-  }
-  return true;
-}
-
-}  // namespace detail
-
-}  // namespace tarn
-
-namespace tarn {
-
-namespace detail {
-
-/// Constructs the upstream from all arguments but the last.
-template <class Upstream, class Tuple, std::size_t... N>
-Upstream make_upstream(Tuple&& arguments, std::index_sequence<N...>) {
-  return Upstream(std::get<N>(std::forward<Tuple>(arguments))...);
-}
-
-}  // namespace detail
-
-/// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
-/// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
-/// moved-from handle may only be assigned or destroyed.
-template <class Layer>
-class shared_resource {
- public:
-  using layer_type = Layer;
-  using driver_type = typename Layer::driver_type;
-  using properties = typename Layer::properties;
-  static_assert(detail::check_routes<Layer>());
-
-  /// Default-constructs the layer and those below it.
-  shared_resource()
-    requires std::default_initializable<Layer>
-      : block_(new block()) {}
-
-  /// Constructs the layer from its own constructor arguments.
-  template <class... Arguments>
-    requires(sizeof...(Arguments) > 0 && std::constructible_from<Layer, Arguments...>)
-  explicit shared_resource(std::in_place_t, Arguments&&... arguments)
-      : block_(new block(std::forward<Arguments>(arguments)...)) {}
-
-  /// Constructs a stack from its parts, source first: stack<cuda_pages, pooled, limited>{cuda_pages{0}, pooled{},
-  /// limited{1_GiB}}.
-  template <class First, class... Rest>
-    requires(detail::stands_on_another<Layer> && !detail::is_shared<std::remove_cvref_t<First>> &&
-             !std::same_as<std::remove_cvref_t<First>, std::in_place_t>)
-  explicit shared_resource(First&& first, Rest&&... rest) : block_(nullptr) {
-    using upstream_type = typename Layer::upstream_type;
-    if constexpr (sizeof...(Rest) == 0) {
-      static_assert(std::constructible_from<Layer, upstream_type>,
-                    "tarn: this layer cannot be made from its upstream alone; pass its policy's options too");
-      block_ = new block(upstream_type(std::forward<First>(first)));
-    } else {
-      auto all = std::forward_as_tuple(std::forward<First>(first), std::forward<Rest>(rest)...);
-      constexpr std::size_t below = sizeof...(Rest);
-      block_ =
-          new block(detail::make_upstream<upstream_type>(std::move(all), std::make_index_sequence<below>{}),
-                    std::get<below>(std::move(all)));
-    }
-  }
-
-  shared_resource(shared_resource const& other) noexcept : block_(other.block_) {
-    if (block_ != nullptr) block_->references.fetch_add(1, std::memory_order_relaxed);
-  }
-  shared_resource(shared_resource&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
-  shared_resource& operator=(shared_resource other) noexcept {
-    std::swap(block_, other.block_);
-    return *this;
-  }
-  ~shared_resource() {
-    if (block_ != nullptr && block_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete block_;
-  }
-
-  // The stream-ordered calls, as tarn and CCCL 3.1 and later name them. Inline, so that the caller's place costs nothing if no
-  // layer records it.
-
-  /// Allocates for work on `stream`. Returns null for zero bytes.
-  /// @param bytes      any size; the block may be larger
-  /// @param alignment  a power of two up to max_alignment
-  /// @throws out_of_memory, bad_alignment; nothing has changed
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes,
-                                                  std::size_t alignment = default_alignment,
-                                                  attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
-    return detail::called_from(call.where, [&]() TARN_ALWAYS_INLINE_LAMBDA {
-      if constexpr (has_allocate<Layer>) {
-        return block_->layer.allocate(stream, bytes, alignment);
-      } else {
-        return block_->layer.upstream().allocate(stream, bytes, alignment);
-      }
-    });
-  }
-  /// Frees a block; work on `stream` may reuse it at once, other streams once they are ordered after it. Does nothing for
-  /// null.
-  TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
-                                     std::size_t alignment = default_alignment,
-                                     attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
-    if constexpr (has_deallocate<Layer>) {
-      block_->layer.deallocate(stream, p, bytes, alignment);
-    } else {
-      static_assert(!has_allocate<Layer>,
-                    "tarn: this policy changes allocate but not its counterpart; add: void "
-                    "deallocate(stream_ref, void*, size_t bytes, size_t alignment) noexcept");
-      block_->layer.upstream().deallocate(stream, p, bytes, alignment);
-    }
-  }
-  /// Allocates memory that every stream may use at once.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes,
-                                                       std::size_t alignment = default_alignment,
-                                                       attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
-    return detail::called_from(call.where, [&]() TARN_ALWAYS_INLINE_LAMBDA {
-      if constexpr (has_allocate_sync<Layer>) {
-        return block_->layer.allocate_sync(bytes, alignment);
-      } else {
-        static_assert(!has_allocate<Layer>,
-                      "tarn: this policy changes allocate but not allocate_sync; add: void* "
-                      "allocate_sync(size_t bytes, size_t alignment)");
-        return block_->layer.upstream().allocate_sync(bytes, alignment);
-      }
-    });
-  }
-  /// Frees memory that no stream uses any more.
-  TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes,
-                                          std::size_t alignment = default_alignment,
-                                          attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    [[maybe_unused]] detail::location_of_call<shared_resource> const here(call);
-    if constexpr (has_deallocate_sync<Layer>) {
-      block_->layer.deallocate_sync(p, bytes, alignment);
-    } else {
-      static_assert(!has_allocate<Layer>,
-                    "tarn: this policy changes allocate but not deallocate_sync; add: void "
-                    "deallocate_sync(void*, size_t bytes, size_t alignment) noexcept");
-      block_->layer.upstream().deallocate_sync(p, bytes, alignment);
-    }
-  }
-
-  // The same four calls as CCCL 3.0 (CUDA 13.0) names them. Templates, so that a braced {} never converts to bytes.
-
-  template <std::integral Bytes>
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
-                                                  attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
-  }
-  template <std::integral Bytes>
-  TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
-                                     attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
-  }
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
-                                                        stream_ref stream,
-                                                        attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    return allocate(stream, bytes, alignment, call);
-  }
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
-                                                        attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    return allocate(stream, bytes, default_alignment, call);
-  }
-  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
-                                           stream_ref stream,
-                                           attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    deallocate(stream, p, bytes, alignment, call);
-  }
-  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
-                                           attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    deallocate(stream, p, bytes, default_alignment, call);
-  }
-
-  /// Equal handles: memory of one may be freed through the other.
-  friend bool operator==(shared_resource const& a, shared_resource const& b) noexcept {
-    return a.block_ == b.block_;
-  }
-
-  /// Returns the driver that orders the streams of this memory.
-  [[nodiscard]] driver_type const& driver() const noexcept {
-    return nearest(*this, [](auto& l) -> decltype((l.driver())) { return l.driver(); });
-  }
-  /// Returns the device that the memory belongs to.
-  [[nodiscard]] device_id device() const noexcept { return driver().device(); }
-
-  // Calls that only a pool offers, reachable through any policy above it; without a pool they do not compile. Documented at the
-  // pool. A handle is const as a pointer is: the resource behind it is not.
-
-  /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
-  std::size_t trim(  // NOLINT(modernize-use-nodiscard): may be ignored
-      std::size_t keep_bytes = 0, source_location where = source_location::current()) const
-    requires reachable<shared_resource, detail::routed_calls::trim>
-  {
-    return detail::called_from(where, [&] {
-      return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
-    });
-  }
-  /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
-  void empty_cache(source_location where = source_location::current()) const
-    requires reachable<shared_resource, detail::routed_calls::trim>
-  {
-    (void)trim(0, where);
-  }
-  /// Returns true if `p` points into memory that the pool reserved.
-  [[nodiscard]] bool owns(void const* p) const noexcept
-    requires reachable<shared_resource, detail::routed_calls::owns>
-  {
-    return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
-  }
-  /// Returns the size of the largest request that can be served without calling the driver, bytes.
-  [[nodiscard]] std::size_t largest_free_range() const
-    requires reachable<shared_resource, detail::routed_calls::largest_free_range>
-  {
-    return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
-  }
-  /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
-  /// stream. The freed block is held back until that work is done.
-  void record_stream(void* p, std::size_t bytes, stream_ref stream,
-                     source_location where = source_location::current()) const
-    requires reachable<shared_resource, detail::routed_calls::record_stream>
-  {
-    detail::called_from(where, [&] {
-      nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
-        return l.record_stream(p, bytes, stream);
-      });
-    });
-  }
-
-  // Page calls, if this layer is a policy over a page source.
-
-  /// Whether the device has pages: the answer of the source below.
-  [[nodiscard]] bool has_pages() const noexcept
-    requires(requires(Layer& l) { l.granularity(); } && reachable<shared_resource, detail::has_pages_call>)
-  {
-    return nearest(*this, detail::has_pages_call{});
-  }
-  [[nodiscard]] std::size_t granularity() const noexcept
-    requires requires(Layer& l) { l.granularity(); }
-  {
-    return block_->layer.granularity();
-  }
-  [[nodiscard]] void* reserve(std::size_t bytes)
-    requires requires(Layer& l) { l.reserve(bytes); }
-  {
-    return block_->layer.reserve(bytes);
-  }
-  void unreserve(void* p, std::size_t bytes) noexcept
-    requires requires(Layer& l) { l.unreserve(p, bytes); }
-  {
-    block_->layer.unreserve(p, bytes);
-  }
-  [[nodiscard]] page_handle create(std::size_t bytes)
-    requires requires(Layer& l) { l.create(bytes); }
-  {
-    return block_->layer.create(bytes);
-  }
-  void destroy(page_handle handle, std::size_t bytes) noexcept
-    requires requires(Layer& l) { l.destroy(handle, bytes); }
-  {
-    block_->layer.destroy(handle, bytes);
-  }
-  void map(void* p, std::size_t bytes, page_handle handle)
-    requires requires(Layer& l) { l.map(p, bytes, handle); }
-  {
-    block_->layer.map(p, bytes, handle);
-  }
-  void unmap(void* p, std::size_t bytes) noexcept
-    requires requires(Layer& l) { l.unmap(p, bytes); }
-  {
-    block_->layer.unmap(p, bytes);
-  }
-
-  // Plain blocks, if this layer forwards them.
-
-  [[nodiscard]] void* allocate_plain(std::size_t bytes)
-    requires has_plain_blocks<Layer>
-  {
-    return block_->layer.allocate_plain(bytes);
-  }
-  void deallocate_plain(void* p, std::size_t bytes) noexcept
-    requires has_plain_blocks<Layer>
-  {
-    block_->layer.deallocate_plain(p, bytes);
-  }
-
-  /// Returns the layer itself, for calls that only it offers.
-  [[nodiscard]] Layer& layer() const noexcept { return block_->layer; }
-  Layer* operator->() const noexcept { return &block_->layer; }
-
- private:
-  struct block {
-    template <class... Arguments>
-    explicit block(Arguments&&... arguments) : layer(std::forward<Arguments>(arguments)...) {}
-    std::atomic<std::size_t> references{1};
-    Layer layer;
-  };
-  block* block_;
-};
-
-}  // namespace tarn
-// ---- tarn/policy/resource_adaptor.hpp
-// resource_adaptor: the base of layers that are written once around "a request and the next layer", for both pairs of calls; and
-// around<Policy>, which makes a layer of a class that defines only that.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <type_traits>
-#include <utility>
-
-namespace tarn {
-
-/// Which pair of calls a request was made by.
-enum class call_kind : std::uint8_t {
-  stream_ordered,  ///< allocate and deallocate
-  synchronous      ///< allocate_sync and deallocate_sync
-};
-
-/// The arguments of one call.
-struct request {
-  stream_ref stream;          ///< the default stream if the call is synchronous
-  std::size_t bytes = 0;      ///< as requested
-  std::size_t alignment = 0;  ///< a power of two in a correct program
-  call_kind kind = call_kind::stream_ordered;
-
-  [[nodiscard]] constexpr bool is_synchronous() const noexcept { return kind == call_kind::synchronous; }
-  /// Returns the same request as a stream-ordered one: for a block that work on its stream still uses.
-  [[nodiscard]] constexpr request in_stream_order() const noexcept {
-    return {stream, bytes, alignment, call_kind::stream_ordered};
-  }
-};
-
-/// The layer below, as a policy calls it. A request that is passed on unchanged makes the same call there.
-template <class Upstream>
-class next_layer {
- public:
-  explicit constexpr next_layer(Upstream& upstream) noexcept : upstream_(upstream) {}
-
-  /// Allocates. Returns null for zero bytes. @throws out_of_memory, bad_alignment; nothing has changed
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(request const& r) const {
-    return r.is_synchronous() ? upstream_.allocate_sync(r.bytes, r.alignment)
-                              : upstream_.allocate(r.stream, r.bytes, r.alignment);
-  }
-  /// Frees a block, also one that the same policy has just allocated. Does nothing for null.
-  /// @param r  with the bytes and the alignment that the layer below was asked for
-  TARN_ALWAYS_INLINE void deallocate(request const& r, void* p) const noexcept {
-    if (r.is_synchronous()) {
-      upstream_.deallocate_sync(p, r.bytes, r.alignment);
-    } else {
-      upstream_.deallocate(r.stream, p, r.bytes, r.alignment);
-    }
-  }
-  [[nodiscard]] constexpr Upstream& upstream() const noexcept { return upstream_; }
-  [[nodiscard]] decltype(auto) driver() const noexcept { return upstream_.driver(); }
-
- private:
-  Upstream& upstream_;
-};
-
-namespace detail {
-
-template <class Layer, class Upstream>
-concept allocates_around = requires(Layer& layer, request const& r, next_layer<Upstream> const& next) {
-  { layer.around_allocate(r, next) } -> std::same_as<void*>;
-};
-template <class Layer, class Upstream>
-concept deallocates_around =
-    requires(Layer& layer, request const& r, void* p, next_layer<Upstream> const& next) {
-      { layer.around_deallocate(r, p, next) } noexcept;
-    };
-
-/// A member of either name in T makes that name ambiguous in `named_twice<T>`, whatever its parameters and access are.
-struct names_of_adaptors {
-  int around_allocate;
-  int around_deallocate;
-};
-template <class T>
-struct named_twice : T, names_of_adaptors {};
-template <class T>
-concept names_around_allocate = !requires { &named_twice<T>::around_allocate; };
-template <class T>
-concept names_around_deallocate = !requires { &named_twice<T>::around_deallocate; };
-
-/// Asserts at the composition that what a layer declares is what will be called: otherwise its calls would pass it by.
-template <class Layer, class Upstream>
-constexpr bool check_adaptor() {
-  static_assert(
-      !(names_around_allocate<Layer> || names_around_deallocate<Layer>) || resource<Upstream>,
-      "tarn: this policy changes the calls of blocks; put it over the pool: pages | pooled{} | policy{}");
-  if constexpr (resource<Upstream>) {
-    static_assert(!names_around_allocate<Layer> || allocates_around<Layer, Upstream>,
-                  "tarn: around_allocate of this policy cannot be called; declare it: public: void* "
-                  "around_allocate(tarn::request const& r, auto const& next)");
-    static_assert(!names_around_deallocate<Layer> || deallocates_around<Layer, Upstream>,
-                  "tarn: around_deallocate of this policy cannot be called; declare it: public: void "
-                  "around_deallocate(tarn::request const& r, void* p, auto const& next) noexcept");
-  }
-  return true;
-}
-
-}  // namespace detail
-
-/// Holds the layer below, and makes the four calls of a resource out of two functions that a layer may define:
-///
-/// | in the layer                                | called for                  | if not defined  |
-/// |---------------------------------------------|-----------------------------|-----------------|
-/// | void* around_allocate(r, next)              | allocate, allocate_sync     | next.allocate   |
-/// | void around_deallocate(r, p, next) noexcept | deallocate, deallocate_sync | next.deallocate |
-///
-/// `r` is a request const&, `next` a next_layer const&; `p` is never null. The request that is passed on may have other bytes,
-/// another alignment or another stream. All other calls are forwarded as for any layer, see shared_resource. Costs nothing besides
-/// what the layer does. A layer derives from it by its own name:
-/// `template <class Upstream> class my_layer : public resource_adaptor<my_layer<Upstream>, Upstream>`.
-template <class Layer, class Upstream>
-class resource_adaptor {
- public:
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
-
-  explicit resource_adaptor(Upstream upstream) : upstream_(std::move(upstream)) {}
-  resource_adaptor(resource_adaptor const&) = delete;
-  resource_adaptor& operator=(resource_adaptor const&) = delete;
-
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment)
-    requires resource<Upstream>
-  {
-    return allocate_around({stream, bytes, alignment, call_kind::stream_ordered});
-  }
-  TARN_ALWAYS_INLINE void deallocate(stream_ref stream, void* p, std::size_t bytes,
-                                     std::size_t alignment) noexcept
-    requires resource<Upstream>
-  {
-    deallocate_around({stream, bytes, alignment, call_kind::stream_ordered}, p);
-  }
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sync(std::size_t bytes, std::size_t alignment)
-    requires resource<Upstream>
-  {
-    return allocate_around({stream_ref{}, bytes, alignment, call_kind::synchronous});
-  }
-  TARN_ALWAYS_INLINE void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept
-    requires resource<Upstream>
-  {
-    deallocate_around({stream_ref{}, bytes, alignment, call_kind::synchronous}, p);
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-
- protected:
-  ~resource_adaptor() = default;
-
-  Upstream upstream_;
-
- private:
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_around(request const& r) {
-    next_layer<Upstream> const next(upstream_);
-    if constexpr (detail::allocates_around<Layer, Upstream>) {
-      return static_cast<Layer&>(*this).around_allocate(r, next);
-    } else {
-      return next.allocate(r);
-    }
-  }
-  TARN_ALWAYS_INLINE void deallocate_around(request const& r, void* p) noexcept {
-    next_layer<Upstream> const next(upstream_);
-    if constexpr (detail::deallocates_around<Layer, Upstream>) {
-      if (p != nullptr) static_cast<Layer&>(*this).around_deallocate(r, p, next);
-    } else {
-      next.deallocate(r, p);
-    }
-  }
-};
-
-template <class Policy, class Upstream>
-class around_layer;
-
-/// Puts a class that defines around_allocate, around_deallocate or both on a stack: `pool | around<my_policy>{}`. The layer has
-/// a my_policy{} of its own, whose public members are reached through the handle: `memory->member`. A policy with options that
-/// can be moved may be its own layer instead, and is then put on a stack as those of tarn are:
-/// `template <class Upstream> using layer = tarn::around_layer<my_policy, Upstream>;`.
-template <class Policy>
-struct around {
-  static_assert(
-      std::default_initializable<Policy>,
-      "tarn: around<Policy> makes its policy without arguments; a policy with options adds: template <class "
-      "Upstream> using layer = tarn::around_layer<Policy, Upstream>, and is put on a stack by itself");
-  template <class Upstream>
-  using layer = around_layer<Policy, Upstream>;
-};
-
-/// The layer of such a class.
-template <class Policy, class Upstream>
-class around_layer : public resource_adaptor<around_layer<Policy, Upstream>, Upstream>, public Policy {
-  static_assert(
-      detail::names_around_allocate<Policy> || detail::names_around_deallocate<Policy>,
-      "tarn: this policy changes no call; add: void* around_allocate(tarn::request const& r, auto const& "
-      "next), or void around_deallocate(tarn::request const& r, void* p, auto const& next) noexcept");
-  using base = resource_adaptor<around_layer<Policy, Upstream>, Upstream>;
-
- public:
-  around_layer()
-    requires std::default_initializable<Upstream> && std::default_initializable<Policy>
-      : around_layer(Upstream{}, around<Policy>{}) {}
-  around_layer(Upstream upstream, around<Policy> const&)
-    requires std::default_initializable<Policy>
-      : base(std::move(upstream)), Policy() {}
-  around_layer(Upstream upstream, Policy policy) : base(std::move(upstream)), Policy(std::move(policy)) {}
-};
-
-}  // namespace tarn
-
-namespace tarn {
-
-namespace detail {
-template <class P, class Upstream>
-concept makes_layer = requires { typename P::template layer<Upstream>; };
-
-template <class P>
-constexpr bool is_only_around() noexcept {
-  if constexpr (std::is_class_v<P> && !std::is_final_v<P> && !makes_layer<P, int>) {
-    return names_around_allocate<P> || names_around_deallocate<P>;
-  } else {
-    return false;
-  }
-}
-template <class P>
-concept says_only_around = is_only_around<P>();
-}  // namespace detail
-
-/// A policy over a given upstream: options that make a layer.
-template <class P, class Upstream>
-concept policy_over = memory_source<Upstream> && detail::makes_layer<P, Upstream> &&
-                      std::constructible_from<typename P::template layer<Upstream>, Upstream, P>;
-
-namespace detail {
-
-/// Whether a policy has the type of a resource as template argument, to which its layers send calls.
-template <class Policy>
-inline constexpr bool holds_resource = false;
-template <template <class...> class Policy, class... Arguments>
-inline constexpr bool holds_resource<Policy<Arguments...>> = (memory_source<Arguments> || ...);
-
-/// Asserts at the composition what a layer must define.
-template <class Policy, class Upstream>
-constexpr bool check_policy() {
-  using layer = typename Policy::template layer<Upstream>;
-  if constexpr (std::derived_from<layer, resource_adaptor<layer, Upstream>>) check_adaptor<layer, Upstream>();
-  static_assert(
-      !holds_resource<Policy> || routes_calls<layer>,
-      "tarn: this policy holds a second resource, so its layer must name the resources that it calls; "
-      "add: using routes = tarn::routes_to<Upstream, Other>");
-  return true;
-}
-
-template <class Source, class... Policies>
-struct stack_of {
-  using type = Source;
-};
-template <class Source, class First, class... Rest>
-struct stack_of<Source, First, Rest...> {
-  static_assert(check_policy<First, Source>());
-  using type = typename stack_of<shared_resource<typename First::template layer<Source>>, Rest...>::type;
-};
-}  // namespace detail
-
-/// The type of `Source | Policies...`; default-constructible if its parts are.
-template <class Source, class... Policies>
-using stack = typename detail::stack_of<Source, Policies...>::type;
-
-/// Puts a policy on a source or stack. O(1): one small host allocation.
-template <class Upstream, class Policy>
-  requires detail::makes_layer<std::remove_cvref_t<Policy>, std::remove_cvref_t<Upstream>> &&
-           memory_source<std::remove_cvref_t<Upstream>>
-[[nodiscard]] auto operator|(Upstream&& upstream, Policy&& policy) {
-  using source = std::remove_cvref_t<Upstream>;
-  static_assert(detail::check_policy<std::remove_cvref_t<Policy>, source>());
-  using layer = typename std::remove_cvref_t<Policy>::template layer<source>;
-  return shared_resource<layer>(std::in_place, source(std::forward<Upstream>(upstream)),
-                                std::forward<Policy>(policy));
-}
-/// Explains a composition that does not begin with memory.
-template <class Left, class Policy>
-  requires(detail::makes_layer<std::remove_cvref_t<Policy>, int> && !memory_source<std::remove_cvref_t<Left>>)
-void operator|(Left&&, Policy&&) = delete;  // begin with a source: tarn::check_memory_source<S>() of yours
-/// Explains a policy that only says what it does around a request.
-template <class Upstream, class Policy>
-  requires(memory_source<std::remove_cvref_t<Upstream>> &&
-           detail::says_only_around<std::remove_cvref_t<Policy>>)
-void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tarn::around<policy>{}
-
-}  // namespace tarn
 // ---- tarn/policy/fences.hpp
 // The guard bytes of a block: where they are, how they are written and how they are verified.
 //
@@ -6866,116 +9410,6 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
     throw;
   }
 }
-
-}  // namespace tarn::detail
-// ---- tarn/policy/pool_calls.hpp
-// Calls of the pool that a policy makes or passes on: the bytes that a request occupies, the uses of a block on other streams,
-// and sleep.
-
-#include <cstddef>
-
-// ---- tarn/core/graph_owner.hpp
-// graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that captured graphs use.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-/// The memory of one graph_memory at one moment, bytes.
-struct graph_state {
-  std::size_t reserved = 0;   ///< held from the driver for its graphs alone
-  std::size_t allocated = 0;  ///< handed out inside captures and not freed since, rounded to block sizes
-  std::size_t kept = 0;       ///< blocks of the pool itself that were freed inside a capture, rounded
-  std::uint64_t number = 0;   ///< of the owner, as in snapshot_segment::graph_memory
-};
-
-namespace detail {
-
-/// Identifies one open capture of an owner.
-using capture_number = std::uint64_t;
-
-/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted before.
-class graph_owner {
- public:
-  graph_owner() = default;
-  graph_owner(graph_owner const&) = delete;
-  graph_owner& operator=(graph_owner const&) = delete;
-  virtual ~graph_owner() = default;
-
-  /// What is allocated on `stream` from now on is the owner's. The identity of `stream` is known.
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] virtual capture_number begin_capture(stream_ref stream) = 0;
-  /// The same for another stream of that capture. @throws as above
-  virtual void join_capture(capture_number capture, stream_ref stream) = 0;
-  virtual void end_capture(capture_number capture) noexcept = 0;
-  [[nodiscard]] virtual graph_state state() const = 0;
-};
-
-}  // namespace detail
-}  // namespace tarn
-
-namespace tarn::detail {
-
-/// Returns the bytes that a request occupies: what the nearest pool below rounds it to, otherwise the request itself.
-template <class Upstream>
-[[nodiscard]] std::size_t block_bytes_of(Upstream& upstream, std::size_t bytes,
-                                         std::size_t alignment) noexcept {
-  auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
-    return layer.block_bytes(bytes, alignment);
-  };
-  if constexpr (reachable<Upstream, decltype(ask)>) {
-    return nearest(upstream, ask);
-  } else {
-    return bytes;
-  }
-}
-
-/// The bytes of a request that count against a limit. Zero bytes need no memory.
-template <class Upstream>
-[[nodiscard]] std::size_t counted_bytes(Upstream& upstream, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-  if (bytes == 0 || bytes > max_request_bytes) return bytes;
-  return block_bytes_of(upstream, bytes, alignment);
-}
-
-/// Returns whether a pool below sleeps: then its memory must not be touched.
-template <class Upstream>
-[[nodiscard]] bool sleeps(Upstream& upstream) noexcept {
-  if constexpr (reachable<Upstream, routed_calls::is_asleep>) {
-    return nearest(upstream, [](auto& layer) -> decltype(layer.is_asleep()) { return layer.is_asleep(); });
-  } else {
-    return false;
-  }
-}
-/// sleep() of the nearest layer, for a policy that must know what happens to contents.
-template <class Upstream>
-std::size_t put_to_sleep(Upstream& upstream, contents where) {
-  return nearest(upstream, [&](auto& layer) -> decltype(layer.sleep(where)) { return layer.sleep(where); });
-}
-
-/// record_stream() of the nearest layer that has it, for a policy that returns other pointers than its upstream or that touches
-/// freed blocks.
-struct record_stream_call {
-  void* p;
-  std::size_t bytes;
-  stream_ref stream;
-  template <class Layer>
-  auto operator()(Layer& layer) const -> decltype(layer.record_stream(p, bytes, stream)) {
-    return layer.record_stream(p, bytes, stream);
-  }
-};
-
-/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
-template <class Resource>
-concept allocates_for_owners =
-    requires(Resource& memory, graph_owner& owner, stream_ref stream, std::size_t bytes) {
-      layer_of(memory).allocate_for(owner, stream, bytes, bytes);
-    };
-
-/// Whether there is a pool somewhere below.
-template <class Upstream>
-concept records_streams = reachable<Upstream, record_stream_call>;
 
 }  // namespace tarn::detail
 // ---- tarn/policy/used_streams.hpp
@@ -7607,116 +10041,6 @@ class owned {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/arena/size_class.hpp
-// Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized deallocation needs no
-// lookup because of it.
-
-#include <array>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
-inline constexpr std::size_t range_grain = 512;
-
-/// Blocks up to this size, bytes, are cut from runs. They are most calls (56-94 % in the recorded traces) and together at most
-/// 0.1 % of the live bytes, so a partly filled run has no visible cost.
-inline constexpr std::size_t run_limit = 32_KiB;
-
-/// Blocks up to this size, bytes, have a size class and thus a magazine; larger ones keep their exact size. In the recorded
-/// traces blocks up to 1 MiB are at most 2.2 % of the peak, so rounding them by at most 6.25 % costs at most 0.07 %.
-inline constexpr std::size_t class_limit = 1_MiB;
-
-/// Steps of 256 B to 2 KiB, then 8 steps per doubling to 32 KiB, then 16 to 1 MiB.
-inline constexpr unsigned run_class_count = 40;
-inline constexpr unsigned class_count = 120;
-
-/// The class of a request of 1 to class_limit bytes. A few instructions and no table; inlined, since a call would add 7 more to
-/// the path to a magazine.
-[[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned class_of(std::size_t bytes) noexcept {
-  std::size_t const last = bytes - 1;
-  if (last < 2048) return static_cast<unsigned>(last >> 8);
-  auto const exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
-  if (exponent < 15) return 8 + (exponent - 11) * 8 + static_cast<unsigned>((last >> (exponent - 3)) & 7);
-  return 40 + (exponent - 15) * 16 + static_cast<unsigned>((last >> (exponent - 4)) & 15);
-}
-
-/// Bytes of every block of a class.
-[[nodiscard]] constexpr std::size_t compute_class_bytes(unsigned size_class) noexcept {
-  if (size_class < 8) return (size_class + std::size_t{1}) << 8;
-  if (size_class < 40) {
-    unsigned const step = size_class - 8;
-    return (9 + std::size_t{step % 8}) << (8 + step / 8);
-  }
-  unsigned const step = size_class - 40;
-  return (17 + std::size_t{step % 16}) << (11 + step / 16);
-}
-
-inline constexpr auto class_bytes_table = [] {
-  std::array<std::uint32_t, class_count> table{};
-  for (unsigned k = 0; k < class_count; ++k) table[k] = static_cast<std::uint32_t>(compute_class_bytes(k));
-  return table;
-}();
-
-[[nodiscard]] constexpr std::size_t class_bytes(unsigned size_class) noexcept {
-  return class_bytes_table[size_class];
-}
-
-/// Whether a request has a size class; others keep their exact size.
-[[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
-  return alignment <= default_alignment && bytes <= class_limit;
-}
-
-/// The block that serves a request, for callers that use the numbers several times.
-struct block_size {
-  std::size_t bytes = 0;
-  unsigned size_class = class_count;  ///< class_count if none
-
-  constexpr block_size() noexcept = default;
-  /// Pure. `asked` is not 0.
-  TARN_ALWAYS_INLINE constexpr block_size(std::size_t asked, std::size_t alignment) noexcept {
-    if (tarn::detail::has_class(asked, alignment)) [[likely]] {
-      size_class = class_of(asked);
-      bytes = class_bytes(size_class);
-    } else {
-      bytes = align_up(asked, range_grain);
-    }
-  }
-  [[nodiscard]] constexpr bool has_class() const noexcept { return size_class != class_count; }
-  [[nodiscard]] constexpr unsigned its_class() const noexcept { return size_class; }
-  [[nodiscard]] constexpr std::size_t bytes_in(unsigned) const noexcept { return bytes; }
-  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return bytes; }
-};
-/// The same, computed where it is used: fewer instructions for a caller that uses each number once. The alignment is at most
-/// default_alignment.
-struct lazy_block_size {
-  std::size_t asked;
-
-  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept { return asked <= class_limit; }
-  [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned its_class() const noexcept { return class_of(asked); }
-  [[nodiscard]] constexpr std::size_t bytes_in(unsigned size_class) const noexcept {
-    return class_bytes(size_class);
-  }
-  [[nodiscard]] constexpr std::size_t large_bytes() const noexcept { return align_up(asked, range_grain); }
-};
-
-/// Bytes that a request occupies: its class, or its size rounded to the grain. Pure, so that allocation and sized deallocation
-/// agree without a lookup.
-[[nodiscard]] TARN_ALWAYS_INLINE constexpr std::size_t rounded_bytes(std::size_t bytes,
-                                                                     std::size_t alignment) noexcept {
-  return bytes == 0 ? 0 : block_size(bytes, alignment).bytes;
-}
-
-/// Handle granularity of current devices, bytes. Blocks of a multiple of it, such as weights and their gradients, start on a
-/// multiple if possible: then the free memory next to them is whole granules.
-inline constexpr std::size_t usual_granule = 2_MiB;
-
-static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
-static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
-
-}  // namespace tarn::detail
 // ---- tarn/pool/cache_misses.hpp
 // What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap, then climbs the
 // ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on captured streams go to graph/.
@@ -8238,143 +10562,6 @@ struct stream_cache {
 #include <mutex>
 #include <utility>
 
-// ---- tarn/pool/front/owner_lock.hpp
-// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to flush the data) and
-// pay for both sides: they make every core execute a barrier (Linux membarrier), so that the owner does not have to.
-//
-//   owner                         visitor (one at a time)
-//   busy = 1                      wanted = 1 (at every lock it will visit)
-//   (compiler barrier)            membarrier: all cores have executed a full barrier
-//   if wanted: step back          while busy: wait
-//   ... data ...                  ... data ...
-//   busy = 0 (release)            wanted = 0 (release)
-//
-// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of wanted follows the
-// barrier and reads the visitor's store. Without membarrier the owner executes the fence itself.
-//
-// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path; enter() still enters it.
-// A visitor closes it for all calls when it leaves (the pool sleeps); the owner watches its own calls (it captures a graph).
-
-#include <atomic>
-#include <cstdint>
-
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
-namespace tarn::detail {
-
-/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
-/// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
-/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have.
-inline bool has_remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
-  constexpr int yes = 1;
-  constexpr int no = 2;
-  static constinit std::atomic<int> answer{0};
-  int known = answer.load(std::memory_order_relaxed);
-  if (known == 0) {  // several threads may ask at once, and get the same answer
-    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : no;
-    answer.store(known, std::memory_order_relaxed);
-  }
-  return known == yes;
-#else
-  return false;
-#endif
-}
-
-/// Makes every thread of the process execute a full barrier before it returns.
-inline void remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier)
-  if (has_remote_barrier()) {
-    (void)syscall(__NR_membarrier, 1 << 3 /* PRIVATE_EXPEDITED */, 0, 0);
-    return;
-  }
-#endif
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
-/// In a forked child: not every kernel keeps the registration.
-inline void renew_remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier)
-  if (has_remote_barrier()) (void)syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0);
-#endif
-}
-
-class owner_lock {
- public:
-  owner_lock() noexcept : light_(has_remote_barrier()) {}
-
-  /// Enters as the owner. Returns false if a visitor is inside or waiting; the owner has stepped back and may try again.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept {
-    busy_.store(1, std::memory_order_relaxed);
-    if (light_) [[likely]] {
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-    } else {
-      busy_.exchange(1, std::memory_order_seq_cst);
-    }
-    if (wanted_.load(std::memory_order_seq_cst) == 0) [[likely]]
-      return true;
-    busy_.store(0, std::memory_order_release);
-    return false;
-  }
-  /// Enters as the owner, also if the lock is watched or closed, and waits for a visitor to leave.
-  TARN_ALWAYS_INLINE void enter() noexcept {
-    if (!try_enter()) [[unlikely]]
-      wait_to_enter();
-  }
-  TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
-
-  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors exclude one another
-  /// with a lock of their own.
-  void announce() noexcept { wanted_.fetch_or(visitor, std::memory_order_seq_cst); }
-  [[nodiscard]] bool is_announced() const noexcept {
-    return (wanted_.load(std::memory_order_relaxed) & visitor) != 0;
-  }
-  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a remote_barrier() after the
-  /// first one, and then visit(), which waits for an owner that had entered before.
-  void watch() noexcept { wanted_.fetch_or(watched, std::memory_order_seq_cst); }
-  void end_watch() noexcept { wanted_.fetch_and(~watched, std::memory_order_release); }
-  [[nodiscard]] bool is_watched() const noexcept {
-    return (wanted_.load(std::memory_order_relaxed) & watched) != 0;
-  }
-  /// Enters as the visitor, once the owner has left.
-  void visit() noexcept {
-    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) spin_wait(tries);
-  }
-  void end_visit() noexcept { wanted_.fetch_and(~visitor, std::memory_order_release); }
-  /// Ends a visit so that try_enter() fails until open_again().
-  void close() noexcept {
-    wanted_.fetch_or(closed, std::memory_order_seq_cst);
-    end_visit();
-  }
-  void open_again() noexcept { wanted_.fetch_and(~closed, std::memory_order_release); }
-  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
-  /// exist in the child.
-  void forget_owner() noexcept { busy_.store(0, std::memory_order_relaxed); }
-
- private:
-  static constexpr std::uint32_t visitor = 1;
-  static constexpr std::uint32_t watched = 2;
-  static constexpr std::uint32_t closed = 4;
-
-  TARN_NOINLINE void wait_to_enter() noexcept {
-    for (unsigned tries = 0;; ++tries) {
-      busy_.exchange(1, std::memory_order_seq_cst);
-      if ((wanted_.load(std::memory_order_seq_cst) & visitor) == 0) return;
-      busy_.store(0, std::memory_order_release);
-      spin_wait(tries);
-    }
-  }
-
-  std::atomic<std::uint32_t> busy_{0};
-  std::atomic<std::uint32_t> wanted_{0};
-  bool const light_;
-};
-
-}  // namespace tarn::detail
-
 namespace tarn::detail {
 
 /// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
@@ -8636,40 +10823,6 @@ class thread_exit {
 #include <cstddef>
 #include <cstdint>
 
-// ---- tarn/core/counter.hpp
-// Statistics in the form that PyTorch uses: current, peak, and total increases and decreases.
-
-#include <cstdint>
-
-namespace tarn {
-
-/// One statistic. Not synchronised: the owner holds a lock.
-struct stat {
-  std::int64_t current = 0;
-  std::int64_t peak = 0;       ///< since the last reset_peak()
-  std::int64_t allocated = 0;  ///< total of all increases
-  std::int64_t freed = 0;      ///< total of all decreases
-
-  constexpr void increase(std::int64_t amount) noexcept {
-    current += amount;
-    allocated += amount;
-    peak = detail::max_of(peak, current);
-  }
-  constexpr void decrease(std::int64_t amount) noexcept {
-    current -= amount;
-    freed += amount;
-  }
-  /// Applies many changes at once, none of which exceeded the peak; `came` is the sum of the increases.
-  constexpr void add(std::int64_t change, std::int64_t came) noexcept {
-    current += change;
-    allocated += came;
-    freed += came - change;
-  }
-  constexpr void reset_peak() noexcept { peak = current; }
-  constexpr void reset_totals() noexcept { allocated = freed = 0; }
-};
-
-}  // namespace tarn
 // ---- tarn/pool/arena/address_index.hpp
 // An index from an address to the range that covers it, in O(1) for ranges of any size. It stores for each granule the last
 // range that starts in it, and two levels of bitmaps to find the nearest lower granule with one.
@@ -10714,78 +12867,6 @@ struct captured_stream {
 #include <cstddef>
 #include <type_traits>
 #include <utility>
-
-// ---- tarn/pool/pool_state.hpp
-// The statistics of a pool at one moment, for reports and tests. In bytes unless noted.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-/// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in handles, or in a
-/// segment, that they do not fill. Counted at the end of each call that reaches the pool's shared part. Blocks in threads'
-/// magazines and free blocks of a run are excluded.
-struct split_ranges {
-  stat blocks;  ///< free ranges with such a part
-  stat bytes;   ///< in those parts
-};
-
-/// The totals of a pool at the last reset_totals().
-struct pool_totals {
-  std::uint64_t reserved = 0;
-  std::uint64_t released = 0;
-  std::uint64_t creates = 0;
-  std::uint64_t destroys = 0;
-  std::uint64_t alloc_retries = 0;
-  std::uint64_t host_waits = 0;
-};
-
-/// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one may also
-/// serve the other.
-struct pool_part {
-  stat reserved;                         ///< bytes held from the driver
-  stat handles;                          ///< physical handles, or segments, held
-  std::size_t free_blocks = 0;           ///< free ranges
-  std::size_t inactive_split_bytes = 0;  ///< bytes in them
-  split_ranges split;
-};
-
-struct pool_state {
-  std::size_t live = 0;                ///< handed out, rounded to block sizes; includes `pending`
-  std::size_t live_blocks = 0;         ///< number of those blocks
-  std::size_t reserved = 0;            ///< held from the driver
-  std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
-  std::size_t cached = 0;              ///< reserved, not handed out
-  std::size_t pending = 0;             ///< freed, but waiting for another stream that used it (record_stream)
-  std::size_t pending_blocks = 0;      ///< number of those blocks
-  std::size_t largest_free_range = 0;  ///< largest block without a driver call, magazines excluded
-  std::size_t free_blocks = 0;         ///< free ranges
-  std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
-  split_ranges split;                    ///< the part of them that cannot be given back on its own
-  std::uint64_t reserved_total = 0;      ///< taken from the driver since the start
-  std::uint64_t released_total = 0;      ///< given back since the start
-  std::uint64_t handles = 0;             ///< physical handles, or segments, held
-  std::uint64_t handles_peak = 0;
-  std::uint64_t creates = 0;  ///< handles or segments created
-  std::uint64_t destroys = 0;
-  std::uint64_t maps = 0;
-  std::uint64_t unmaps = 0;
-  std::uint64_t remaps = 0;         ///< maps of handles that were used at another address before
-  std::uint64_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
-  std::uint64_t ooms = 0;           ///< out_of_memory thrown
-  std::uint64_t host_waits = 0;     ///< times the host waited for a stream
-  std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another stream
-  /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1 MiB, up to 260 for
-  /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
-  /// size, however many calls are made (tests/pool/growth.cpp).
-  std::size_t host_bytes = 0;
-  pool_part smaller;  ///< the part of the above for blocks up to 1 MiB
-  pool_part larger;   ///< for larger blocks
-  pool_totals totals_reset;
-};
-
-}  // namespace tarn
 
 namespace tarn::detail {
 
@@ -15076,15 +17157,15 @@ class heap {
   /// Learns where the stream of a deallocation lives if the call names it by a bare handle, so that it
   /// exists.
   void learn_if_named(stream_id id, stream_ref stream) const noexcept {
-    if (stream.id() == stream_ref::unknown_id) learn_device(driver(), stream_ref::from(stream.handle(), id));
+    if (stream.id() == stream_ref::unknown_id)
+      (void)find_device(driver(), stream_ref::from(stream.handle(), id));
   }
   /// Learns where the stream of an allocation lives, which exists. @throws misuse  its device cannot use the
   /// memory
   void require_access(stream_ref stream) {
-    learn_device(driver(), stream);
-    device_id const device = device_of(driver(), stream);
+    device_id const device = find_device(driver(), stream);
     if (device == driver().device() || device == unknown_device || can_use(device)) return;
-    refuse_device(stream, device);
+    throw unusable_from(stream, driver());
   }
 
   /// Returns whether streams should be swept. Needs no lock.
@@ -15267,14 +17348,6 @@ class heap {
     }
     return false;
   }
-  [[noreturn]] TARN_NOINLINE void refuse_device(stream_ref stream, device_id device) const {
-    message<256> text;
-    text.add("stream ").add_number(stream.id()).add(" is of device ").add_number(device.value);
-    text.add(", which cannot use this memory of device ").add_number(driver().device().value);
-    text.add("; allocate on a stream of that device, or add accessible_from to its pages");
-    throw misuse(misuse_kind::wrong_device, nullptr, text.view());
-  }
-
   using looked_up_domain = looked_up<domain_ref>;
   /// If the host has no memory to record a free and the device cannot be waited for, the block stays live until the pool ends:
   /// no thread may reuse it while work may still use it.
@@ -15437,10 +17510,10 @@ class ladder {
  public:
   using source_type = typename Heap::source_type;
 
-  /// @param batch  receives the block, and others of its class
+  /// @param found  receives the block, and others of its class
   ladder(Heap& heap, Front& front, Waiting& waiting, may_release hot, block_request const& wanted,
-         block_batch& batch)
-      : heap_(heap), front_(front), waiting_(waiting), hot_(hot), wanted_(wanted), batch_(batch) {
+         block_batch& found)
+      : heap_(heap), front_(front), waiting_(waiting), hot_(hot), wanted_(wanted), batch_(found) {
     request_.taker = space().streams.get(wanted.id, wanted.stream);
     request_.where = wanted.where;
     request_.bytes = wanted.in_run ? run_bytes(wanted.size_class) : wanted.block;
@@ -15983,85 +18056,6 @@ class other_pools {
 #include <string_view>
 #include <utility>
 
-// ---- tarn/core/waiting_block.hpp
-// Counts freed blocks that a pool holds back until other streams have finished with them, and notifies observers of changes.
-
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-
-namespace tarn::detail {
-
-struct waiting_amount {
-  std::int64_t blocks = 0;
-  std::int64_t bytes = 0;      ///< as rounded by the pool
-  std::int64_t requested = 0;  ///< as requested by the caller
-
-  void add(waiting_amount const& more) noexcept {
-    blocks += more.blocks;
-    bytes += more.bytes;
-    requested += more.requested;
-  }
-};
-
-/// Receives each change as the amounts added. May observe several pools.
-class waiting_observer {
- public:
-  virtual void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept = 0;
-  virtual ~waiting_observer() = default;
-};
-
-/// Counts blocks when they start and stop waiting. Thread-safe.
-class waiting_count {
- public:
-  waiting_count() noexcept = default;
-  waiting_count(waiting_count const&) = delete;
-  waiting_count& operator=(waiting_count const&) = delete;
-
-  /// @param sign  1 if the block starts waiting, -1 if it stops
-  void change(bool is_small, std::size_t bytes, std::size_t requested, std::int64_t sign) noexcept {
-    waiting_amount const by{sign, sign * static_cast<std::int64_t>(bytes),
-                            sign * static_cast<std::int64_t>(requested)};
-    std::lock_guard const guard(lock_);
-    (is_small ? small_ : large_).add(by);
-    for (waiting_observer* const o : observers_)
-      o->waiting_changed(is_small ? by : waiting_amount{}, is_small ? waiting_amount{} : by);
-  }
-
-  /// Adds changes that were counted elsewhere.
-  void add(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
-    std::lock_guard const guard(lock_);
-    small_.add(smaller);
-    large_.add(larger);
-    for (waiting_observer* const o : observers_) o->waiting_changed(smaller, larger);
-  }
-
-  /// Adds an observer and notifies it of the blocks that already wait. It must not move until it is detached.
-  /// @throws std::bad_alloc, nothing has changed
-  void attach(waiting_observer& observer) {
-    std::lock_guard const guard(lock_);
-    observers_.push_back(&observer);
-    if (small_.blocks != 0 || large_.blocks != 0) observer.waiting_changed(small_, large_);
-  }
-  void detach(waiting_observer& observer) noexcept {
-    std::lock_guard const guard(lock_);
-    for (std::size_t i = 0; i < observers_.size(); ++i) {
-      if (observers_[i] == &observer) return observers_.erase_unordered(i);
-    }
-  }
-
-  [[nodiscard]] waiting_amount now() const noexcept {
-    std::lock_guard const guard(lock_);
-    return {small_.blocks + large_.blocks, small_.bytes + large_.bytes, small_.requested + large_.requested};
-  }
-
- private:
-  mutable fork_mutex lock_;
-  waiting_amount small_, large_;
-  sequence<waiting_observer*> observers_;
-};
-
-}  // namespace tarn::detail
 // ---- tarn/pool/graph/graph_memories.hpp
 // The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve anything else until no
 // graph uses it any more. Each graph_memory therefore owns a part, which is a pool of its own over the same source.
@@ -18091,7 +20085,7 @@ class waiting_blocks {
       if (status const s = heap_.identify(stream, id); !s.ok())
         throw cuda_error(s, heap_.driver().device().value);
       stream = stream_ref::from(stream.handle(), id);
-      learn_device(heap_.driver(), stream);
+      (void)find_device(heap_.driver(), stream);
     }
     uses_.note(p, stream);
   }
@@ -19278,1704 +21272,6 @@ class pooled_layer : public pool<Upstream> {
       : pooled_layer(Upstream{}) {}
   explicit pooled_layer(Upstream upstream, pooled const& options = {})
       : pool<Upstream>(std::move(upstream), options) {}
-};
-
-}  // namespace tarn
-// ---- tarn/policy/tracked.hpp
-// tracked: exact statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <utility>
-
-// ---- tarn/policy/tracked_numbers.hpp
-// The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. A thread that has
-// counted alone for a while goes on without a lock, until another thread visits it (owner_lock). Otherwise, a thread counts under a
-// lock. Under contention, the lock's owner counts for the waiting threads (combining_lock); then each thread gets a share of the room
-// below the peaks, in which it counts on its own (tracked_share). What no share has is in reserves (room_reserve). A thread for whose
-// block its share is too small goes on as follows, until there is enough room:
-//
-//   1. It takes room from the reserves, and exchanges its own room for the other group of blocks.
-//   2. It asks the other threads to give away what they do not need, and waits for a microsecond or two.
-//   3. It takes the common lock, closes all shares and adds what they counted: only then may a peak rise.
-//
-// If peaks may be off by a bound, a share has that room whatever the peaks are, and is published when it is used up: another thread's
-// share is never touched.
-//
-// Over 400 lines: the ways of counting pass the same counters to one another under the same lock, and are read together.
-
-#include <array>
-#include <atomic>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <new>
-#include <utility>
-
-// ---- tarn/core/combining_lock.hpp
-// A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds the lock held
-// publishes its update; the holder applies it before unlocking, so the guarded data stays in one processor's cache. (Flat
-// combining: Hendler, Incze, Shavit, Tzafrir, SPAA 2010.) Every update has been applied when its call returns.
-
-#include <atomic>
-#include <bit>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// @tparam Update  copyable and small; `apply(Update const&)` must not throw
-template <class Update>
-class combining_lock {
- public:
-  combining_lock() noexcept = default;
-  combining_lock(combining_lock const&) = delete;
-  combining_lock& operator=(combining_lock const&) = delete;
-
-  /// Applies `update`, on this thread or on the lock's holder, one at a time; updates of one thread keep their order.
-  /// Uncontended: one exchange. Returns true if the lock was held at first.
-  template <class Apply>
-  TARN_ALWAYS_INLINE bool run(Update const& update, Apply const& apply) noexcept {
-    if (try_lock()) [[likely]] {
-      apply(update);
-      unlock_after(apply);
-      return false;
-    }
-    wait(update, apply);
-    return true;
-  }
-  /// The parts of run(), for a caller whose own update needs no copy: try_lock(), then the update, then unlock_after(apply);
-  /// if the lock is held, wait(update, apply).
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept { return lock_.try_lock(); }
-  /// Applies published updates, then unlocks.
-  template <class Apply>
-  TARN_ALWAYS_INLINE void unlock_after(Apply const& apply) noexcept {
-    if (asked_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-      combine(apply);
-    lock_.unlock();
-  }
-  /// Publishes the update and waits until it has been applied, here or by the lock's holder.
-  template <class Apply>
-  TARN_NOINLINE void wait(Update const& update, Apply const& apply) noexcept {
-    unsigned const mine = take_slot();
-    if (mine == slot_count) {
-      lock();
-      apply(update);
-      unlock_after(apply);
-      return;
-    }
-    slot& s = slots_[mine];
-    s.update = update;
-    s.at.store(step::asked, std::memory_order_relaxed);
-    asked_.fetch_or(std::uint32_t{1} << mine, std::memory_order_release);
-    for (unsigned tries = 0; s.at.load(std::memory_order_acquire) != step::done; ++tries) {
-      // Try rarely, so that the lock stays with the thread that works under it.
-      if (tries % tries_apart == 0 && !lock_.is_taken() && lock_.try_lock()) {
-        unlock_after(apply);  // applies this thread's update unless the holder already has
-      } else {
-        spin_wait(tries);
-      }
-    }
-    s.at.store(step::free, std::memory_order_release);
-  }
-
-  /// Locks without an update.
-  void lock() noexcept { lock_.lock(); }
-  /// Unlocks without applying published updates; their threads find the lock free and apply them.
-  void unlock() noexcept { lock_.unlock(); }
-
- private:
-  enum class step : std::uint8_t { free, taken, asked, done };
-  struct alignas(cache_line_bytes) slot {
-    std::atomic<step> at{step::free};
-    Update update{};
-  };
-  static constexpr unsigned slot_count = 32;  // one bit each in asked_
-  static constexpr unsigned tries_apart = 8;
-
-  template <class Apply>
-  TARN_NOINLINE void combine(Apply const& apply) noexcept {
-    for (std::uint32_t asked = asked_.exchange(0, std::memory_order_acquire); asked != 0;
-         asked &= asked - 1) {
-      slot& s = slots_[static_cast<unsigned>(std::countr_zero(asked))];
-      apply(s.update);
-      s.at.store(step::done, std::memory_order_release);
-    }
-  }
-
-  /// Takes a free slot for one update; returns slot_count if all are taken.
-  unsigned take_slot() noexcept {
-    auto const first = static_cast<unsigned>(this_thread_number() % slot_count);
-    for (unsigned i = 0; i < slot_count; ++i) {
-      unsigned const k = (first + i) % slot_count;
-      step expected = step::free;
-      if (slots_[k].at.load(std::memory_order_relaxed) == step::free &&
-          slots_[k].at.compare_exchange_strong(expected, step::taken, std::memory_order_acquire)) {
-        return k;
-      }
-    }
-    return slot_count;
-  }
-
-  alignas(cache_line_bytes) spin_lock lock_;
-  alignas(cache_line_bytes) std::atomic<std::uint32_t> asked_{0};
-  slot slots_[slot_count];
-};
-
-}  // namespace tarn::detail
-// ---- tarn/core/thread_place.hpp
-// Small numbers for running threads: an array with one element per place has an element for each thread alone.
-
-#include <atomic>
-#include <bit>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Number of places. Threads beyond it have none.
-inline constexpr unsigned thread_places = 32;
-
-/// Gives each place to one running thread at a time.
-class place_table {
- public:
-  /// Takes the lowest free place; returns thread_places if there is none.
-  [[nodiscard]] unsigned take() noexcept {
-    std::uint32_t taken = taken_.load(std::memory_order_relaxed);
-    while (taken != ~std::uint32_t{0}) {
-      auto const place = static_cast<unsigned>(std::countr_one(taken));
-      if (taken_.compare_exchange_weak(taken, taken | std::uint32_t{1} << place, std::memory_order_acquire,
-                                       std::memory_order_relaxed)) {
-        return place;
-      }
-    }
-    return thread_places;
-  }
-  /// What the thread did at this place happens before what the next one does there.
-  void give_back(unsigned place) noexcept {
-    taken_.fetch_and(~(std::uint32_t{1} << place), std::memory_order_release);
-  }
-
- private:
-  static_assert(thread_places == 32, "one bit each");
-  std::atomic<std::uint32_t> taken_{0};
-};
-
-/// A module of the process may have a table of its own (a plug-in with hidden symbols). A place is unique among those of its table.
-/// A forked child keeps the places of the threads that it does not have.
-inline constinit place_table places_of_threads{};
-
-/// The place of a thread; plain data, so that reading it needs no guard.
-struct thread_place {
-  place_table const* table = nullptr;  ///< that gave the place; null if the thread has none
-  unsigned index = thread_places;
-};
-inline thread_local constinit thread_place this_thread_place{};
-
-/// Gives the place of an ending thread back.
-class place_holder {
- public:
-  place_holder() noexcept = default;
-  place_holder(place_holder const&) = delete;
-  place_holder& operator=(place_holder const&) = delete;
-  ~place_holder() {
-    over = true;
-    if (this_thread_place.table == nullptr) return;
-    unsigned const place = this_thread_place.index;
-    this_thread_place = {};
-    places_of_threads.give_back(place);
-  }
-
-  /// Takes a place for the calling thread, which has none, if one is free.
-  static void take() noexcept {
-    if (over) return;
-    static thread_local place_holder holder;
-    (void)holder;
-    if (unsigned const place = places_of_threads.take(); place != thread_places)
-      this_thread_place = {&places_of_threads, place};
-  }
-
- private:
-  static inline thread_local constinit bool over =
-      false;  ///< code that runs later, in other destructors, has no place
-};
-
-}  // namespace tarn::detail
-// ---- tarn/policy/tracked_share.hpp
-// The part of the counters that one thread updates on its own. Under contention, each thread gets a share of the room below the
-// peaks. While it stays within its share no peak can change, whatever the others do within theirs, so its counts need not be
-// published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
-// method", TODS 1986.)
-//
-// A share belongs to one thread, which enters it through an owner_lock: two plain stores. Threads pass room to one another without
-// entering another's share: each gives what it does not need to a room_reserve, from which the others take. A thread takes room for a
-// few blocks more than it needs, keeps as much when it frees, and gives back what is more than twice that.
-//
-// A thread that counts alone has all room, and may raise the peaks.
-//
-// Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
-// published when the room is used up.
-
-#include <array>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-
-// ---- tarn/policy/room_reserve.hpp
-// Room below the peaks of `tracked` that no thread has. Threads that count on their own take room from a reserve and give it back.
-//
-// Below the peaks of one number (blocks, rounded or requested bytes) there are three kinds of room: below the peak of small blocks, of
-// large blocks and of all blocks. A small block needs room of the first and of the last kind. Such a pair is one unit of room for
-// small blocks; what remains of a group's room is unpaired. Room for large blocks becomes room for small blocks by exchanging
-// its partner:
-//
-//   before   large + all,  small (unpaired)
-//   after    small + all,  large (unpaired)
-//
-// The sum of each kind does not change, so no peak can be passed.
-
-#include <array>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-/// PyTorch's three groups; a block is small up to 1 MiB.
-enum class block_group : std::uint8_t { all, smaller, larger };
-
-namespace detail {
-
-/// Blocks, rounded bytes, requested bytes.
-using tracked_kinds = std::array<std::int64_t, 3>;
-
-/// One amount for each group (small, large) and kind.
-using tracked_room = std::array<tracked_kinds, 2>;
-[[nodiscard]] constexpr std::size_t index_of(block_group group) noexcept {
-  return static_cast<std::size_t>(group) - 1;
-}
-
-/// Room for blocks of each group, and what is left of the room of each group.
-struct room_pairs {
-  tracked_room paired{};
-  tracked_room unpaired{};
-};
-/// What a thread lacks for a block, and what it has for the other group.
-struct room_request {
-  std::size_t group;      ///< index of the block's group
-  tracked_kinds lacking;  ///< 0 or less: enough
-  tracked_kinds other;    ///< room for the other group, which may be exchanged
-};
-/// What a thread gets. If its own room was exchanged, it also gets the room below the peak of the other group that is left.
-struct room_answer {
-  tracked_kinds taken{};      ///< room for the block's group
-  tracked_kinds exchanged{};  ///< part of it that was the thread's room for the other group
-  tracked_kinds allowance{};  ///< the room that the thread may keep
-};
-
-/// The room that some of the threads share. Each call needs its lock.
-class alignas(2 * cache_line_bytes) room_reserve {
- public:
-  [[nodiscard]] bool try_lock() noexcept { return lock_.try_lock(); }
-  void lock() noexcept { lock_.lock(); }
-  void unlock() noexcept { lock_.unlock(); }
-
-  // ---- under the lock
-
-  /// Takes what is lacking, as far as possible, and half of what this thread may keep, so that it need not come soon again.
-  [[nodiscard]] room_answer take(room_request const& r) noexcept {
-    room_answer a;
-    a.allowance = allowance(r.group);
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t& room = room_[r.group][k];
-      std::int64_t const taken = min_of(room, max_of(r.lacking[k] + a.allowance[k] / 2, std::int64_t{0}));
-      room -= taken;
-      std::int64_t const lacking = r.lacking[k] - taken;
-      if (lacking > 0) a.exchanged[k] = take_unpaired(r.group, k, min_of(lacking, r.other[k]));
-      a.taken[k] = taken + a.exchanged[k];
-      if (lacking > a.exchanged[k]) a.taken[k] += take_other(r.group, k, lacking - a.exchanged[k]);
-    }
-    if (++takes_ % takes_per_step == 0 && part_ > first_part) --part_;
-    return a;
-  }
-  /// Takes at most `wanted`, by exchange if necessary. Returns what it took.
-  [[nodiscard]] std::int64_t take(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
-    std::int64_t const taken = min_of(room_[group][kind], wanted);
-    room_[group][kind] -= taken;
-    return taken + take_other(group, kind, wanted - taken);
-  }
-  /// The room that a thread may keep beyond what it needs for a block.
-  [[nodiscard]] tracked_kinds allowance(std::size_t group) const noexcept {
-    auto const& room = room_[group];
-    return {room[0] >> part_, room[1] >> part_, room[2] >> part_};
-  }
-  void give(room_pairs const& r) noexcept {
-    for (std::size_t g = 0; g < 2; ++g) {
-      for (std::size_t k = 0; k < 3; ++k) {
-        room_[g][k] += r.paired[g][k];
-        unpaired_[g][k] += r.unpaired[g][k];
-      }
-    }
-  }
-  void set(room_pairs const& r) noexcept {
-    room_ = r.paired;
-    unpaired_ = r.unpaired;
-  }
-  /// Makes threads take less beyond what they lack, until many have taken: one found too little, although the others had enough.
-  void give_less() noexcept { part_ = min_of(part_ + part_step, last_part); }
-
- private:
-  /// A thread may keep 1 / 2^part of what the reserve has. At first half of it: 16 threads that replace random ones of their 64 blocks of
-  /// up to 256 KiB then visit a reserve at 10 of 100 pairs, and find all reserves empty at 3 of 100,000. With all of it they do so at 8
-  /// of 100 and at 90 of 100,000.
-  static constexpr unsigned first_part = 1;
-  static constexpr unsigned part_step = 2;
-  static constexpr unsigned last_part = 62;
-  static constexpr std::uint32_t takes_per_step = 256;
-
-  std::int64_t take_unpaired(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
-    std::int64_t const amount = min_of(wanted, unpaired_[group][kind]);
-    unpaired_[group][kind] -= amount;
-    return amount;
-  }
-  /// Takes room of this reserve for the other group, by exchange.
-  std::int64_t take_other(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
-    std::int64_t const amount = take_unpaired(group, kind, min_of(wanted, room_[1 - group][kind]));
-    room_[1 - group][kind] -= amount;
-    unpaired_[1 - group][kind] += amount;
-    return amount;
-  }
-
-  spin_lock lock_;
-  unsigned part_ = first_part;
-  std::uint32_t takes_ = 0;
-  tracked_room room_{};
-  tracked_room unpaired_{};  ///< below the peak of a group, without room below the peak of all
-};
-
-/// The reserves of one tracked_numbers: one for every three threads, so that they seldom meet. Each begins at that of its place. (With
-/// one for every two, the threads of the example above visit a reserve at 14 of 100 pairs; with one for every four, at 9.)
-class room_reserves {
- public:
-  /// Takes room for a block. The request's `lacking` is what is missing afterwards.
-  /// @param on_answer  called as on_answer(answer) for each reserve that room was taken from
-  template <class F>
-  void take(unsigned place, room_request& r, F const& on_answer) noexcept {
-    visit_from(place, [&](room_reserve& reserve) {
-      room_answer const a = reserve.take(r);
-      on_answer(a);
-      bool enough = true;
-      for (std::size_t k = 0; k < 3; ++k) {
-        r.lacking[k] -= a.taken[k];
-        r.other[k] -= a.exchanged[k];
-        enough = enough && r.lacking[k] <= 0;
-      }
-      return enough;
-    });
-  }
-  /// Takes at most `wanted`. Returns what it took.
-  [[nodiscard]] std::int64_t take(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
-    std::int64_t taken = 0;
-    visit_from(0, [&](room_reserve& reserve) {
-      taken += reserve.take(group, kind, wanted - taken);
-      return taken == wanted;
-    });
-    return taken;
-  }
-  /// @param f  called as f(allowance): the room of the group that a thread may keep; returns what to give
-  template <class F>
-  void give(unsigned place, std::size_t group, F const& f) noexcept {
-    visit_from(place, [&](room_reserve& reserve) {
-      reserve.give(f(reserve.allowance(group)));
-      return true;
-    });
-  }
-  /// Distributes room, in equal parts. What was in the reserves is lost. No thread may use them meanwhile.
-  void set(unsigned threads, room_pairs rest) noexcept {
-    used_ = min_of(max_of(threads / threads_per_reserve, 1U), most_reserves);
-    auto const part_of = [](tracked_room& all, std::int64_t parts) {
-      tracked_room part{};
-      for (std::size_t g = 0; g < 2; ++g) {
-        for (std::size_t k = 0; k < 3; ++k) {
-          part[g][k] = (all[g][k] + parts - 1) / parts;
-          all[g][k] -= part[g][k];
-        }
-      }
-      return part;
-    };
-    for (unsigned i = 0; i < used_; ++i)
-      all_[i].set({part_of(rest.paired, used_ - i), part_of(rest.unpaired, used_ - i)});
-  }
-  /// No thread may use the reserves meanwhile.
-  void give_less() noexcept {
-    for (room_reserve& reserve : all_) reserve.give_less();
-  }
-
- private:
-  /// Calls f(reserve) for each reserve, locked, from that of a place, until it returns true. Those that another thread has locked come
-  /// last.
-  template <class F>
-  void visit_from(unsigned place, F const& f) noexcept {
-    std::uint32_t skipped = 0;
-    for (unsigned i = 0; i < used_; ++i) {
-      room_reserve& reserve = all_[(place + i) % used_];
-      if (!reserve.try_lock()) {
-        skipped |= std::uint32_t{1} << i;
-        continue;
-      }
-      bool const done = f(reserve);
-      reserve.unlock();
-      if (done) return;
-    }
-    for (; skipped != 0; skipped &= skipped - 1) {
-      room_reserve& reserve = all_[(place + static_cast<unsigned>(std::countr_zero(skipped))) % used_];
-      reserve.lock();
-      bool const done = f(reserve);
-      reserve.unlock();
-      if (done) return;
-    }
-  }
-
-  static constexpr unsigned threads_per_reserve = 3;
-  static constexpr unsigned most_reserves = thread_places / threads_per_reserve;
-  unsigned used_ = 1;
-  std::array<room_reserve, most_reserves> all_;
-};
-
-}  // namespace detail
-}  // namespace tarn
-
-namespace tarn::detail {
-
-enum class change_kind : std::uint8_t { allocation, deallocation };
-
-/// The change that one call makes.
-struct tracked_update {
-  std::int64_t rounded = 0;  ///< bytes; negative for a free
-  std::int64_t requested = 0;
-  std::uint64_t thread = 0;  ///< number of the thread; 0 if it has none
-  unsigned place = 0;        ///< of the thread; thread_places if it has none
-  block_group group = block_group::all;
-
-  [[nodiscard]] tracked_kinds by_kind() const noexcept { return {rounded > 0 ? 1 : -1, rounded, requested}; }
-};
-
-/// One amount for each kind and group.
-using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
-
-class alignas(512) tracked_share {  // an element of an array is addressed by a shift
- public:
-  // ---- the owner thread
-
-  /// Enters the share. Returns false if another thread visits it.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept { return lock_.try_enter(); }
-  TARN_ALWAYS_INLINE void leave() noexcept { lock_.leave(); }
-  /// Whether its thread counts alone, without shares: it may use all numbers inside its lock. Called inside the lock.
-  [[nodiscard]] bool is_alone() const noexcept {
-    return state_.load(std::memory_order_acquire) == state::alone;
-  }
-  /// Counts a call in this share, if there is room. Returns false if count() has to try. Called inside the lock.
-  template <change_kind Kind>
-  [[nodiscard]] TARN_ALWAYS_INLINE bool count_here(std::size_t rounded, std::size_t requested,
-                                                   block_group group) noexcept {
-    part& its = parts_[index_of(group)];
-    auto const r = static_cast<std::int64_t>(rounded);
-    auto const q = static_cast<std::int64_t>(requested);
-    // Written out: compilers keep these arrays in registers only without loops.
-    if constexpr (Kind == change_kind::allocation) {
-      std::int64_t const came0 = its.came[0] + 1;
-      std::int64_t const came1 = its.came[1] + r;
-      std::int64_t const came2 = its.came[2] + q;
-      if (came0 > its.limit[0] || came1 > its.limit[1] || came2 > its.limit[2]) [[unlikely]]
-        return false;
-      its.came[0] = came0;
-      its.came[1] = came1;
-      its.came[2] = came2;
-    } else {
-      std::int64_t const limit0 = its.limit[0] + 1;
-      std::int64_t const limit1 = its.limit[1] + r;
-      std::int64_t const limit2 = its.limit[2] + q;
-      if (limit0 - its.came[0] > its.may_leave(0) || limit1 - its.came[1] > its.may_leave(1) ||
-          limit2 - its.came[2] > its.may_leave(2)) [[unlikely]]
-        return false;
-      its.limit[0] = limit0;
-      its.limit[1] = limit1;
-      its.limit[2] = limit2;
-    }
-    return true;
-  }
-  /// Counts an allocation for which there is room if that for the other group is exchanged. Called inside the lock.
-  [[nodiscard]] bool count_exchanging(tracked_kinds const& change, block_group group) noexcept {
-    std::size_t const g = index_of(group);
-    bool const first = exchange(0, g, change[0]);
-    bool const second = exchange(1, g, change[1]);
-    bool const enough = exchange(2, g, change[2]) && first && second;
-    if (enough) parts_[g].allocate(change);
-    return enough;
-  }
-  /// The two above.
-  [[nodiscard]] bool count_here(tracked_update const& u) noexcept {
-    if (u.rounded > 0) {
-      return count_here<change_kind::allocation>(static_cast<std::size_t>(u.rounded),
-                                                 static_cast<std::size_t>(u.requested), u.group) ||
-             count_exchanging(u.by_kind(), u.group);
-    }
-    return count_here<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
-                                                 static_cast<std::size_t>(-u.requested), u.group);
-  }
-  /// Counts a call, and takes room from the reserves, or gives room to them, as necessary. Returns false if the share is not open or
-  /// there is not enough room; the call must then be counted globally. Called inside the lock.
-  [[nodiscard]] bool count(room_reserves& reserves, tracked_update const& u) noexcept {
-    state const at = state_.load(std::memory_order_acquire);
-    if (at == state::bounded) return count_bounded(u);
-    if (at != state::open) return false;
-    part& its = parts_[index_of(u.group)];
-    tracked_kinds const change = u.by_kind();
-    if (u.rounded > 0) {
-      if (!its.has_room(change) && !take_room(reserves, u)) return false;
-      its.allocate(change);
-    } else {
-      its.count_free(change);
-      give_room(reserves, u);
-    }
-    return true;
-  }
-
-  /// Whether there may be room in other shares. Called inside the lock.
-  [[nodiscard]] bool is_open() const noexcept {
-    return state_.load(std::memory_order_acquire) == state::open;
-  }
-
-  // ---- any thread
-
-  /// Makes the thread give away what it does not need, when it frees next. May be overlooked, if the thread gives room at the same time:
-  ///
-  ///   owner, inside give_room()   other thread
-  ///   finds the reserve empty
-  ///                               most = -1
-  ///   most = 2 * need
-  void ask() noexcept {
-    for (part& its : parts_) its.set_most(1, -1);
-  }
-  /// Whether a visitor waits.
-  [[nodiscard]] bool is_announced() const noexcept { return lock_.is_announced(); }
-
-  // ---- a visitor: announce() for all shares that it will visit, one remote_barrier(), visit(), and at the end end_visit()
-
-  void announce() noexcept { lock_.announce(); }
-  void visit() noexcept { lock_.visit(); }
-  void end_visit() noexcept { lock_.end_visit(); }
-  /// In a forked child, before end_visit().
-  void forget_owner() noexcept { lock_.forget_owner(); }
-
-  // ---- the holder of the common lock
-
-  /// Opens a closed share. Its thread has to take room for what it allocates; there is no bound for what it frees. The thread may be
-  /// inside meanwhile, so this changes the state only:
-  ///
-  ///   owner                                   holder of the common lock
-  ///   enters; count_here() finds no room
-  ///                                           fills the reserves
-  ///                                           state = open (release)
-  ///   count() reads the state (acquire), and
-  ///   takes room from the reserves
-  ///
-  /// If the owner reads the state before it changes, it counts this call globally.
-  void open() noexcept { state_.store(state::open, std::memory_order_release); }
-  /// Opens a closed share whose counts may differ by `error` from what was published, in each group and in the sum of both. As open().
-  void open_bounded(tracked_kinds const& error) noexcept {
-    error_ = error;
-    state_.store(state::bounded, std::memory_order_release);
-  }
-  /// Lets the thread of this share, which is closed, count alone. The owner calls this, or waits.
-  void let_alone() noexcept { state_.store(state::alone, std::memory_order_release); }
-  /// Gives a thread that counts alone all room. During a visit, or called by the owner.
-  void set_room(room_pairs const& r) noexcept {
-    for (std::size_t g = 0; g < 2; ++g) {
-      parts_[g].clear();
-      parts_[g].limit = parts_[g].given = r.paired[g];
-      for (std::size_t k = 0; k < 3; ++k) parts_[g].set_most(k, no_limit);
-    }
-    unpaired_ = r.unpaired;
-  }
-  /// Reports all counts: f(kind, group, change, came) for each. The thread's next calls are count()'s. During a visit, or called by the
-  /// owner.
-  template <class F>
-  void report(F const& f) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t const smaller = parts_[0].change(k);
-      std::int64_t const larger = parts_[1].change(k);
-      f(k, std::size_t{0}, smaller + larger, parts_[0].came[k] + parts_[1].came[k]);
-      f(k, std::size_t{1}, smaller, parts_[0].came[k]);
-      f(k, std::size_t{2}, larger, parts_[1].came[k]);
-    }
-    for (part& its : parts_) its.clear();
-    unpaired_ = {};
-  }
-  /// Closes the share and reports its counts. Returns the number of calls. During a visit, or called by the owner.
-  template <class F>
-  std::uint64_t close(F const& f) noexcept {
-    state_.store(state::closed, std::memory_order_relaxed);
-    std::int64_t const calls = parts_[0].calls() + parts_[1].calls();
-    report(f);
-    return static_cast<std::uint64_t>(calls);
-  }
-
- private:
-  enum class state : std::uint8_t { closed, open, bounded, alone };
-  static constexpr std::int64_t no_limit = (std::numeric_limits<std::int64_t>::max)() / 2;
-  /// A bounded share keeps 1 / this of what it has not counted for the group whose blocks it does not count now.
-  static constexpr std::int64_t part_of_other = 8;
-
-  /// What the share has of one group. The room that is left is limit - came. Without room, count_here() always fails.
-  struct alignas(cache_line_bytes) part {
-    tracked_kinds came{};   ///< all increases since the counts were reported
-    tracked_kinds limit{};  ///< of `came`
-    std::array<std::atomic<std::int64_t>, 3> most{-1, -1, -1};  ///< the room that a free may leave
-    tracked_kinds given{};  ///< the room at first, and what was taken since, less what was given away
-    tracked_kinds need{};   ///< of the block for which room was taken last
-
-    [[nodiscard]] std::int64_t room(std::size_t k) const noexcept { return limit[k] - came[k]; }
-    [[nodiscard]] std::int64_t change(std::size_t k) const noexcept { return given[k] - room(k); }
-    /// Allocations and frees.
-    [[nodiscard]] std::int64_t calls() const noexcept { return came[0] + limit[0] - given[0]; }
-    [[nodiscard]] bool has_room(tracked_kinds const& change) const noexcept {
-      return change[0] <= room(0) && change[1] <= room(1) && change[2] <= room(2);
-    }
-    void allocate(tracked_kinds const& change) noexcept {
-      for (std::size_t k = 0; k < 3; ++k) came[k] += change[k];
-    }
-    /// @param change  negative
-    void count_free(tracked_kinds const& change) noexcept {
-      for (std::size_t k = 0; k < 3; ++k) limit[k] -= change[k];
-    }
-    void add_room(std::size_t k, std::int64_t amount) noexcept {
-      limit[k] += amount;
-      given[k] += amount;
-    }
-    /// Lets the thread keep `allowance`, and what it needed for a block when it took room.
-    void set_most(tracked_kinds const& allowance) noexcept {
-      for (std::size_t k = 0; k < 3; ++k) set_most(k, max_of(allowance[k], 2 * need[k]));
-    }
-    void set_most(std::size_t k, std::int64_t amount) noexcept {
-      most[k].store(amount, std::memory_order_relaxed);
-    }
-    [[nodiscard]] std::int64_t may_leave(std::size_t k) const noexcept {
-      return most[k].load(std::memory_order_relaxed);
-    }
-    /// Lets the change be between -most_change and most_change.
-    void bound(std::size_t k, std::int64_t most_change) noexcept {
-      add_room(k, most_change - given[k]);
-      set_most(k, 2 * most_change);
-    }
-    /// Takes all room away, and forgets what was counted.
-    void clear() noexcept {
-      came = limit = given = need = {};
-      for (std::size_t k = 0; k < 3; ++k) set_most(k, -1);
-    }
-  };
-
-  /// Exchanges half of the room for the other group, or what is lacking if that is more. Returns false if that is not enough.
-  TARN_ALWAYS_INLINE bool exchange(std::size_t k, std::size_t g, std::int64_t change) noexcept {
-    std::int64_t const lacking = change - parts_[g].room(k);
-    if (lacking <= 0) return true;
-    std::int64_t const has = parts_[1 - g].room(k);
-    std::int64_t const amount = min_of(max_of(lacking, has / 2), min_of(has, unpaired_[g][k]));
-    parts_[g].add_room(k, amount);
-    parts_[1 - g].add_room(k, -amount);
-    unpaired_[g][k] -= amount;
-    unpaired_[1 - g][k] += amount;
-    return amount >= lacking;
-  }
-  /// Takes room for a block from the reserves. Keeps what it took if that is not enough.
-  TARN_NOINLINE bool take_room(room_reserves& reserves, tracked_update const& u) noexcept {
-    std::size_t const g = index_of(u.group);
-    part& its = parts_[g];
-    part& other = parts_[1 - g];
-    tracked_kinds const change = u.by_kind();
-    room_request r{g, {}, {}};
-    for (std::size_t k = 0; k < 3; ++k) {
-      r.lacking[k] = change[k] - its.room(k);
-      r.other[k] = other.room(k);
-    }
-    tracked_kinds allowance{};
-    reserves.take(u.place, r, [&](room_answer const& a) noexcept {
-      for (std::size_t k = 0; k < 3; ++k) {
-        its.add_room(k, a.taken[k]);
-        other.add_room(k, -a.exchanged[k]);
-        unpaired_[1 - g][k] += a.exchanged[k];
-        allowance[k] = max_of(allowance[k], a.allowance[k]);
-      }
-    });
-    if (!its.has_room(change)) return false;
-    its.need = change;
-    its.set_most(allowance);
-    return true;
-  }
-  /// Gives away what this thread is not likely to need soon, if that is much. @param u  a free
-  TARN_NOINLINE void give_room(room_reserves& reserves, tracked_update const& u) noexcept {
-    std::size_t const g = index_of(u.group);
-    part& its = parts_[g];
-    reserves.give(u.place, g, [&](tracked_kinds const& allowance) noexcept {
-      its.set_most(allowance);
-      room_pairs spare{{}, unpaired_};
-      unpaired_ = {};
-      for (std::size_t k = 0; k < 3; ++k) {
-        spare.paired[g][k] = max_of(its.room(k) - its.may_leave(k) / 2, std::int64_t{0});
-        its.add_room(k, -spare.paired[g][k]);
-      }
-      return spare;
-    });
-  }
-
-  /// Counts a call of a bounded share. Gives both groups new bounds, since that of the call's was too narrow, or there was none. The
-  /// bounds of both add up to the error. Returns false if what was counted exceeds it.
-  TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
-    part& its = parts_[index_of(u.group)];
-    part& other = parts_[1 - index_of(u.group)];
-    tracked_kinds const change = u.by_kind();
-    tracked_kinds counted{};
-    tracked_kinds counted_of_other{};
-    tracked_kinds spare{};
-    for (std::size_t k = 0; k < 3; ++k) {
-      counted[k] = size_of(its.change(k) + change[k]);
-      counted_of_other[k] = size_of(other.change(k));
-      spare[k] = error_[k] - counted[k] - counted_of_other[k];
-      if (spare[k] < 0) return false;
-    }
-    for (std::size_t k = 0; k < 3; ++k) {
-      its.bound(k, counted[k] + spare[k] - spare[k] / part_of_other);
-      other.bound(k, counted_of_other[k] + spare[k] / part_of_other);
-    }
-    if (u.rounded > 0) {
-      its.allocate(change);
-    } else {
-      its.count_free(change);
-    }
-    return true;
-  }
-  [[nodiscard]] static std::int64_t size_of(std::int64_t change) noexcept { return max_of(change, -change); }
-
-  owner_lock lock_;
-  std::atomic<state> state_{state::closed};
-  tracked_kinds error_{};  ///< of a bounded share
-  std::array<part, 2> parts_{};
-  tracked_room unpaired_{};  ///< room below the peak of a group, without room below the peak of all
-};
-
-}  // namespace tarn::detail
-
-namespace tarn {
-
-/// Statistics of the blocks that were handed out; each array is indexed by block_group.
-struct tracked_statistics {
-  std::array<stat, 3> allocations;      ///< blocks
-  std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
-  std::array<stat, 3> requested_bytes;  ///< as requested
-  std::uint64_t ooms = 0;               ///< requests refused
-  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block counts with the
-  /// bytes requested from the pool.
-  std::array<stat, 3> active;
-  std::array<stat, 3> active_bytes;
-  std::array<stat, 3> active_requested_bytes;
-};
-
-/// Which threads' calls a high-water mark counts.
-enum class peak_of { all_threads, this_thread };
-
-/// A high-water mark over a scope; linked into its tracked_layer while it lives.
-struct high_water_mark {
-  std::int64_t start = 0;        ///< allocated bytes when it began (0 for one thread's)
-  std::int64_t current = 0;      ///< current value
-  std::int64_t peak = 0;         ///< the maximum since it began
-  std::int64_t allocations = 0;  ///< blocks handed out since it began
-  peak_of whose = peak_of::all_threads;
-  std::uint64_t thread = 0;  ///< number of the thread whose calls count, for peak_of::this_thread
-  high_water_mark* next = nullptr;
-};
-
-namespace detail {
-
-/// Exact with any number of threads: a reader sees no call counted late or twice. Counting is O(1); reading is O(threads that
-/// count on their own, at most 32). Peaks are exact, too, unless `peak_error` allows that they are not; see tracked.
-class tracked_numbers {
- public:
-  tracked_numbers() noexcept : tracked_numbers(0) {}
-  /// @param peak_error  bytes; 0: peaks are exact
-  explicit tracked_numbers(std::size_t peak_error) noexcept {
-    (void)has_remote_barrier();                         // registers with the kernel now, not at a call
-    constexpr std::size_t most = std::size_t{1} << 60;  // twice as much can be counted
-    auto const bytes = static_cast<std::int64_t>(min_of(peak_error, most));
-    std::int64_t const blocks = min_of(bytes, max_of(bytes / bytes_per_block, std::int64_t{1}));
-    error_ = {blocks, bytes, bytes};
-  }
-  tracked_numbers(tracked_numbers const&) = delete;
-  tracked_numbers& operator=(tracked_numbers const&) = delete;
-  ~tracked_numbers() {
-    lock_.lock();  // another thread may fork
-    tracked_share* const shares = shares_.exchange(nullptr, std::memory_order_relaxed);
-    lock_.unlock();
-    delete[] shares;
-  }
-
-  /// Counts one block. @param rounded, requested  bytes
-  TARN_ALWAYS_INLINE void count_allocation(std::size_t rounded, std::size_t requested,
-                                           block_group group) noexcept {
-    count<change_kind::allocation>(rounded, requested, group);
-  }
-  TARN_ALWAYS_INLINE void count_deallocation(std::size_t rounded, std::size_t requested,
-                                             block_group group) noexcept {
-    count<change_kind::deallocation>(rounded, requested, group);
-  }
-  /// Counts a change as the thread that it names would: for tests.
-  void count(tracked_update const& u) noexcept {
-    if (tracked_share* const shares = shares_.load(std::memory_order_acquire);
-        shares != nullptr && u.place < share_count && shares[u.place].try_enter()) {
-      tracked_share& mine = shares[u.place];
-      bool const done = mine.count_here(u) || count_inside(mine, u);
-      mine.leave();
-      if (done) return;
-    }
-    count_globally(u);
-  }
-  /// Number of threads that count on their own now, with other threads.
-  [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
-  /// How often all threads that count on their own were stopped.
-  [[nodiscard]] std::uint64_t stops() noexcept {
-    std::lock_guard const guard(lock_);
-    return stops_;
-  }
-  /// How often a thread asked the others for room.
-  [[nodiscard]] std::uint64_t asks() const noexcept { return asks_.load(std::memory_order_relaxed); }
-  /// Returns true if a thread counts alone.
-  [[nodiscard]] bool has_alone() noexcept {
-    std::lock_guard const guard(lock_);
-    return alone_ != thread_places;
-  }
-  /// Requests a share for the thread at a place. Shares are opened once at least two threads have requested one.
-  void ask(unsigned place) noexcept {
-    if (place >= share_count) return;
-    std::uint64_t const mine = std::uint64_t{1} << place;
-    if ((flags_.load(std::memory_order_relaxed) & mine) == 0)
-      flags_.fetch_or(mine, std::memory_order_relaxed);
-  }
-  void count_refusal() noexcept {
-    std::lock_guard const guard(lock_);
-    ++ooms_;
-  }
-
-  [[nodiscard]] tracked_statistics statistics() noexcept {
-    stopped const now(*this);
-    tracked_statistics all;
-    all.ooms = ooms_;
-    for (std::size_t g = 0; g < 3; ++g) {
-      all.allocations[g] = number(0, g);
-      all.allocated_bytes[g] = number(1, g);
-      all.requested_bytes[g] = number(2, g);
-      all.active[g] = active(0, g);
-      all.active_bytes[g] = active(1, g);
-      all.active_requested_bytes[g] = active(2, g);
-    }
-    return all;
-  }
-  void reset_peaks() noexcept {
-    stopped const now(*this);
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = of(k, g).current;
-      peak_of_all_[k] = current(k, 0);
-      for (std::size_t g = 0; g < 3; ++g) active_peak_[k][g] = current(k, g) + waiting_[k][g];
-    }
-  }
-  void reset_totals() noexcept {
-    stopped const now(*this);
-    for (group_numbers& its : groups_) {
-      for (group_number& n : its.of) {
-        n.allocated = 0;
-        n.at_reset = n.current;
-      }
-    }
-    not_over_ = {};
-    ooms_ = 0;
-  }
-
-  /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
-  void count_waiting(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
-    stopped const now(*this);
-    tracked_amounts const change{
-        {{smaller.blocks + larger.blocks, smaller.blocks, larger.blocks},
-         {smaller.bytes + larger.bytes, smaller.bytes, larger.bytes},
-         {smaller.requested + larger.requested, smaller.requested, larger.requested}}};
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) {
-        waiting_[k][g] += change[k][g];
-        not_over_[k][g] += change[k][g];
-      }
-    }
-    note_active(block_group::smaller);
-    note_active(block_group::larger);
-    note_whether_watched();
-  }
-
-  void add(high_water_mark& mark, peak_of whose) noexcept {
-    stopped const now(*this);
-    mark.whose = whose;
-    mark.thread = this_thread_number();
-    mark.start = whose == peak_of::all_threads ? current(1, 0) : 0;
-    mark.current = mark.peak = mark.start;
-    mark.allocations = 0;
-    mark.next = marks_;
-    marks_ = &mark;
-    note_whether_watched();
-  }
-  void remove(high_water_mark& mark) noexcept {
-    stopped const now(*this);
-    for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
-      if (*at == &mark) {
-        *at = mark.next;
-        note_whether_watched();
-        return;
-      }
-    }
-  }
-  [[nodiscard]] high_water_mark read(high_water_mark const& mark) noexcept {
-    stopped const now(*this);
-    return mark;
-  }
-
- private:
-  static constexpr unsigned share_count = thread_places;
-  static constexpr std::uint64_t all_threads = 0xFFFF'FFFF;  ///< of flags_
-  static constexpr std::uint64_t watched_flag = all_threads + 1;
-  /// With fewer calls than this per share, opening shares costs more than it saves.
-  static constexpr std::uint64_t least_calls = 32;
-  static constexpr std::uint32_t longest_pause = 4096;
-  /// The error of a peak in bytes, divided by this, is its error in blocks.
-  static constexpr std::int64_t bytes_per_block = 4096;
-  /// A thread counts alone after this many calls without another thread's. Doubled whenever another thread ends that: a visit takes
-  /// microseconds.
-  static constexpr std::uint32_t first_streak = 16;
-  /// Stopping all threads takes ten microseconds or more. Before that, a thread waits for one or two for room from the others.
-  static constexpr unsigned tries_to_ask = 8;
-  static constexpr unsigned waits_per_try = 4;
-  static constexpr std::uint32_t longest_streak = 4096;
-
-  /// Holds the lock, and no thread counts on its own.
-  class stopped {
-   public:
-    explicit stopped(tracked_numbers& numbers) noexcept : numbers_(numbers) {
-      numbers_.lock_.lock();
-      numbers_.call_in();
-      numbers_.visit_alone();
-      numbers_.settle_alone();
-    }
-    stopped(stopped const&) = delete;
-    stopped& operator=(stopped const&) = delete;
-    ~stopped() {
-      numbers_.give_alone();
-      numbers_.end_visit_alone();
-      numbers_.lock_.unlock();
-    }
-
-   private:
-    tracked_numbers& numbers_;
-  };
-
-  struct applier {
-    tracked_numbers& numbers;
-    void operator()(tracked_update const& u) const noexcept { numbers.apply(u); }
-  };
-
-  /// One number of one group. The sums of both groups and the totals freed are computed when they are read, so that a call
-  /// updates as little as possible.
-  struct group_number {
-    std::int64_t current = 0;
-    std::int64_t peak = 0;
-    std::int64_t allocated = 0;  ///< total
-    std::int64_t at_reset = 0;   ///< current when the totals were reset
-  };
-  /// Blocks, rounded bytes, requested bytes. Aligned, so that a group is addressed by a shift.
-  struct alignas(128) group_numbers {
-    std::array<group_number, 3> of;
-  };
-
-  [[nodiscard]] group_number& of(std::size_t k, std::size_t group) noexcept {
-    return groups_[group - 1].of[k];
-  }
-  [[nodiscard]] std::int64_t current(std::size_t k, std::size_t group) noexcept {
-    return group == 0 ? of(k, 1).current + of(k, 2).current : of(k, group).current;
-  }
-  [[nodiscard]] std::int64_t peak(std::size_t k, std::size_t group) noexcept {
-    return group == 0 ? peak_of_all_[k] : of(k, group).peak;
-  }
-  [[nodiscard]] stat number(std::size_t k, std::size_t group) noexcept {
-    stat s;
-    s.current = current(k, group);
-    s.peak = peak(k, group);
-    for (std::size_t g = 1; g < 3; ++g) {
-      if (group != 0 && group != g) continue;
-      s.allocated += of(k, g).allocated;
-      s.freed += of(k, g).allocated + of(k, g).at_reset - of(k, g).current;
-    }
-    return s;
-  }
-
-  template <change_kind Kind>
-  TARN_ALWAYS_INLINE void count(std::size_t rounded, std::size_t requested, block_group group) noexcept {
-    thread_place const at = this_thread_place;
-    tracked_share* const shares = shares_.load(std::memory_order_acquire);
-    if (at.table != table_ || shares == nullptr) [[unlikely]]
-      return count_without_place<Kind>(rounded, requested, group);
-    tracked_share& mine = shares[at.index];
-    if (!mine.try_enter()) [[unlikely]]
-      return count_by_waiting<Kind>(rounded, requested, group);
-    if (mine.template count_here<Kind>(rounded, requested, group)) [[likely]] {
-      mine.leave();
-      return;
-    }
-    count_in_share<Kind>(mine, rounded, requested, group);
-  }
-  /// Inside the lock of the thread's share, which this leaves.
-  template <change_kind Kind>
-  TARN_NOINLINE void count_in_share(tracked_share& mine, std::size_t rounded, std::size_t requested,
-                                    block_group group) noexcept {
-    if constexpr (Kind == change_kind::allocation) {
-      tracked_kinds const change{1, static_cast<std::int64_t>(rounded), static_cast<std::int64_t>(requested)};
-      if (mine.count_exchanging(change, group)) {
-        mine.leave();
-        return;
-      }
-    }
-    tracked_update const u = update_of<Kind>(rounded, requested, group);
-    bool const done = count_inside(mine, u);
-    mine.leave();
-    if (!done) count_globally(u);
-  }
-  /// Counts a call inside the lock of a thread's share, which has no room for it. Returns false if it must be counted globally.
-  bool count_inside(tracked_share& mine, tracked_update const& u) noexcept {
-    if (mine.count(reserves_, u)) return true;
-    if (mine.is_alone()) {
-      count_alone(u);
-      return true;
-    }
-    return u.rounded > 0 && mine.is_open() && ask_others(mine, u);
-  }
-  /// Counts an allocation for which the reserves do not have enough room, if the other threads give some soon.
-  bool ask_others(tracked_share& mine, tracked_update const& u) noexcept {
-    asks_.fetch_add(1, std::memory_order_relaxed);
-    for (unsigned tries = 0; tries < tries_to_ask && !mine.is_announced(); ++tries) {
-      if (tries % (tries_to_ask / 2) == 0) {
-        for_each_share(open_.load(std::memory_order_relaxed) & ~(std::uint32_t{1} << u.place),
-                       [](tracked_share& s) { s.ask(); });
-      }
-      for (unsigned waits = 0; waits < waits_per_try; ++waits) spin_wait(0);
-      if (mine.count(reserves_, u)) return true;
-    }
-    return false;
-  }
-  template <change_kind Kind>
-  TARN_NOINLINE void count_by_waiting(std::size_t rounded, std::size_t requested,
-                                      block_group group) noexcept {
-    count_globally(update_of<Kind>(rounded, requested, group));
-  }
-  template <change_kind Kind>
-  TARN_NOINLINE void count_without_place(std::size_t rounded, std::size_t requested,
-                                         block_group group) noexcept {
-    if (this_thread_place.table == nullptr) place_holder::take();
-    count_globally(update_of<Kind>(rounded, requested, group));
-  }
-  template <change_kind Kind>
-  [[nodiscard]] tracked_update update_of(std::size_t rounded, std::size_t requested,
-                                         block_group group) const noexcept {
-    std::int64_t const sign = Kind == change_kind::allocation ? 1 : -1;
-    return {sign * static_cast<std::int64_t>(rounded), sign * static_cast<std::int64_t>(requested),
-            thread_number_place(), my_place(), group};
-  }
-  /// The place of the calling thread; thread_places if it has none here.
-  [[nodiscard]] unsigned my_place() const noexcept {
-    return this_thread_place.table == table_ ? this_thread_place.index : thread_places;
-  }
-
-  /// Adds what a share counted. It stayed within its room, so no peak changes.
-  [[nodiscard]] auto adding() noexcept {
-    return [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
-      if (came == 0 && change == 0) return;
-      if (g != 0) {
-        of(k, g).current += change;
-        of(k, g).allocated += came;
-      }
-      for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
-        if (k == 0) m->allocations += came;
-        if (k == 1) m->current += change;
-      }
-    };
-  }
-  /// Counts a call under the lock.
-  void count_globally(tracked_update const& u) noexcept {
-    if (!lock_.try_lock()) {
-      lock_.wait(u, applier{*this});
-      ask(u.place);
-      return;
-    }
-    apply(u);
-    note_streak(u.place);
-    if (out_ != 0) ask(u.place);  // it has no share, or one that was too small
-    lock_.unlock_after(applier{*this});
-  }
-  /// Lets the calling thread, whose call was counted last, count alone if only its calls were counted for long. The caller holds the
-  /// lock.
-  void note_streak(unsigned place) noexcept {
-    if (place >= share_count || out_ != 0 || alone_ != thread_places || ++streak_ < least_streak_) return;
-    if (tracked_share* const shares = make_shares(); shares != nullptr) {
-      alone_ = place;
-      shares[place].let_alone();
-      give_alone();
-    }
-  }
-  /// Enters the share of the thread that counts alone, unless that is the calling thread. The caller holds the lock.
-  void visit_alone() noexcept {
-    visits_alone_ = alone_ != thread_places && alone_ != my_place();
-    if (!visits_alone_) return;
-    share(alone_).announce();
-    remote_barrier();
-    share(alone_).visit();
-  }
-  void end_visit_alone() noexcept {
-    if (visits_alone_) share(alone_).end_visit();
-  }
-  /// The caller holds the lock.
-  TARN_NOINLINE void end_alone() noexcept {
-    visit_alone();
-    (void)share(alone_).close(adding());
-    end_visit_alone();
-    alone_ = thread_places;
-    least_streak_ = min_of(least_streak_ * 2, longest_streak);
-  }
-  /// Adds what the thread that counts alone has counted, and takes its room away. During a visit, or called by that thread.
-  void settle_alone() noexcept {
-    if (alone_ != thread_places) share(alone_).report(adding());
-  }
-  /// Gives the thread that counts alone all room, unless each call has to be watched. As settle_alone().
-  void give_alone() noexcept {
-    if (alone_ == thread_places || (flags_.load(std::memory_order_relaxed) & watched_flag) != 0) return;
-    share(alone_).set_room(pair_room(block_group::larger));
-  }
-  /// Counts a call of the thread that counts alone, for which it has no room: there may be a new peak.
-  void count_alone(tracked_update const& u) noexcept {
-    settle_alone();
-    add_watched(u);
-    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0)
-      share(alone_).set_room(pair_room(u.group));
-  }
-  [[nodiscard]] tracked_share& share(unsigned place) noexcept {
-    return shares_.load(std::memory_order_relaxed)[place];
-  }
-  /// Null without host memory. The caller holds the lock.
-  [[nodiscard]] tracked_share* make_shares() noexcept {
-    tracked_share* shares = shares_.load(std::memory_order_relaxed);
-    if (shares == nullptr) {
-      shares = new (std::nothrow) tracked_share[share_count];
-      shares_.store(shares, std::memory_order_release);
-    }
-    return shares;
-  }
-
-  /// The caller holds the lock.
-  void apply(tracked_update const& u) noexcept {
-    if (u.place != last_place_) [[unlikely]] {
-      last_place_ = u.place;
-      streak_ = 0;
-    }
-    if (alone_ != thread_places) {
-      if (alone_ == u.place) return count_alone(u);
-      end_alone();
-    }
-    if (flags_.load(std::memory_order_relaxed) != 0) return apply_slow(u);
-    add(u);
-  }
-  void add(tracked_update const& u) noexcept {
-    if (u.rounded > 0) {
-      add<change_kind::allocation>(static_cast<std::size_t>(u.rounded), static_cast<std::size_t>(u.requested),
-                                   u.group);
-    } else {
-      add<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
-                                     static_cast<std::size_t>(-u.requested), u.group);
-    }
-  }
-  template <change_kind Kind>
-  TARN_ALWAYS_INLINE void add(std::size_t rounded, std::size_t requested, block_group group) noexcept {
-    auto const g = static_cast<std::size_t>(group);  // 1 or 2
-    group_numbers& its = groups_[g - 1];
-    group_numbers const& other = groups_[2 - g];
-    add_to<Kind, 0>(its, other, 1);
-    add_to<Kind, 1>(its, other, static_cast<std::int64_t>(rounded));
-    add_to<Kind, 2>(its, other, static_cast<std::int64_t>(requested));
-  }
-  template <change_kind Kind, std::size_t K>
-  TARN_ALWAYS_INLINE void add_to(group_numbers& its, group_numbers const& other,
-                                 std::int64_t amount) noexcept {
-    group_number& n = its.of[K];
-    if constexpr (Kind == change_kind::deallocation) {
-      n.current -= amount;
-    } else {
-      std::int64_t const now = n.current += amount;
-      n.allocated += amount;
-      if (now > n.peak) [[unlikely]]
-        n.peak = now;
-      if (now + other.of[K].current > peak_of_all_[K]) [[unlikely]]
-        peak_of_all_[K] = now + other.of[K].current;
-    }
-  }
-  /// Adds a call while no share is open.
-  void add_watched(tracked_update const& u) noexcept {
-    add(u);
-    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
-    change_marks(u);
-    note_active(u.group);
-  }
-  /// Counts while a mark exists, blocks wait, or several threads count.
-  TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
-    std::uint64_t const flags = flags_.load(std::memory_order_relaxed);
-    bool const several = (flags & all_threads) != 0;
-    if (has_error() && out_ != 0) return publish_with(u, static_cast<std::uint32_t>(flags) & ~out_);
-    if (several && out_ != 0) {
-      if ((static_cast<std::uint32_t>(flags) & ~out_) != 0) [[unlikely]]
-        open_shares(static_cast<std::uint32_t>(flags) & ~out_);
-      if (u.rounded > 0 && !fits(u)) take_room_for(u);
-    }
-    if (out_ != 0) return add_within_room(u);
-    add_watched(u);
-    if (several) hand_out();
-  }
-
-  /// A number including waiting blocks. If it passes its peak while nothing waits, it passes the peak of `number`, too.
-  [[nodiscard]] stat active(std::size_t k, std::size_t g) noexcept {
-    stat s = number(k, g);
-    s.current += waiting_[k][g];
-    s.peak = max_of(s.peak, active_peak_[k][g]);
-    s.freed -= not_over_[k][g];
-    return s;
-  }
-  void note_active(block_group group) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(group)})
-        active_peak_[k][g] = max_of(active_peak_[k][g], current(k, g) + waiting_[k][g]);
-    }
-  }
-  void note_whether_watched() noexcept {
-    bool waits = false;
-    for (auto const& kind : waiting_) {
-      for (std::int64_t const amount : kind) waits = waits || amount != 0;
-    }
-    if (waits || marks_ != nullptr) {
-      flags_.fetch_or(watched_flag, std::memory_order_relaxed);
-    } else {
-      flags_.fetch_and(~watched_flag, std::memory_order_relaxed);
-    }
-  }
-  /// How far a number may grow before it, or its sum with the waiting blocks, passes its peak.
-  [[nodiscard]] std::int64_t room(std::size_t k, std::size_t g) noexcept {
-    std::int64_t const most = peak(k, g);
-    return min_of(most, max_of(most, active_peak_[k][g]) - waiting_[k][g]) - current(k, g);
-  }
-
-  /// By how much the room that the shares leave is too small for a block: above 0, a peak may be passed if all shares are used up.
-  [[nodiscard]] std::int64_t lacking(tracked_update const& u, std::size_t k, std::size_t g) noexcept {
-    std::int64_t const wanted = u.by_kind()[k] + lent_[k][g];
-    std::int64_t most = wanted - room(k, g);
-    for (high_water_mark const* m = k == 1 && g == 0 ? marks_ : nullptr; m != nullptr; m = m->next)
-      most = max_of(most, m->current + wanted - m->peak);
-    return most;
-  }
-  /// Whether a block can be added without a new peak, even if all shares are used up.
-  [[nodiscard]] bool fits(tracked_update const& u) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
-        if (lacking(u, k, g) > 0) return false;
-      }
-    }
-    return true;
-  }
-  /// Adds a call for which there is room, while shares are open: no peak changes. The numbers must not be compared with the peaks
-  /// then: of two shares one may have reported blocks that took the room of blocks whose end the other has not reported.
-  void add_within_room(tracked_update const& u) noexcept {
-    auto const change = u.by_kind();
-    auto const f = adding();
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)})
-        f(k, g, change[k], u.rounded > 0 ? change[k] : 0);
-    }
-    if (u.rounded > 0 || has_error()) return;
-    // What a thread without a share frees is room for those with one.
-    std::size_t const mine = index_of(u.group);
-    room_pairs freed;
-    for (std::size_t k = 0; k < 3; ++k) {
-      lent_[k][0] -= change[k];
-      lent_[k][mine + 1] -= change[k];
-      freed.paired[mine][k] = -change[k];
-    }
-    reserves_.give(u.place, mine, [&](tracked_kinds const&) { return freed; });
-  }
-  /// Takes room for a block from the reserves. If that is not enough, there may be a new peak: the shares are closed.
-  TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
-    std::size_t const mine = index_of(u.group);
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t const missing = max_of(lacking(u, k, 0), lacking(u, k, mine + 1));
-      if (missing <= 0) continue;
-      std::int64_t const taken = reserves_.take(mine, k, missing);
-      lent_[k][0] -= taken;
-      lent_[k][mine + 1] -= taken;
-      if (taken == missing) continue;
-      call_in();
-      if (fits(u)) reserves_.give_less();  // the others had enough
-      return;
-    }
-  }
-  /// Whether peaks may be off.
-  [[nodiscard]] bool has_error() const noexcept { return error_[0] != 0; }
-  /// Counts a call for which its thread's share has no room, and all that was counted there: peaks may be off.
-  TARN_NOINLINE void publish_with(tracked_update const& u, std::uint32_t asked) noexcept {
-    if (asked != 0) open_shares(asked);
-    if (u.place < share_count && (out_ >> u.place & 1) != 0) share(u.place).report(adding());
-    add_within_room(u);
-    note_peaks();
-  }
-  /// Raises every peak to the current value.
-  void note_peaks() noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 1; g < 3; ++g) {
-        group_number& n = of(k, g);
-        if (n.current > n.peak) n.peak = n.current;
-      }
-      if (current(k, 0) > peak_of_all_[k]) peak_of_all_[k] = current(k, 0);
-    }
-    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
-      if (m->current > m->peak) m->peak = m->current;
-    }
-    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
-    note_active(block_group::smaller);
-    note_active(block_group::larger);
-  }
-  /// Pairs half of the room below the peak of all for each group, and what one cannot use for the other. An odd unit is for `first`.
-  [[nodiscard]] room_pairs pair_room(block_group first) noexcept {
-    room_pairs r;
-    std::size_t const a = index_of(first);
-    std::size_t const b = 1 - a;
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t all = room(k, 0);
-      for (high_water_mark const* m = k == 1 ? marks_ : nullptr; m != nullptr; m = m->next)
-        all = min_of(all, m->peak - m->current);
-      std::int64_t const of_a = room(k, a + 1);
-      std::int64_t const of_b = room(k, b + 1);
-      r.paired[a][k] = min_of(of_a, all - min_of(of_b, all / 2));
-      r.paired[b][k] = min_of(of_b, all - r.paired[a][k]);
-      r.unpaired[a][k] = of_a - r.paired[a][k];
-      r.unpaired[b][k] = of_b - r.paired[b][k];
-    }
-    return r;
-  }
-  /// Opens a share for each requesting thread, and puts the room below every peak into the reserves.
-  TARN_NOINLINE void hand_out() noexcept {
-    if (pause_ != 0) {
-      --pause_;
-      return;
-    }
-    auto const asked = static_cast<std::uint32_t>(flags_.load(std::memory_order_relaxed) & all_threads);
-    if (std::popcount(asked) < 2) return;
-    if (make_shares() == nullptr) return;
-    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
-      if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
-    }
-    if (!has_error()) {
-      room_pairs const r = pair_room(block_group::larger);
-      for (std::size_t k = 0; k < 3; ++k) {
-        for (std::size_t g = 0; g < 2; ++g) lent_[k][g + 1] = r.paired[g][k] + r.unpaired[g][k];
-        lent_[k][0] = r.paired[0][k] + r.paired[1][k];
-      }
-      reserves_.set(static_cast<unsigned>(std::popcount(asked)), r);
-    }
-    open_shares(asked);
-  }
-  void open_shares(std::uint32_t asked) noexcept {
-    for_each_share(asked, [this](tracked_share& s) {
-      if (has_error()) {
-        s.open_bounded(error_);
-      } else {
-        s.open();
-      }
-    });
-    out_ |= asked;
-    open_.store(out_, std::memory_order_release);
-  }
-
-  /// Closes all shares. The caller holds the lock.
-  TARN_NOINLINE void call_in() noexcept {
-    if (out_ == 0) return;
-    ++stops_;
-    open_.store(0, std::memory_order_relaxed);
-    for_each_share(out_, [](tracked_share& s) { s.announce(); });
-    remote_barrier();
-    for_each_share(out_, [](tracked_share& s) { s.visit(); });
-    std::uint64_t calls = 0;
-    std::uint32_t idle = 0;
-    for (std::uint32_t left = out_; left != 0; left &= left - 1) {
-      auto const i = static_cast<unsigned>(std::countr_zero(left));
-      std::uint64_t const made = share(i).close(adding());
-      calls += made;
-      if (made == 0) idle |= std::uint32_t{1} << i;
-    }
-    for_each_share(out_, [](tracked_share& s) { s.end_visit(); });
-    if (has_error()) note_peaks();
-    if (idle != 0) flags_.fetch_and(~std::uint64_t{idle}, std::memory_order_relaxed);
-    bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
-    last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
-    pause_ = last_pause_;
-    out_ = 0;
-    lent_ = {};
-  }
-  template <class F>
-  void for_each_share(std::uint32_t places, F const& f) noexcept {
-    for (; places != 0; places &= places - 1) f(share(static_cast<unsigned>(std::countr_zero(places))));
-  }
-
-  void change_marks(tracked_update const& u) noexcept {
-    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
-      if (m->whose != peak_of::all_threads && m->thread != u.thread) continue;
-      m->current += u.rounded;
-      if (u.rounded < 0) continue;
-      m->peak = max_of(m->peak, m->current);
-      ++m->allocations;
-    }
-  }
-  place_table const* const table_ = &places_of_threads;  ///< of the module that made this
-  std::atomic<tracked_share*> shares_{nullptr};          ///< by place; made under the lock at first use; kept
-  std::atomic<std::uint32_t> open_{0};                   ///< threads whose share is open; a hint
-  /// Bits of the threads that found the lock taken or have a share, and watched_flag: there is a mark, or a block waits. 0: a call only
-  /// adds.
-  std::atomic<std::uint64_t> flags_{0};
-  combining_lock<tracked_update> lock_;
-  room_reserves reserves_;
-  std::atomic<std::uint64_t> asks_{0};
-  // Under the lock:
-  std::array<group_numbers, 2> groups_;        ///< small, large
-  std::array<std::int64_t, 3> peak_of_all_{};  ///< of the sums of both
-  std::uint64_t ooms_ = 0;
-  high_water_mark* marks_ = nullptr;
-  tracked_amounts waiting_{};  ///< of the waiting blocks
-  tracked_amounts
-      active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
-  std::array<std::int64_t, 3>
-      error_{};                 ///< by how much a share may differ from what it published; 0: peaks are exact
-  tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
-  std::uint32_t out_ = 0;       ///< threads whose share is open
-  tracked_amounts
-      lent_{};  ///< room of the open shares and of the reserves, when the counts were last reported
-  unsigned alone_ =
-      thread_places;  ///< place of the thread that counts alone; its share's lock guards all numbers, too
-  unsigned last_place_ = thread_places;  ///< of the call that was counted last
-  std::uint32_t streak_ = 0;             ///< calls of that thread since another one's
-  std::uint32_t least_streak_ = first_streak;
-  bool visits_alone_ = false;
-  std::uint32_t pause_ = 0;  ///< calls to count before shares are opened again
-  std::uint32_t last_pause_ = 0;
-  std::uint64_t stops_ = 0;
-  at_fork member_{this,
-                  [](void* self) noexcept {
-                    auto& n = *static_cast<tracked_numbers*>(self);
-                    n.lock_.lock();
-                    if (n.shares_.load(std::memory_order_relaxed) == nullptr) return true;
-                    n.for_each_share(all_threads, [](tracked_share& s) { s.announce(); });
-                    remote_barrier();
-                    n.for_each_share(all_threads, [](tracked_share& s) { s.visit(); });
-                    return true;
-                  },
-                  [](void* self, fork_side side) noexcept {
-                    auto& n = *static_cast<tracked_numbers*>(self);
-                    if (side != fork_side::parent) renew_remote_barrier();
-                    if (n.shares_.load(std::memory_order_relaxed) != nullptr) {
-                      n.for_each_share(all_threads, [side](tracked_share& s) {
-                        if (side != fork_side::parent) s.forget_owner();
-                        s.end_visit();
-                      });
-                    }
-                    n.lock_.unlock();
-                  }};
-};
-
-}  // namespace detail
-}  // namespace tarn
-
-namespace tarn {
-
-template <class Upstream>
-class tracked_layer;
-
-/// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and large ones.
-struct tracked {
-  /// By how many bytes a peak may be off for each thread that counts on its own: 0, the default, for exact peaks. Otherwise each peak,
-  /// that of a high_water_mark included, lies at most n * peak_error bytes above or below the exact one, and peaks of blocks at most
-  /// n * max(1, peak_error / 4096) blocks, for the n threads that used the pool concurrently, counted up to 32. It is exact as long
-  /// as threads do not meet. Current values, totals, and the peaks of one thread stay exact.
-  ///
-  /// For programs with many threads: near the peaks, threads have to pass room on to one another for exact peaks. Here a thread
-  /// counts without any other until its counts differ from what it published by more than this; blocks above it are counted under a
-  /// common lock. With 4 MiB, 16 threads that replace 64 blocks of up to 256 KiB each hardly ever meet.
-  std::size_t peak_error = 0;
-
-  template <class Upstream>
-  using layer = tracked_layer<Upstream>;
-};
-
-/// Exact with any number of threads: current and peak values are those of one order of events, peaks unless tracked::peak_error allows
-/// a difference. A block is counted before its
-/// address is returned and uncounted before it is freed, so an address that another thread gets at once is never counted twice.
-/// Of several layers over one pool, each counts as active all blocks that wait in the pool. A block that starts waiting first
-/// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
-template <class Upstream>
-class tracked_layer {
- public:
-  static_assert(resource<Upstream>,
-                "tarn: tracked counts blocks; put it over the pool: pages | pooled{} | tracked{}");
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
-
-  /// Blocks up to this size are small, bytes (PyTorch: kSmallSize).
-  static constexpr std::size_t small_limit = 1_MiB;
-
-  tracked_layer()
-    requires std::default_initializable<Upstream>
-      : tracked_layer(Upstream{}) {}
-  explicit tracked_layer(Upstream upstream, tracked const& options = {})
-      : upstream_(std::move(upstream)), numbers_(options.peak_error) {
-    if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, attach_call{observer_});
-  }
-  tracked_layer(tracked_layer const&) = delete;
-  tracked_layer& operator=(tracked_layer const&) = delete;
-  ~tracked_layer() {
-    if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, detach_call{observer_});
-  }
-
-  void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    if constexpr (on_pool) {
-      if (bytes == 0) return nullptr;
-      detail::block_size const size(bytes, alignment);
-      return count(size.bytes, bytes, [=, this]() TARN_ALWAYS_INLINE_LAMBDA {
-        return upstream_.layer().allocate_sized(size, stream, bytes, alignment);
-      });
-    } else {
-      return count(rounded(bytes, alignment), bytes,
-                   [&] { return upstream_.allocate(stream, bytes, alignment); });
-    }
-  }
-  void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr) return;
-    if constexpr (on_pool) {
-      detail::block_size const size(bytes, alignment);
-      numbers_.count_deallocation(size.bytes, bytes, group_of(bytes));
-      upstream_.layer().deallocate_sized(size, stream, p, bytes, alignment);
-    } else {
-      numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
-      upstream_.deallocate(stream, p, bytes, alignment);
-    }
-  }
-  void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    return count(rounded(bytes, alignment), bytes, [&] { return upstream_.allocate_sync(bytes, alignment); });
-  }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (p == nullptr) return;
-    numbers_.count_deallocation(rounded(bytes, alignment), bytes, group_of(bytes));
-    upstream_.deallocate_sync(p, bytes, alignment);
-  }
-
-  /// Counts a block that belongs to the owner of a graph's memory as any other; see graph_memory::allocate().
-  [[nodiscard]] void* allocate_for(detail::graph_owner& owner, stream_ref stream, std::size_t bytes,
-                                   std::size_t alignment)
-    requires detail::allocates_for_owners<Upstream>
-  {
-    return count(rounded(bytes, alignment), bytes,
-                 [&] { return detail::layer_of(upstream_).allocate_for(owner, stream, bytes, alignment); });
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
-
-  /// All counters at one moment.
-  [[nodiscard]] tracked_statistics statistics() const noexcept { return numbers_.statistics(); }
-  /// Restarts every peak from the current values; high-water marks of scopes are unaffected.
-  void reset_peak_statistics() noexcept { numbers_.reset_peaks(); }
-  /// Sets the totals (allocated, freed) and the count of refusals to zero.
-  void reset_accumulated_statistics() noexcept { numbers_.reset_totals(); }
-
-  /// Starts a high-water mark; it must stay in place until remove(). O(1).
-  void add(high_water_mark& mark, peak_of whose) noexcept { numbers_.add(mark, whose); }
-  /// Ends a high-water mark. O(marks).
-  void remove(high_water_mark& mark) noexcept { numbers_.remove(mark); }
-  /// The current values of the mark.
-  [[nodiscard]] high_water_mark read(high_water_mark const& mark) const noexcept {
-    return numbers_.read(mark);
-  }
-
- private:
-  /// Counts the blocks that the pool below holds back for the work of other streams.
-  class observer final : public detail::waiting_observer {
-   public:
-    explicit observer(detail::tracked_numbers& counted) noexcept : numbers_(counted) {}
-    void waiting_changed(detail::waiting_amount const& smaller,
-                         detail::waiting_amount const& larger) noexcept override {
-      numbers_.count_waiting(smaller, larger);
-    }
-
-   private:
-    detail::tracked_numbers& numbers_;
-  };
-  struct attach_call {
-    detail::waiting_observer& observer;
-    template <class Layer>
-    auto operator()(Layer& layer) const -> decltype(layer.observe_waiting(observer)) {
-      return layer.observe_waiting(observer);
-    }
-  };
-  struct detach_call {
-    detail::waiting_observer& observer;
-    template <class Layer>
-    auto operator()(Layer& layer) const -> decltype(layer.end_observation(observer)) {
-      return layer.end_observation(observer);
-    }
-  };
-
-  /// Directly on a pool, a block's size is computed once, here, and passed down.
-  static constexpr bool on_pool = [] {
-    if constexpr (detail::is_shared<Upstream>) {
-      return requires(typename Upstream::layer_type& pool, detail::block_size size) {
-        pool.allocate_sized(size, stream_ref{}, std::size_t{}, std::size_t{});
-      };
-    }
-    return false;
-  }();
-
-  template <class Allocate>
-  TARN_ALWAYS_INLINE void* count(std::size_t rounded, std::size_t bytes, Allocate const& allocate) {
-    void* p = nullptr;
-    try {
-      p = allocate();
-    } catch (out_of_memory const&) {
-      numbers_.count_refusal();
-      throw;
-    }
-    if (p != nullptr) numbers_.count_allocation(rounded, bytes, group_of(bytes));
-    return p;
-  }
-  [[nodiscard]] std::size_t rounded(std::size_t bytes, std::size_t alignment) noexcept {
-    return detail::block_bytes_of(upstream_, bytes, alignment);
-  }
-  static block_group group_of(std::size_t bytes) noexcept {
-    return bytes <= small_limit ? block_group::smaller : block_group::larger;
-  }
-
-  Upstream upstream_;
-  mutable detail::tracked_numbers numbers_;
-  observer observer_{numbers_};
 };
 
 }  // namespace tarn
@@ -23011,7 +23307,7 @@ template <default_streams Which, stream_driver Driver>
   result = identify_named<Which>(driver, stream, id);
   if (!result.ok()) return stream;
   stream = stream_ref::from(stream.handle(), id);
-  learn_device(driver, stream);
+  (void)find_device(driver, stream);
   return stream;
 }
 
@@ -23036,8 +23332,9 @@ template <has_driver Resource>
                                     source_location where = source_location::current()) {
   if (stream.id() != stream_ref::unknown_id) return stream;
   status s;
-  stream = detail::identify_and_learn<detail::default_streams_of<Resource>()>(memory.driver(), stream, s);
-  if (!s.ok()) throw cuda_error(s, memory.driver().device().value, where);
+  auto const& driver = detail::required(memory, where).driver();
+  stream = detail::identify_and_learn<detail::default_streams_of<Resource>()>(driver, stream, s);
+  if (!s.ok()) throw cuda_error(s, driver.device().value, where);
   return stream;
 }
 
@@ -23200,8 +23497,8 @@ using default_device_resource = pool_over<basic_pages<default_driver<T>>>;
 /// Owns `size()` elements of device memory. Elements are never constructed: T is trivially copyable.
 /// Every operation is ordered on stream(); none synchronises the host unless documented. Report use on another stream by
 /// set_stream() or record_stream(). One thread at a time per buffer. Holds its resource, so the pool stays alive
-/// as long as the buffer. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never
-/// throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
+/// as long as the buffer. A default-constructed buffer has no resource: until a buffer with one is assigned, what allocates, copies or
+/// orders throws misuse. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
 /// other operations need the stream to exist.
 template <class T, class Resource = detail::default_device_resource<T>>
 class device_buffer {
@@ -23213,6 +23510,10 @@ class device_buffer {
   using size_type = std::size_t;
   using resource_type = Resource;
 
+  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  device_buffer() noexcept(detail::is_nothrow_absent<Resource>)
+    requires detail::can_be_absent<Resource>
+      : memory_(detail::absent_resource<Resource>()), alignment_(least_alignment()) {}
   /// Constructs an empty buffer. @param alignment  of the data, bytes; kept by copies and moves
   explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment(),
                          source_location where = source_location::current())
@@ -23261,7 +23562,7 @@ class device_buffer {
     }
     return *this;
   }
-  ~device_buffer() { give(); }
+  ~device_buffer() { reset(); }
 
   [[nodiscard]] T* data() noexcept { return data_; }
   [[nodiscard]] T const* data() const noexcept { return data_; }
@@ -23349,7 +23650,7 @@ class device_buffer {
 
   /// Copies from a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_from(std::span<T const> from, source_location where = source_location::current()) {
-    tarn::copy(driver(), from, span(), stream_, where);
+    tarn::copy(driver(where), from, span(), stream_, where);
   }
   /// Copies from a buffer of the same size, of any resource or device, on stream(), which first waits, on the device, for the
   /// other buffer's stream. That stream then waits for the copy, so the other buffer may be changed or destroyed at once.
@@ -23376,11 +23677,11 @@ class device_buffer {
   }
   /// Copies to a host or device span of the same size, in stream order. @throws length_error, cuda_error
   void copy_to(std::span<T> to, source_location where = source_location::current()) const {
-    tarn::copy(driver(), span(), to, stream_, where);
+    tarn::copy(driver(where), span(), to, stream_, where);
   }
   /// Copies as copy_to() does, then waits on the host, so that the host may read.
   void copy_to_sync(std::span<T> to, source_location where = source_location::current()) const {
-    tarn::copy_sync(driver(), span(), to, stream_, where);
+    tarn::copy_sync(driver(where), span(), to, stream_, where);
   }
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
@@ -23392,8 +23693,14 @@ class device_buffer {
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
 
-  /// Frees the elements; the buffer is empty and may be reused.
-  void clear() noexcept { give(); }
+  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. Host cost O(1), no driver call.
+  void clear() noexcept { size_ = 0; }
+  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one deallocation.
+  void reset() noexcept {
+    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
+    data_ = nullptr;
+    size_ = capacity_ = 0;
+  }
 
   /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements
   /// had before the call.
@@ -23417,17 +23724,15 @@ class device_buffer {
   static constexpr std::size_t least_alignment() noexcept {
     return detail::max_of(default_alignment, alignof(T));
   }
-  [[nodiscard]] auto const& driver() const noexcept { return memory_.driver(); }
+  [[nodiscard]] auto const& driver(source_location where = source_location::current()) const {
+    return detail::required(memory_, where).driver();
+  }
 
   [[nodiscard]] T* take(std::size_t count, attribution const& call) {
     return detail::called_from<Resource>(call, [&] {
-      return static_cast<T*>(memory_.allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
+      return static_cast<T*>(detail::required(memory_, call.where)
+                                 .allocate(stream_, checked_bytes(count, sizeof(T)), alignment_));
     });
-  }
-  void give() noexcept {
-    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
-    data_ = nullptr;
-    size_ = capacity_ = 0;
   }
   /// Copies between the device memories of two devices by copy_from_device, if the driver has it. Returns whether it copied.
   template <class Other>
@@ -23553,20 +23858,21 @@ using device_guard = basic_device_guard<cuda_driver>;
 
 }  // namespace tarn
 // ---- tarn/raii/device_ptr.hpp
-// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, with the interface of
-// unique_ptr.
+// device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, as unique_ptr owns host memory.
 
+#include <compare>
 #include <cstddef>
 #include <type_traits>
+#include <typeindex>  // std::hash, at a seventh of the cost of <functional>
 #include <utility>
 
 namespace tarn {
 
 /// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is uninitialised: T is
-/// trivially copyable. Move-only. A moved-from pointer is null, keeps its resource and may be reused. Report use on streams
-/// other than stream() by set_stream() or by the resource's record_stream(). Not thread-safe. Destruction never throws, works with
-/// any current device and after the stream is destroyed, and does nothing once the driver is unloaded. There is no default
-/// constructor, since a null pointer needs a resource, too.
+/// trivially copyable; it may be const, and incomplete until memory is allocated or freed. Move-only. A moved-from pointer is null,
+/// keeps its resource and may be reused. Report use on streams other than stream() by set_stream() or by the resource's
+/// record_stream(). Not thread-safe. Destruction never throws, works with any current device and after the stream is destroyed, and
+/// does nothing once the driver is unloaded. Comparisons and the hash are those of the address.
 template <class T, class Resource = detail::default_device_resource<T>>
 class device_ptr {
   static constexpr bool is_array = std::is_unbounded_array_v<T>;
@@ -23575,10 +23881,15 @@ class device_ptr {
   using element_type = std::remove_extent_t<T>;
   using pointer = element_type*;
   using resource_type = Resource;
-  static_assert(std::is_trivially_copyable_v<element_type>,
-                "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
   static_assert(!std::is_bounded_array_v<T>, "tarn: use device_ptr<T[]> and pass the count to make_device");
 
+  /// Constructs a null pointer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  device_ptr() noexcept(detail::is_nothrow_absent<Resource>)
+    requires detail::can_be_absent<Resource>
+      : memory_(detail::absent_resource<Resource>()) {}
+  device_ptr(std::nullptr_t) noexcept(detail::is_nothrow_absent<Resource>)  // NOLINT: as unique_ptr converts
+    requires detail::can_be_absent<Resource>
+      : device_ptr() {}
   /// Constructs a null pointer.
   explicit device_ptr(Resource memory, stream_ref stream = {}) noexcept
       : memory_(std::move(memory)), stream_(detail::identified_if_known(memory_, stream)) {}
@@ -23593,6 +23904,13 @@ class device_ptr {
         stream_(other.stream_),
         p_(std::exchange(other.p_, nullptr)),
         count_(std::exchange(other.count_, 0)) {}
+  /// Takes over a pointer to elements that are not const.
+  template <class U>
+    requires(std::is_const_v<element_type> && std::is_same_v<U const, T>)
+  device_ptr(device_ptr<U, Resource>&& other) noexcept  // NOLINT: as unique_ptr converts
+      : memory_(other.resource()), stream_(other.stream()), count_(other.size()) {
+    p_ = other.release();
+  }
   device_ptr& operator=(device_ptr&& other) noexcept {
     if (this != &other) {
       device_ptr stolen(std::move(other));
@@ -23670,13 +23988,19 @@ class device_ptr {
   friend void swap(device_ptr& a, device_ptr& b) noexcept { a.swap(b); }
   friend bool operator==(device_ptr const& a, device_ptr const& b) noexcept { return a.p_ == b.p_; }
   friend bool operator==(device_ptr const& a, std::nullptr_t) noexcept { return a.p_ == nullptr; }
+  friend std::strong_ordering operator<=>(device_ptr const& a, device_ptr const& b) noexcept {
+    return std::compare_three_way{}(a.p_, b.p_);
+  }
 
  private:
   void replace(pointer p, std::size_t count) noexcept {
+    static_assert(std::is_trivially_copyable_v<element_type>,
+                  "tarn: device_ptr<T> never constructs elements: T must be trivially copyable");
     pointer const old = std::exchange(p_, p);
     std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
-    if (old != nullptr)
-      detail::give_back(memory_, stream_, old, old_count * sizeof(element_type), alignment());
+    if (old == nullptr) return;
+    auto* const block = const_cast<std::remove_cv_t<element_type>*>(old);
+    detail::give_back(memory_, stream_, block, old_count * sizeof(element_type), alignment());
   }
 
   Resource memory_;
@@ -23717,6 +24041,14 @@ template <class T, class First, class... Rest>
 void make_device(First, Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
 
 }  // namespace tarn
+
+/// Hashes the address, as std::hash of unique_ptr does.
+template <class T, class Resource>
+struct std::hash<tarn::device_ptr<T, Resource>> {
+  [[nodiscard]] std::size_t operator()(tarn::device_ptr<T, Resource> const& p) const noexcept {
+    return std::hash<typename tarn::device_ptr<T, Resource>::pointer>{}(p.get());
+  }
+};
 // ---- tarn/raii/graph_memory.hpp
 // graph_memory: owns the memory that captured CUDA graphs use; capture_scope: a scope in which captured work allocates from it.
 
@@ -23934,6 +24266,10 @@ class pinned_buffer {
   using const_iterator = T const*;
   using resource_type = Resource;
 
+  /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
+  pinned_buffer() noexcept(detail::is_nothrow_absent<Resource>)
+    requires detail::can_be_absent<Resource>
+      : memory_(detail::absent_resource<Resource>()) {}
   /// Constructs an empty buffer.
   explicit pinned_buffer(Resource memory, stream_ref stream = {},
                          source_location where = source_location::current())
@@ -23988,7 +24324,7 @@ class pinned_buffer {
     }
     return *this;
   }
-  ~pinned_buffer() { clear(); }
+  ~pinned_buffer() { reset(); }
 
   [[nodiscard]] T* data() noexcept { return data_; }
   [[nodiscard]] T const* data() const noexcept { return data_; }
@@ -24039,8 +24375,10 @@ class pinned_buffer {
   void shrink_to_fit(attribution call = attribution::current()) {
     if (size_ < capacity_) detail::called_from<Resource>(call, [&] { relocate(size_); });
   }
-  /// Frees the elements; the buffer is empty and may be reused.
-  void clear() noexcept {
+  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. O(1), no driver call.
+  void clear() noexcept { size_ = 0; }
+  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one deallocation.
+  void reset() noexcept {
     if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment());
     data_ = nullptr;
     size_ = capacity_ = 0;
@@ -24064,7 +24402,8 @@ class pinned_buffer {
  private:
   [[nodiscard]] T* take(std::size_t count) {
     // The host writes at once, not in stream order, so no earlier work may still use the memory.
-    return static_cast<T*>(memory_.allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
+    return static_cast<T*>(
+        detail::required(memory_).allocate_sync(checked_bytes(count, sizeof(T)), alignment()));
   }
   void take_uninitialised(std::size_t count) {
     data_ = take(count);
@@ -24445,7 +24784,7 @@ template <class Resource>
 
 }  // namespace tarn
 // ---- tarn/report/summary.hpp
-// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool.
+// memory_summary: the table of torch.cuda.memory_summary() for a tarn pool; memory_stats_json: the same numbers as JSON.
 
 #include <cstddef>
 #include <cstdint>
@@ -24581,6 +24920,17 @@ template <class Resource>
   }
   out += line;
   return out;
+}
+
+/// Returns memory_stats() as one line of JSON, as json.dumps(torch.cuda.memory_stats()) has them: an object of the keys in their
+/// order, each with an integer. For logs and monitors. For memory with `tracked`. Cost and threads as memory_stats().
+/// @throws std::bad_alloc
+template <class Resource>
+[[nodiscard]] std::string memory_stats_json(Resource memory) {
+  std::string out;
+  for (auto const& [key, value] : memory_stats(memory))  // keys are plain text: nothing to escape
+    out += detail::concat({out.empty() ? "{\"" : ",\"", key, "\":", std::to_string(value)});
+  return out += '}';
 }
 
 }  // namespace tarn

@@ -2077,6 +2077,8 @@ class bad_partition : public detail::error_of<std::invalid_argument, 320> {
 /// Divides elements 0 to size() into contiguous parts. Each element is in exactly one part; parts may be empty. A value type.
 class partition {
  public:
+  /// Constructs a partition without elements and parts.
+  partition() = default;
   /// Divides into parts whose sizes differ by at most one step.
   /// @param multiple_of  the step: a part begins at a multiple of this many elements (a row, a cache line)
   /// @throws bad_partition  `parts` or `multiple_of` is 0
@@ -2115,9 +2117,9 @@ class partition {
   }
 
   /// Returns the total number of elements.
-  [[nodiscard]] std::size_t size() const noexcept { return first_.back(); }
+  [[nodiscard]] std::size_t size() const noexcept { return first_.empty() ? 0 : first_.back(); }
   /// Returns the number of parts.
-  [[nodiscard]] std::size_t parts() const noexcept { return first_.size() - 1; }
+  [[nodiscard]] std::size_t parts() const noexcept { return first_.empty() ? 0 : first_.size() - 1; }
   /// Returns the first element of part i.
   [[nodiscard]] std::size_t first(std::size_t i) const noexcept { return first_[i]; }
   /// Returns the number of elements of part i.
@@ -2421,8 +2423,8 @@ struct guard_for<Driver> {
 
 /// Owns size() uninitialised elements; part i is in a block of memory i. Each part's work is ordered on its own stream; parts
 /// run concurrently, and the host waits only where documented. Several parts may be on one device. Movable, not copyable. One
-/// thread at a time. A moved-from buffer may only be assigned and destroyed. A constructor that throws frees the parts
-/// allocated so far.
+/// thread at a time. A default-constructed or moved-from buffer has no elements and no parts, and may be assigned. A constructor that
+/// throws frees the parts allocated so far.
 template <class T, class Resource = detail::default_device_resource<T>>
 class partitioned_buffer {
  public:
@@ -2439,6 +2441,8 @@ class partitioned_buffer {
     stream_ref stream;
   };
 
+  /// Constructs a buffer without parts.
+  partitioned_buffer() = default;
   /// Allocates part i from memory i.
   /// @throws bad_partition  the number of memories differs from the number of parts
   /// @throws length_error, out_of_memory, cuda_error; nothing is held
