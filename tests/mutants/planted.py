@@ -1417,6 +1417,31 @@ PLANTED = {
             "",
         ),
     ],
+    "any_resource is the pool that it holds": [
+        Mutant(
+            "two handles to the same pool differ",
+            "policy/any_resource.hpp",
+            "return &memory_.layer(); }",
+            "return this; }",
+            finder="tests/policy/any_resource.cpp",
+        ),
+        Mutant(
+            "a handle of any type names tarn's own line",
+            "policy/any_resource.hpp",
+            "    return memory_.allocate(stream, bytes, alignment, call);\n",
+            "    return memory_.allocate(stream, bytes, alignment);\n",
+            finder="tests/policy/any_resource.cpp",
+        ),
+    ],
+    "clear() keeps the memory of a buffer": [
+        Mutant(
+            "clear() forgets the capacity",
+            "raii/pinned_buffer.hpp",
+            "void clear() noexcept { size_ = 0; }",
+            "void clear() noexcept { size_ = capacity_ = 0; }",
+            finder="tests/raii/pinned_buffer.cpp",
+        ),
+    ],
     "values looked up under a lock are invalid after its release": [
         Mutant(
             "the ladder does not empty the caches again after the source was asked",
