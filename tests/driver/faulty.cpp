@@ -78,6 +78,8 @@ std::vector<status> call_everything(faulty<sim_driver> const& driver) {
   device_account account;
   note(driver.create_stream(stream));
   note(driver.identify(stream, id));
+  device_id where;
+  note(driver.ask_device(stream, where));
   note(driver.is_capturing(stream, capturing));
   note(driver.create_event(event));
   note(driver.record_event(event, stream));

@@ -237,7 +237,8 @@ TEST_CASE("no call for GPU 1 makes a context on GPU 0", "[.stray_context]") {
     check("cuda_async, cuda_malloc, checked");
     {
       graph_memory memory{pool};
-      device_guard const guard{other};  // the user's own calls are the user's
+      // The user's own calls. device_guard ends with cudaSetDevice(0), which makes a context there.
+      detail::on_device const there(other.value);
       capture_scope scope{memory, s};
       REQUIRE(cudaStreamBeginCapture(s.get(), cudaStreamCaptureModeRelaxed) == cudaSuccess);
       auto in_graph = make_device_buffer<int>(pool, 1000, s);
