@@ -166,7 +166,7 @@ TEST_CASE("A limit that two pools share reports what the other one holds, if tha
   CHECK(says(text, "refused by limited(64 MiB), of which 40 MiB are used."));
   CHECK(says(text,
              "Others under this limit hold 40 MiB: free their memory, call empty_cache() on their pools"));
-  held.clear();
+  held.reset();
   text = refusal_of(second, 30_MiB);  // cached by the first pool
   CHECK(says(text, "Others under this limit hold 40 MiB"));
   first.empty_cache();
