@@ -72,6 +72,8 @@ class segment_growth {
         // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
           source_.deallocate_sync(base, bytes, alignment_);
+          count_made(base, bytes, request.where);
+          count_given(base, bytes, request.where);
           bytes = align_up(exact + range_grain, grain);
           base = take(bytes);
         }
@@ -83,8 +85,7 @@ class segment_growth {
       a.ranges.put_back(r);
       throw;
     }
-    ++counters_.creates;
-    counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, request.where);
+    count_made(base, bytes, request.where);
     auto const index = free_index();
     segments_[index] = {base, bytes, alignment_, request.where};
     range& node = a.ranges[r];
@@ -118,8 +119,7 @@ class segment_growth {
       a.claim(whole);
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
       a.ranges.put_back(whole);
-      ++counters_.destroys;
-      counters_.release(reinterpret_cast<std::uintptr_t>(gone.base), gone.bytes, gone.where);
+      count_given(gone.base, gone.bytes, gone.where);
       given += gone.bytes;
       unlocked const open(hot);
       source_.deallocate_sync(gone.base, gone.bytes, gone.alignment);
@@ -157,6 +157,14 @@ class segment_growth {
 
  private:
   using layer_type = std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>;
+  void count_made(void const* base, std::size_t bytes, zone where) noexcept {
+    ++counters_.creates;
+    counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, where);
+  }
+  void count_given(void const* base, std::size_t bytes, zone where) noexcept {
+    ++counters_.destroys;
+    counters_.release(reinterpret_cast<std::uintptr_t>(base), bytes, where);
+  }
   /// Takes a block with as much alignment as the source has.
   [[nodiscard]] void* take(std::size_t bytes) {
     try {
