@@ -239,3 +239,12 @@ TEST_CASE("objects with static storage may use the default sim_machine until exi
   static keeps_memory_to_the_end kept;
   CHECK(kept.p != nullptr);
 }
+
+TEST_CASE("sim_driver is by default of the calling thread's current device, as cuda_driver",
+          "[driver][sim_driver]") {
+  CHECK(sim_driver{}.device() == device_id{0});
+  REQUIRE(sim_driver::set_current_device(device_id{1}).ok());
+  CHECK(sim_driver{}.device() == device_id{1});
+  CHECK(sim_driver{device_id{0}}.device() == device_id{0});
+  REQUIRE(sim_driver::set_current_device(device_id{0}).ok());
+}

@@ -25,7 +25,7 @@
 
 namespace tarn {
 
-/// A device of a simulated machine; by default device 0 of the process-wide one. A cheap handle that keeps its machine alive.
+/// A device of a simulated machine; by default the current one of the process-wide machine. A cheap handle that keeps its machine alive.
 /// As the contract requires, no call throws and every call is thread-safe. Beyond the contract: a call inside simulated work
 /// fails (not permitted), misuse is reported with CUDA's error numbers, and after an illegal access every call on the device
 /// fails, as on a GPU.
@@ -72,7 +72,8 @@ class sim_driver {
     detail::sim_state* state_ = nullptr;  ///< valid as long as the driver that returned this
   };
 
-  sim_driver() : sim_driver(device_id{}) {}
+  /// Uses the calling thread's current device of the process-wide machine, as cuda_driver does.
+  sim_driver() : sim_driver(current()) {}
   /// Uses a device of the process-wide machine, which has device 0 and as many more as TARN_SIM_DEVICES asks
   /// for.
   explicit sim_driver(device_id device) : machine_(sim_machine::standard()), device_(device) {}
