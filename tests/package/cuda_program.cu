@@ -70,7 +70,7 @@ void refused_at(int line, std::string_view function, Call const& call) {
     call();
     std::printf("line %d: nothing was thrown\n", line);
   } catch (tarn::out_of_memory const& error) {
-    tarn::source_location const where = error.report().where;
+    tarn::source_location const where = error.where();
     if (where.line == line && std::string_view(where.file).ends_with("cuda_program.cu") &&
         where.function == function) {
       return;
