@@ -155,7 +155,26 @@ void a_buffer_over_devices(trial& t) {
   t.attempt("make again", [&] { whole.emplace(pools, devices, 5); });
 }
 
+/// Device 1 is in use, so that a block of host memory freed on a default stream waits for the default streams of both.
+void host_memory_on_default_streams(trial& t) {
+  stream const other(t.driver(device_id{1}));
+  stream const own(t.driver(device_id{0}));
+  auto memory = basic_pinned<sited_driver>(t.driver(device_id{0})) | pooled{} | tracked{};
+  auto const live = t.watch([&] { return live_in(memory); });
+  for (int i = 0; i < 2; ++i) {
+    void* p = nullptr;
+    t.attempt("allocate", [&] { p = memory.allocate(stream_ref{}, 1_MiB); });
+    memory.deallocate(stream_ref{}, p, 1_MiB);
+    p = nullptr;
+    t.attempt("trim", [&] { (void)memory.trim(0); });
+    t.attempt("allocate on a stream of the other device", [&] { p = memory.allocate(other, 1_MiB); });
+    memory.deallocate(own, p, 1_MiB);
+    if (i == 0) t.heal();
+  }
+}
+
 constexpr scene all[] = {
+    {"host_memory_on_default_streams", three_devices, host_memory_on_default_streams},
     {"conversions", three_devices, conversions},
     {"pieces_between_devices", three_devices, pieces_between_devices},
     {"pages_that_others_reach", three_devices, pages_that_others_reach},

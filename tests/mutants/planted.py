@@ -179,8 +179,8 @@ PLANTED = {
         Mutant(
             "an event for another device's stream is made on the pool's device",
             "pool/order/recorded_streams.hpp",
-            "driver_on(driver_, device_of_marks(driver_, device)).create_event(event).ok();",
-            "driver_.create_event(event).ok();",
+            "event != nullptr || there.create_event(event).ok();",
+            "event != nullptr || driver_.create_event(event).ok();",
         ),
         Mutant(
             "where a stream lives that a call names by its handle is not learned",

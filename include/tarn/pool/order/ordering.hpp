@@ -146,7 +146,8 @@ class ordering {
       domain.event = nullptr;
     }
     domain.event_device = device;
-    return domain.event != nullptr || driver_on(driver_, device).create_event(domain.event).ok();
+    Driver const there = driver_on(driver_, device);
+    return domain.event != nullptr || there.create_event(domain.event).ok();
   }
 
   /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.

@@ -375,8 +375,8 @@ class recorded_streams {
     bool captured = false;
     mark_result result = mark_result::gone;
     if (!known_gone) {
-      bool const has_event =
-          event != nullptr || driver_on(driver_, device_of_marks(driver_, device)).create_event(event).ok();
+      Driver const there = driver_on(driver_, device_of_marks(driver_, device));
+      bool const has_event = event != nullptr || there.create_event(event).ok();
       result = has_event ? mark_work(driver_, device, event, stream, captured) : mark_result::refused;
     }
     bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
