@@ -14241,7 +14241,8 @@ class ordering {
       domain.event = nullptr;
     }
     domain.event_device = device;
-    return domain.event != nullptr || driver_on(driver_, device).create_event(domain.event).ok();
+    Driver const there = driver_on(driver_, device);
+    return domain.event != nullptr || there.create_event(domain.event).ok();
   }
 
   /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
@@ -19998,8 +19999,8 @@ class recorded_streams {
     bool captured = false;
     mark_result result = mark_result::gone;
     if (!known_gone) {
-      bool const has_event =
-          event != nullptr || driver_on(driver_, device_of_marks(driver_, device)).create_event(event).ok();
+      Driver const there = driver_on(driver_, device_of_marks(driver_, device));
+      bool const has_event = event != nullptr || there.create_event(event).ok();
       result = has_event ? mark_work(driver_, device, event, stream, captured) : mark_result::refused;
     }
     bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
