@@ -185,7 +185,7 @@ TEMPLATE_TEST_CASE("host memory used on a stream of another device keeps its byt
 }
 
 TEMPLATE_TEST_CASE("pages shared with another device are an ordinary pool's on its streams",
-                   "[raii][other_device][stream]", sim_driver, sim_marking_driver) {
+                   "[raii][other_device][stream][pages]", sim_driver, sim_marking_driver) {
   two_devices<TestType> t;
   auto const run = [&](auto policy) {
     auto pool =
@@ -215,7 +215,7 @@ TEMPLATE_TEST_CASE("pages shared with another device are an ordinary pool's on i
 }
 
 TEMPLATE_TEST_CASE("a pool refuses to allocate on a stream of a device that cannot use its pages",
-                   "[raii][other_device]", sim_driver, sim_marking_driver) {
+                   "[raii][other_device][pages]", sim_driver, sim_marking_driver) {
   two_devices<TestType> t;
   auto pool = basic_pages<TestType>{t.first} | pooled{};
   basic_stream<TestType> const own{t.first};
