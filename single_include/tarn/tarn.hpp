@@ -349,7 +349,7 @@ class error_of : public Standard, public any_error {
   [[nodiscard]] char const* what() const noexcept final { return text_.c_str(); }
 
  protected:
-  error_of() noexcept
+  error_of() noexcept  // NOLINT(modernize-use-equals-delete): it is defaulted
     requires std::is_nothrow_default_constructible_v<Standard>
   = default;
   /// A standard type that keeps a text of its own keeps an empty one.
@@ -24008,6 +24008,7 @@ class device_ptr {
     pointer const old = std::exchange(p_, p);
     std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
     if (old == nullptr) return;
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the memory is freed, not written
     auto* const block = const_cast<std::remove_cv_t<element_type>*>(old);
     detail::give_back(memory_, stream_, block, old_count * sizeof(element_type), alignment());
   }

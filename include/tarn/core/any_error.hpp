@@ -79,7 +79,7 @@ class error_of : public Standard, public any_error {
   [[nodiscard]] char const* what() const noexcept final { return text_.c_str(); }
 
  protected:
-  error_of() noexcept
+  error_of() noexcept  // NOLINT(modernize-use-equals-delete): it is defaulted
     requires std::is_nothrow_default_constructible_v<Standard>
   = default;
   /// A standard type that keeps a text of its own keeps an empty one.

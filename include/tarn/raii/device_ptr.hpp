@@ -147,6 +147,7 @@ class device_ptr {
     pointer const old = std::exchange(p_, p);
     std::size_t const old_count = std::exchange(count_, p != nullptr ? count : 0);
     if (old == nullptr) return;
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the memory is freed, not written
     auto* const block = const_cast<std::remove_cv_t<element_type>*>(old);
     detail::give_back(memory_, stream_, block, old_count * sizeof(element_type), alignment());
   }
