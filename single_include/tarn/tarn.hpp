@@ -3033,11 +3033,12 @@ class block_source {
     if (taken.ok() && !is_aligned(p, alignment)) {
       // Blocks smaller than the driver's page share one with others; whole pages start on a page boundary.
       (void)give(p, bytes);
+      p = nullptr;
       std::size_t const pages = align_up(bytes, max_alignment);
       taken = take(pages, p);
       if (taken.ok() && !is_aligned(p, alignment)) {
-        (void)give(p, pages);
         auto const address = reinterpret_cast<std::uintptr_t>(p);
+        (void)give(p, pages);
         throw detail::at(where, bad_alignment(alignment, address & (~address + 1)));  // what the driver gave
       }
     }
