@@ -2077,8 +2077,8 @@ class stream_devices {
   void note(stream_id id, device_id device) noexcept {
     use(device);
     if (id >= too_large || device.value < 0 || device.value >= most_devices) return;
-    place_of(id).store(id << device_bits | static_cast<std::uint64_t>(device.value),
-                       std::memory_order_relaxed);
+    all_[id % places].store(id << device_bits | static_cast<std::uint64_t>(device.value),
+                            std::memory_order_relaxed);
   }
   [[nodiscard]] device_id find(stream_id id) const noexcept {
     std::uint64_t const noted = all_[id % places].load(std::memory_order_relaxed);
@@ -2109,8 +2109,6 @@ class stream_devices {
   static constexpr std::size_t places = 2048;  // 16 KiB, committed only where used
   /// Larger identities are those of CUDA's default streams, which name their device, and of captures.
   static constexpr stream_id too_large = stream_id{1} << (64 - device_bits);
-
-  std::atomic<std::uint64_t>& place_of(stream_id id) noexcept { return all_[id % places]; }
 
   std::atomic<std::uint64_t> all_[places]{};
   std::atomic<std::uint64_t> in_use_[most_devices / 64]{};
@@ -2244,6 +2242,17 @@ enum class default_streams : std::uint8_t {
   of_own_device,  ///< of the driver's, whichever is current
   of_current_device  ///< of the calling thread's current device, as CUDA has it: for memory that the host can access
 };
+
+/// Which device those belong to that a call on a resource names.
+template <class Resource>
+[[nodiscard]] constexpr default_streams default_streams_of() noexcept {
+  if constexpr (requires { typename Resource::properties; }) {
+    return has_property<Resource, host_accessible> ? default_streams::of_current_device
+                                                   : default_streams::of_own_device;
+  } else {
+    return default_streams::of_own_device;
+  }
+}
 
 /// The identity of the stream that a call names. At most one driver call, and one question for the current
 /// device.
@@ -17144,9 +17153,7 @@ class heap {
   // ---- streams
 
   /// What a default stream refers to that a call names without an identity.
-  static constexpr default_streams named = has_property<Upstream, host_accessible>
-                                               ? default_streams::of_current_device
-                                               : default_streams::of_own_device;
+  static constexpr default_streams named = default_streams_of<Upstream>();
   [[nodiscard]] TARN_ALWAYS_INLINE status identify(stream_ref stream, stream_id& id) const noexcept {
     return identify_named<named>(driver(), stream, id);
   }
@@ -23299,15 +23306,6 @@ namespace tarn {
 
 namespace detail {
 
-template <class Resource>
-[[nodiscard]] constexpr default_streams default_streams_of() noexcept {
-  if constexpr (requires { typename Resource::properties; }) {
-    return has_property<Resource, host_accessible> ? default_streams::of_current_device
-                                                   : default_streams::of_own_device;
-  } else {
-    return default_streams::of_own_device;
-  }
-}
 /// Finds the identity of a stream that exists, and learns where it lives. Returns it unchanged if the driver
 /// does not know it.
 template <default_streams Which, stream_driver Driver>

@@ -233,9 +233,7 @@ class heap {
   // ---- streams
 
   /// What a default stream refers to that a call names without an identity.
-  static constexpr default_streams named = has_property<Upstream, host_accessible>
-                                               ? default_streams::of_current_device
-                                               : default_streams::of_own_device;
+  static constexpr default_streams named = default_streams_of<Upstream>();
   [[nodiscard]] TARN_ALWAYS_INLINE status identify(stream_ref stream, stream_id& id) const noexcept {
     return identify_named<named>(driver(), stream, id);
   }

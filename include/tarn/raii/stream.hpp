@@ -7,7 +7,6 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
-#include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
@@ -20,15 +19,6 @@ namespace tarn {
 
 namespace detail {
 
-template <class Resource>
-[[nodiscard]] constexpr default_streams default_streams_of() noexcept {
-  if constexpr (requires { typename Resource::properties; }) {
-    return has_property<Resource, host_accessible> ? default_streams::of_current_device
-                                                   : default_streams::of_own_device;
-  } else {
-    return default_streams::of_own_device;
-  }
-}
 /// Finds the identity of a stream that exists, and learns where it lives. Returns it unchanged if the driver
 /// does not know it.
 template <default_streams Which, stream_driver Driver>
