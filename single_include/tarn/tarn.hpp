@@ -24051,13 +24051,15 @@ void make_device(First, Rest...) = delete;  // pass a pool first; pages need one
 
 }  // namespace tarn
 
+namespace std {
 /// Hashes the address, as std::hash of unique_ptr does.
 template <class T, class Resource>
-struct std::hash<tarn::device_ptr<T, Resource>> {
-  [[nodiscard]] std::size_t operator()(tarn::device_ptr<T, Resource> const& p) const noexcept {
-    return std::hash<typename tarn::device_ptr<T, Resource>::pointer>{}(p.get());
+struct hash<tarn::device_ptr<T, Resource>> {
+  [[nodiscard]] size_t operator()(tarn::device_ptr<T, Resource> const& p) const noexcept {
+    return hash<typename tarn::device_ptr<T, Resource>::pointer>{}(p.get());
   }
 };
+}  // namespace std
 // ---- tarn/raii/graph_memory.hpp
 // graph_memory: owns the memory that captured CUDA graphs use; capture_scope: a scope in which captured work allocates from it.
 
