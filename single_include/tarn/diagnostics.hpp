@@ -1100,12 +1100,9 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   }
   /// Makes the pool below record, on the same clock, what it takes from the driver, so that a history has both.
   void note_growth() {
-    auto const ask =
-        [&](auto& layer) -> decltype(layer.note_growth_from_now(growth_history, detail::steady_now_ns)) {
-      return layer.note_growth_from_now(growth_history, detail::steady_now_ns);
-    };
-    if constexpr (reachable<Upstream, decltype(ask)>) {
-      if (options_.history != 0 && options_.clock == nullptr) nearest(this->upstream(), ask);
+    if constexpr (reachable<Upstream, pool_call::note_growth_from_now>) {
+      if (options_.history != 0 && options_.clock == nullptr)
+        nearest(this->upstream(), pool_call::note_growth_from_now{growth_history, detail::steady_now_ns});
     }
   }
   /// The stream with its identity, so that the pool need not query it again.
@@ -1640,6 +1637,16 @@ struct found_share {
   void const* layer = nullptr;
 };
 
+/// The address of the nearest pool; of several, of the first.
+struct address_of_pool {
+  static constexpr auto crosses = crossing::joined;
+  static constexpr void const* join(void const* first, void const*) noexcept { return first; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<void>(l.state()), static_cast<void const*>(&l)) {
+    return &l;
+  }
+};
+
 template <class Memory>
 found_share share_of(Memory memory) {
   static_assert(is_pooled<Memory> || is_tracked<Memory>,
@@ -1649,11 +1656,9 @@ found_share share_of(Memory memory) {
   pool_share& p = found.share;
   if constexpr (is_pooled<Memory>) {
     pool_state const s = state_of(memory);
-    found.layer = nearest(
-        memory,
-        [](auto& l) -> decltype(static_cast<void>(l.state()), static_cast<void const*>(&l)) { return &l; });
+    found.layer = nearest(memory, address_of_pool{});
     p.reserved = s.reserved;
-    if constexpr (reachable<Memory, routed_calls::allocator_backend>) p.backend = allocator_backend(memory);
+    if constexpr (reachable<Memory, pool_call::allocator_backend>) p.backend = allocator_backend(memory);
     std::size_t const held = min_of(s.live, s.reserved);
     p.awaiting = min_of(s.pending, held);  // to the pool, a block that is held back is still live
     p.live = held - p.awaiting;
@@ -3478,19 +3483,20 @@ struct pool_contents {
   std::size_t reserved = 0;
 };
 
-/// Inspects a pool. Threads that call it meanwhile wait while 64 bytes per range and 80 per run are copied, some milliseconds
+/// Inspects the pools of a stack. Threads that call it meanwhile wait while 64 bytes per range and 80 per run are copied, some milliseconds
 /// at 100,000 blocks. A block that another thread is just moving from the arena to its magazine appears live.
 /// @throws std::bad_alloc
-template <class Pool>
-[[nodiscard]] pool_contents contents_of(Pool& pool) {
+template <class Memory>
+[[nodiscard]] pool_contents contents_of(Memory& memory) {
   std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
   std::vector<held_block> kept;     // by graphs, in any of these pools
-  pool.inspect([&](auto& heap, auto& front, auto& waiting, auto& graphs) {
+  auto const look = [&](auto& heap, auto& front, auto& waiting, auto& graphs) {
     of_each.emplace_back().copy(heap, front, waiting);
     graphs.for_each_kept([&](void const* p, std::size_t bytes, std::uint64_t number) {
       kept.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::awaiting, 0, bytes, number});
     });
-  });
+  };
+  nearest(memory, pool_call::inspect{look});
   for (pool_facts& facts : of_each) facts.awaiting.insert(facts.awaiting.end(), kept.begin(), kept.end());
   pool_contents contents;
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
@@ -3704,21 +3710,11 @@ namespace tarn {
 
 namespace detail {
 
-/// Accepts any parts that a pool passes for inspection.
-struct any_look {
-  template <class... Parts>
-  void operator()(Parts&...) const noexcept {}
-};
-
 inline constexpr auto ask_record = [](auto& layer) -> memory_history
   requires std::same_as<std::remove_cvref_t<decltype(layer.record())>, memory_history>
 {
   return layer.record();
 };
-inline constexpr auto ask_contents = [](auto& layer) -> decltype(layer.inspect(any_look{}), pool_contents{}) {
-  return contents_of(layer);
-};
-inline constexpr auto ask_pool_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
 
 /// Without a pool, each block is a segment of its own, which begins and ends with it.
 inline void stand_alone(snapshot& s, memory_history const& record) {
@@ -3745,11 +3741,9 @@ inline void stand_alone(snapshot& s, memory_history const& record) {
 /// ns per driver call that creates or releases a handle. @throws std::bad_alloc, nothing has changed
 template <class Resource>
 void remember_growth(Resource memory, std::size_t most = 65536) {
-  auto const ask = [&](auto& layer) -> decltype(layer.note_growth(most, detail::steady_now_ns)) {
-    return layer.note_growth(most, detail::steady_now_ns);
-  };
-  static_assert(reachable<Resource, decltype(ask)>, "tarn: this needs a pool; add: | tarn::pooled{}");
-  nearest(memory, ask);
+  static_assert(reachable<Resource, pool_call::note_growth>,
+                "tarn: this needs a pool; add: | tarn::pooled{}");
+  nearest(memory, pool_call::note_growth{most, detail::steady_now_ns});
 }
 
 /// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes and history of the
@@ -3771,7 +3765,7 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 template <class Resource>
 [[nodiscard]] snapshot take_snapshot(Resource memory, std::string title = "tarn") {
   constexpr bool has_record = reachable<Resource, decltype(detail::ask_record)>;
-  constexpr bool has_pool = reachable<Resource, decltype(detail::ask_contents)>;
+  constexpr bool has_pool = reachable<Resource, pool_call::inspect<pool_call::any_look>>;
   static_assert(
       has_record || has_pool,
       "tarn: take_snapshot needs a pool or a history; add: | tarn::pooled{} or | tarn::with_history{}");
@@ -3786,8 +3780,8 @@ template <class Resource>
     std::sort(record.live.begin(), record.live.end(),
               [](auto const& a, auto const& b) { return a.address < b.address; });
     if constexpr (has_pool) {
-      s.pool = nearest(memory, detail::ask_pool_state);
-      detail::pool_contents const contents = nearest(memory, detail::ask_contents);
+      s.pool = nearest(memory, pool_call::state{});
+      detail::pool_contents const contents = detail::contents_of(memory);
       if constexpr (!has_record) {
         // Both clocks at once: what runs between two readings would shift all events against the wall clock. The first change is at
         // time 1, after what was held before it.

@@ -71,7 +71,7 @@ namespace detail {
 
 /// Whether a pool over pages, below layers that keep addresses, has the blocks.
 template <class Memory>
-inline constexpr bool has_segments = reachable<Memory, routed_calls::each_segment>;
+inline constexpr bool has_segments = reachable<Memory, pool_call::pin>;
 
 template <class Memory>
 constexpr bool require_segments() noexcept {
@@ -102,10 +102,7 @@ template <class Memory>
   std::vector<memory_segment> all;
   if constexpr (detail::require_segments<Memory>()) {
     auto const add = [&](memory_segment const& s) { all.push_back(s); };
-    detail::called_from(where, [&] {
-      nearest(memory,
-              [&](auto& l) -> decltype(l.each_segment(p, bytes, add)) { l.each_segment(p, bytes, add); });
-    });
+    detail::called_from(where, [&] { nearest(memory, pool_call::each_segment{p, bytes, add}); });
   }
   return all;
 }
@@ -124,8 +121,7 @@ class [[nodiscard]] page_pin {
            source_location where = source_location::current())
       : memory_(std::move(memory)), p_(p), bytes_(bytes) {
     if constexpr (detail::require_segments<Memory>()) {
-      detail::called_from(
-          where, [&] { nearest(memory_, [&](auto& l) -> decltype(l.pin(p, bytes)) { l.pin(p, bytes); }); });
+      detail::called_from(where, [&] { nearest(memory_, pool_call::pin{p, bytes}); });
     }
   }
   page_pin(page_pin&& other) noexcept
@@ -155,8 +151,7 @@ class [[nodiscard]] page_pin {
  private:
   void end() noexcept {
     if constexpr (detail::has_segments<Memory>) {
-      if (p_ != nullptr)
-        nearest(memory_, [&](auto& l) -> decltype(l.unpin(p_, bytes_)) { l.unpin(p_, bytes_); });
+      if (p_ != nullptr) nearest(memory_, pool_call::unpin{p_, bytes_});
     }
   }
 

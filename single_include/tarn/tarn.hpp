@@ -4724,9 +4724,20 @@ static_assert(resource<cuda_malloc>);
 // them.
 
 // ---- tarn/core/layers.hpp
-// Finds the first layer of a stack, from the top down, that accepts a call.
+// How a stack is walked: from the top down to the layer that accepts a call, or through all of its layers.
+//
+// | a layer that           | says                                                                                            |
+// |------------------------|-------------------------------------------------------------------------------------------------|
+// | stands on another one  | upstream()                                                                                      |
+// | routes to several      | `using routes = routes_to<Upstream, Other>`; with_routes(f), which returns f(upstream(), other_); |
+// |                        | route_of(p): the index of the resource that an address belongs to                               |
+//
+// A call is a function object that accepts each layer that has the call. A layer that has it is asked, otherwise the one below. How it
+// crosses a layer that routes, the call says: `crosses`. All calls of pools are in core/pool_call.hpp.
 
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
@@ -4927,12 +4938,22 @@ namespace tarn {
 template <class Layer>
 class shared_resource;
 
-/// Declared by a layer that routes calls to several resources below it, with all of them:
-/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not forwarded, since one of
-/// the resources would answer for all. The layer must define each call of detail::routed_calls that a resource below it
-/// offers; otherwise it does not compile.
+/// Declared by a layer that routes calls to several resources below it, with all of them, in the order of with_routes(). The layer
+/// need not define the calls of pools: each says how it crosses such a layer. Another call ends there, since one of the resources would
+/// answer for all.
 template <class... Resources>
 struct routes_to {};
+
+/// How a call crosses a layer that routes to several resources. Those that the call does not reach are left out.
+enum class crossing : std::uint8_t {
+  each,  ///< all are asked; if one throws, call.undo(resource) is called for those before it, where the call has that
+  joined,  ///< likewise, and call.join(first, second) makes one answer of theirs
+  owner,   ///< the one that call.address() belongs to
+  itself   ///< call.across(resources...) does it
+};
+
+template <class Resource, class Call>
+decltype(auto) nearest(Resource& resource, Call const& call);
 
 namespace detail {
 
@@ -4962,50 +4983,135 @@ constexpr auto& layer_of(Resource& resource) noexcept {
   }
 }
 
-/// Tries `call` with each layer from the top down; returns true if one accepts it.
+/// The type of the layer behind a handle, and of the one below a layer.
+template <class Resource>
+using layer_behind = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
+template <class Layer>
+using layer_below = std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>;
+
+/// A call that passes a layer that routes to several resources.
+template <class Call>
+concept crosses_routes = requires { Call::crosses; };
+/// A call that a pool answers for the pools below it: they lend it the memory that the call is about.
+template <class Call>
+concept ends_at_pools = requires { requires Call::ends_at_pools; };
+
+template <class Layer, class Call>
+constexpr bool can_reach() noexcept;
+template <class Call, class... Resources>
+constexpr bool any_can_reach(routes_to<Resources...>) noexcept {
+  return (can_reach<layer_behind<Resources>, Call>() || ...);
+}
 template <class Layer, class Call>
 constexpr bool can_reach() noexcept {
-  if constexpr (std::invocable<Call, Layer&>) {
+  if constexpr (std::invocable<Call const&, Layer&>) {
     return true;
-  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
-    return can_reach<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>, Call>();
+  } else if constexpr (gives_pieces<Layer> && ends_at_pools<Call>) {
+    return false;
+  } else if constexpr (routes_calls<Layer>) {
+    if constexpr (crosses_routes<Call>) return any_can_reach<Call>(typename Layer::routes{});
+    return false;
+  } else if constexpr (stands_on_another<Layer>) {
+    return can_reach<layer_below<Layer>, Call>();
   } else {
     return false;
+  }
+}
+
+/// Calls next(); if it throws, undoes what `call` did to `resource`.
+template <class Call, class Resource, class Next>
+decltype(auto) or_undo(Call const& call, Resource& resource, Next const& next) {
+  if constexpr (requires { call.undo(resource); }) {
+    try {
+      return next();
+    } catch (...) {
+      call.undo(resource);
+      throw;
+    }
+  } else {
+    return next();
+  }
+}
+template <class Call, class First, class... Rest>
+decltype(auto) ask_each(Call const& call, First& first, Rest&... rest) {
+  if constexpr (!can_reach<layer_behind<First>, Call>()) {
+    return ask_each(call, rest...);
+  } else if constexpr (!(can_reach<layer_behind<Rest>, Call>() || ...)) {
+    return nearest(first, call);
+  } else if constexpr (Call::crosses == crossing::joined) {
+    auto answer = nearest(first, call);
+    auto others = or_undo(call, first, [&] { return ask_each(call, rest...); });
+    return call.join(std::move(answer), std::move(others));
+  } else {
+    nearest(first, call);
+    or_undo(call, first, [&] { ask_each(call, rest...); });
+  }
+}
+/// Asks the resource of index `route`; the last that has the call if it is not among them, which then refuses the address.
+template <class Call, class First, class... Rest>
+decltype(auto) ask_owner(Call const& call, std::size_t route, First& first, Rest&... rest) {
+  if constexpr (!can_reach<layer_behind<First>, Call>()) {
+    return ask_owner(call, route - 1, rest...);
+  } else if constexpr (!(can_reach<layer_behind<Rest>, Call>() || ...)) {
+    return nearest(first, call);
+  } else {
+    return route == 0 ? nearest(first, call) : ask_owner(call, route - 1, rest...);
   }
 }
 template <class Layer, class Call>
 constexpr decltype(auto) reach(Layer& layer, Call const& call) {
   if constexpr (std::invocable<Call const&, Layer&>) {
     return call(layer);
+  } else if constexpr (routes_calls<Layer>) {
+    return layer.with_routes([&](auto&... resources) -> decltype(auto) {
+      if constexpr (Call::crosses == crossing::owner) {
+        return ask_owner(call, layer.route_of(call.address()), resources...);
+      } else if constexpr (Call::crosses == crossing::itself) {
+        return call.across(resources...);
+      } else {
+        return ask_each(call, resources...);
+      }
+    });
   } else {
     return reach(layer_of(layer.upstream()), call);
   }
 }
 
-template <class Layer>
-constexpr bool records_places() noexcept;
-template <class... Resources>
-constexpr bool any_records_places(routes_to<Resources...>) noexcept {
-  return (records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resources&>()))>>() || ...);
+template <class Layer, class Test>
+constexpr bool any_layer(Test const& test) noexcept;
+template <class Test, class... Resources>
+constexpr bool any_layer_of(Test const& test, routes_to<Resources...>) noexcept {
+  return (any_layer<layer_behind<Resources>>(test) || ...);
 }
-/// Returns true if this layer or one below it records the places of calls.
-template <class Layer>
-constexpr bool records_places() noexcept {
-  if constexpr (requires { requires Layer::records_places; }) {
-    return true;
-  } else if constexpr (routes_calls<Layer>) {
-    return any_records_places(typename Layer::routes{});
+/// Whether test(std::type_identity<Layer>{}) holds for a layer of the stack.
+template <class Layer, class Test>
+constexpr bool any_layer(Test const& test) noexcept {
+  if (test(std::type_identity<Layer>{})) return true;
+  if constexpr (routes_calls<Layer>) {
+    return any_layer_of(test, typename Layer::routes{});
   } else if constexpr (stands_on_another<Layer>) {
-    return records_places<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+    return any_layer<layer_below<Layer>>(test);
   } else {
     return false;
   }
 }
+/// Calls f(layer) for each layer, from the source up. Of a layer that routes, only upstream() is followed.
+template <class Layer, class F>
+constexpr void for_each_layer(Layer& layer, F const& f) {
+  if constexpr (stands_on_another<Layer>) for_each_layer(layer_of(layer.upstream()), f);
+  f(layer);
+}
+
+/// Whether a layer records the places of calls.
+template <class Layer>
+constexpr bool records_places() noexcept {
+  return any_layer<Layer>(
+      []<class L>(std::type_identity<L>) { return requires { requires L::records_places; }; });
+}
 /// Sets the place of the user's call, if a layer records it.
 template <class Resource>
-using location_of_call = std::conditional_t<
-    records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), location_scope,
-    no_location_scope>;
+using location_of_call =
+    std::conditional_t<records_places<layer_behind<Resource>>(), location_scope, no_location_scope>;
 
 /// Runs an owner's part of the user's call: layers that record the places of calls record that one, and errors name it.
 template <class Resource, class Call>
@@ -5087,17 +5193,31 @@ constexpr bool allocates() noexcept {
 
 /// True if `call` accepts the resource's layer or one below it.
 template <class Resource, class Call>
-inline constexpr bool reachable =
-    detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
+inline constexpr bool reachable = detail::can_reach<detail::layer_behind<Resource>, Call>();
 
-/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give the
+/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give a
 /// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
-/// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
+/// [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); })`. Only the calls of pool_call pass a layer that
+/// routes, such as fallback_to.
 template <class Resource, class Call>
-  requires reachable<Resource, Call>
 decltype(auto) nearest(Resource& resource, Call const& call) {
+  static_assert(reachable<Resource, Call>,
+                "tarn: no layer of this memory has the call, or it is below a layer that routes to several "
+                "resources and says nothing of it");
   return detail::reach(detail::layer_of(resource), call);
 }
+
+namespace detail {
+/// The same, or `otherwise` if no layer has the call.
+template <class Resource, class Call, class Otherwise>
+constexpr auto nearest_or(Resource& resource, Call const& call, Otherwise const& otherwise) {
+  if constexpr (reachable<Resource, Call>) {
+    return nearest(resource, call);
+  } else {
+    return otherwise;
+  }
+}
+}  // namespace detail
 
 }  // namespace tarn
 
@@ -5410,26 +5530,87 @@ static_assert(resource<pinned_host>);
 #include <cstddef>
 #include <utility>
 
-// ---- tarn/core/shared_resource.hpp
-// shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
-// CUDA libraries, and forwards calls that a layer does not define to the layer below.
-
-#include <atomic>
-#include <concepts>
-#include <cstddef>
-#include <tuple>
-#include <type_traits>
-#include <utility>
-
-// ---- tarn/core/routed_calls.hpp
-// The calls that reach a pool through the layers above it. A layer that routes to several resources defines each of them, or does
-// not compile.
+// ---- tarn/core/pool_call.hpp
+// The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
+// resources. pool_call::state is beside pool_state, in pool/sum_of_states.hpp.
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
+// ---- tarn/core/graph_owner.hpp
+// graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that captured graphs use.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+/// The memory of one graph_memory at one moment, bytes.
+struct graph_state {
+  std::size_t reserved = 0;   ///< held from the driver for its graphs alone
+  std::size_t allocated = 0;  ///< handed out inside captures and not freed since, rounded to block sizes
+  std::size_t kept = 0;       ///< blocks of the pool itself that were freed inside a capture, rounded
+  std::uint64_t number = 0;   ///< of the owner, as in snapshot_segment::graph_memory
+};
+
+namespace detail {
+
+/// Identifies one open capture of an owner.
+using capture_number = std::uint64_t;
+
+/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted before.
+class graph_owner {
+ public:
+  graph_owner() = default;
+  graph_owner(graph_owner const&) = delete;
+  graph_owner& operator=(graph_owner const&) = delete;
+  virtual ~graph_owner() = default;
+
+  /// What is allocated on `stream` from now on is the owner's. The identity of `stream` is known.
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  [[nodiscard]] virtual capture_number begin_capture(stream_ref stream) = 0;
+  /// The same for another stream of that capture. @throws as above
+  virtual void join_capture(capture_number capture, stream_ref stream) = 0;
+  virtual void end_capture(capture_number capture) noexcept = 0;
+  [[nodiscard]] virtual graph_state state() const = 0;
+};
+
+}  // namespace detail
+}  // namespace tarn
+// ---- tarn/core/owned.hpp
+// owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs a compiler as
+// much as <memory_resource>, <mutex> and <map> together.
+
+namespace tarn::detail {
+
+/// Deletes its object on destruction. Move-only; null when moved from. Never throws.
+template <class T>
+class owned {
+ public:
+  owned() noexcept = default;
+  /// Takes ownership of an object created by new.
+  explicit owned(T* made) noexcept : p_(made) {}
+  owned(owned&& other) noexcept : p_(other.p_) { other.p_ = nullptr; }
+  owned& operator=(owned&& other) noexcept {
+    T* const taken = other.p_;
+    other.p_ = nullptr;
+    delete p_;
+    p_ = taken;
+    return *this;
+  }
+  ~owned() { delete p_; }
+
+  [[nodiscard]] T* get() const noexcept { return p_; }
+  [[nodiscard]] T& operator*() const noexcept { return *p_; }
+  [[nodiscard]] T* operator->() const noexcept { return p_; }
+
+ private:
+  T* p_ = nullptr;
+};
+
+}  // namespace tarn::detail
 // ---- tarn/core/sleeping.hpp
 // The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The calls are in
 // raii/sleep.hpp and raii/compact.hpp.
@@ -5462,232 +5643,552 @@ struct compaction {
 };
 
 }  // namespace tarn
+// ---- tarn/core/two_graph_owners.hpp
+// The memory of captured graphs in two pools, for a layer that routes to both.
+
+#include <cstddef>
+#include <mutex>
+#include <utility>
+
+// ---- tarn/core/sequence.hpp
+// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
+// 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
+
+#include <cstddef>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+namespace tarn::detail {
+
+/// Contiguous elements in order of insertion. Growth moves them. Move-only.
+template <class T>
+class sequence {
+ public:
+  sequence() noexcept = default;
+  sequence(sequence&& other) noexcept { swap(other); }
+  sequence& operator=(sequence&& other) noexcept {
+    sequence taken(static_cast<sequence&&>(other));
+    swap(taken);
+    return *this;
+  }
+  ~sequence() {
+    static_assert(std::is_nothrow_move_constructible_v<T> && alignof(T) <= alignof(std::max_align_t));
+    clear();
+    ::operator delete(items_);
+  }
+
+  /// Reserves room for `count` elements in total. @throws std::bad_alloc, nothing has changed
+  void reserve(std::size_t count) {
+    if (count <= capacity_) return;
+    if (count > most_elements) throw std::bad_alloc();
+    std::size_t most = capacity_ * 2 > count ? capacity_ * 2 : count;
+    if (most > most_elements) most = most_elements;
+    std::size_t const bytes = most * element_bytes;
+    T* const larger = static_cast<T*>(::operator new(bytes));
+    for (std::size_t i = 0; i < size_; ++i) {
+      ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
+      items_[i].~T();
+    }
+    ::operator delete(items_);
+    items_ = larger;
+    capacity_ = most;
+  }
+  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws std::bad_alloc,
+  /// nothing has changed
+  void resize(std::size_t count) {
+    reserve(count);
+    while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
+  }
+  /// Appends `value` by copy or move. `value` must not be an element of this sequence.
+  /// @throws std::bad_alloc  no room was reserved; nothing has changed, including `value`
+  template <class Value = T>
+  void push_back(Value&& value) {
+    if (size_ == capacity_) reserve(size_ + 1);
+    ::new (static_cast<void*>(items_ + size_)) T(static_cast<Value&&>(value));
+    ++size_;
+  }
+  void pop_back() noexcept { items_[--size_].~T(); }
+  /// Destroys the elements; keeps the capacity.
+  void clear() noexcept {
+    while (size_ != 0) pop_back();
+  }
+  /// Removes one element by moving the last one into its place. O(1).
+  void erase_unordered(std::size_t index) noexcept {
+    if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
+    pop_back();
+  }
+  void swap(sequence& other) noexcept {
+    std::swap(items_, other.items_);
+    std::swap(size_, other.size_);
+    std::swap(capacity_, other.capacity_);
+  }
+
+  [[nodiscard]] T* begin() noexcept { return items_; }
+  [[nodiscard]] T* end() noexcept { return items_ + size_; }
+  [[nodiscard]] T const* begin() const noexcept { return items_; }
+  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
+  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
+  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
+  [[nodiscard]] T& front() noexcept { return items_[0]; }
+  [[nodiscard]] T const& front() const noexcept { return items_[0]; }
+  [[nodiscard]] T& back() noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] T const& back() const noexcept { return items_[size_ - 1]; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+
+ private:
+  static constexpr std::size_t element_bytes =
+      sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+  /// Doubling the bytes must not overflow.
+  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
+
+  T* items_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// The memory of captured graphs in two pools.
+class two_graph_owners final : public graph_owner {
+ public:
+  two_graph_owners(owned<graph_owner> first, owned<graph_owner> second) noexcept
+      : first_(std::move(first)), second_(std::move(second)) {}
+
+  [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
+    {
+      std::lock_guard const guard(mutex_);
+      open_.reserve(open_.size() + ++expected_);
+    }
+    numbers made{};
+    try {
+      made.in_first = first_->begin_capture(stream);
+      try {
+        made.in_second = second_->begin_capture(stream);
+      } catch (...) {
+        first_->end_capture(made.in_first);
+        throw;
+      }
+    } catch (...) {
+      std::lock_guard const guard(mutex_);
+      --expected_;
+      throw;
+    }
+    std::lock_guard const guard(mutex_);
+    --expected_;
+    made.own = ++last_;
+    open_.push_back(made);
+    return made.own;
+  }
+  /// If it throws, the stream may have joined in the first pool.
+  void join_capture(capture_number capture, stream_ref stream) override {
+    numbers const of = find(capture);
+    first_->join_capture(of.in_first, stream);
+    second_->join_capture(of.in_second, stream);
+  }
+  void end_capture(capture_number capture) noexcept override {
+    numbers const of = find(capture);
+    second_->end_capture(of.in_second);
+    first_->end_capture(of.in_first);
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < open_.size(); ++i) {
+      if (open_[i].own == capture) return open_.erase_unordered(i);
+    }
+  }
+  [[nodiscard]] graph_state state() const override {
+    graph_state const a = first_->state();
+    graph_state const b = second_->state();
+    return {a.reserved + b.reserved, a.allocated + b.allocated, a.kept + b.kept};
+  }
+
+ private:
+  struct numbers {
+    capture_number own = 0, in_first = 0, in_second = 0;
+  };
+  [[nodiscard]] numbers find(capture_number capture) const noexcept {
+    std::lock_guard const guard(mutex_);
+    for (numbers const& n : open_) {
+      if (n.own == capture) return n;
+    }
+    return {};
+  }
+  owned<graph_owner> first_;
+  owned<graph_owner> second_;
+  mutable fork_mutex mutex_;
+  sequence<numbers> open_;
+  std::size_t expected_ = 0;  ///< captures that are being opened, for which there is room
+  capture_number last_ = 0;
+};
+
+}  // namespace tarn::detail
 
 namespace tarn {
 
 namespace detail {
-
 class waiting_observer;
+}
 
-/// Calls that reach a pool through the layers above it, and all resources below a routing layer.
-struct routed_calls {
-  struct record_stream {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.record_stream(static_cast<void*>(nullptr),
-                                                                              std::size_t{}, stream_ref{}))) {
-    }
-  };
-  struct trim {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.trim(std::size_t{}))) {}
-  };
-  struct owns {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.owns(static_cast<void const*>(nullptr)))) {}
-  };
-  struct largest_free_range {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.largest_free_range())) {}
-  };
-  struct block_bytes {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.block_bytes(std::size_t{}, std::size_t{}))) {}
-  };
-  struct state {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.state())) {}
-  };
-  struct reset_peaks {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_peaks())) {}
-  };
-  struct reset_totals {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.reset_totals())) {}
-  };
-  struct observe_waiting {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.observe_waiting(std::declval<waiting_observer&>()))) {}
-  };
-  struct end_observation {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.end_observation(std::declval<waiting_observer&>()))) {}
-  };
-  using clock = std::uint64_t (*)() noexcept;
-  struct note_growth {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.note_growth(std::size_t{}, clock{}))) {}
-  };
-  struct note_growth_from_now {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.note_growth_from_now(std::size_t{}, clock{}))) {}
-  };
-  struct sleep {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.sleep(contents{}))) {}
-  };
-  struct wake {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.wake(after_waking{}))) {}
-  };
-  struct is_asleep {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.is_asleep())) {}
-  };
-  struct compact {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.compact())) {}
-  };
-  struct any_segment {
-    void operator()(memory_segment const&) const noexcept {}
-  };
-  struct each_segment {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.each_segment(static_cast<void const*>(nullptr), std::size_t{},
-                                                     any_segment{}))) {}
-  };
-  struct pin {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.pin(static_cast<void const*>(nullptr), std::size_t{}))) {}
-  };
-  struct unpin {
-    template <class L>
-    auto operator()(L& l) const
-        -> decltype(static_cast<void>(l.unpin(static_cast<void const*>(nullptr), std::size_t{}))) {}
-  };
-  struct any_look {
-    template <class... Parts>
-    void operator()(Parts&...) const noexcept {}
-  };
-  struct inspect {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<void>(l.inspect(any_look{}))) {}
-  };
-  struct allocator_backend {
-    template <class L>
-    auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
-      return l.allocator_backend();
-    }
-  };
-  struct new_graph_memory {
-    template <class L>
-    auto operator()(L& l) const -> decltype(l.new_graph_memory()) {
-      return l.new_graph_memory();
-    }
-  };
+/// What each does is documented at the pool (pool/pool.hpp); of several resources, here.
+namespace pool_call {
+
+/// Reaches the resource that the block belongs to.
+struct record_stream {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  stream_ref stream;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.record_stream(p, bytes, stream)) {
+    return l.record_stream(p, bytes, stream);
+  }
 };
 
-/// Where memory comes from: the answer of the nearest pool, or of the source below.
-struct backend_call {
+/// The bytes that a request occupies: the most of all, since it is needed before it is known which one serves the request.
+struct block_bytes {
+  std::size_t bytes = 0;
+  std::size_t alignment = default_alignment;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return detail::max_of(a, b); }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.block_bytes(bytes, alignment)) {
+    return l.block_bytes(bytes, alignment);
+  }
+};
+
+/// Reserved bytes of all.
+struct reserved {
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.state().reserved)) {
+    return l.state().reserved;
+  }
+};
+
+/// Gives cached memory back until all together hold at most `keep_bytes`, that of the last resource first.
+struct trim {
+  std::size_t keep_bytes = 0;
+  static constexpr auto crosses = crossing::itself;
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.trim(keep_bytes))) {
+    return l.trim(keep_bytes);
+  }
+  template <class... Resources>
+  std::size_t across(Resources&... resources) const {
+    auto const one = [&](auto& resource) -> std::size_t {
+      std::size_t const all = (detail::nearest_or(resources, reserved{}, std::size_t{}) + ...);
+      std::size_t const others = all - detail::nearest_or(resource, reserved{}, std::size_t{});
+      std::size_t const keep = keep_bytes > others ? keep_bytes - others : 0;
+      return detail::nearest_or(resource, trim{keep}, std::size_t{});
+    };
+    return from_the_last(one, resources...);
+  }
+
+ private:
+  template <class One, class First, class... Rest>
+  static std::size_t from_the_last(One const& one, First& first, Rest&... rest) {
+    std::size_t given = 0;
+    if constexpr (sizeof...(rest) != 0) given = from_the_last(one, rest...);
+    return given + one(first);
+  }
+};
+
+/// Whether one of them reserved the memory at `p`.
+struct owns {
+  void const* p = nullptr;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr bool join(bool a, bool b) noexcept { return a || b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<bool>(l.owns(p))) {
+    return l.owns(p);
+  }
+};
+
+/// The largest one of all.
+struct largest_free_range {
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return detail::max_of(a, b); }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.largest_free_range())) {
+    return l.largest_free_range();
+  }
+};
+
+/// That of the first.
+struct allocator_backend {
+  static constexpr auto crosses = crossing::joined;
+  static constexpr char const* join(char const* first, char const*) noexcept { return first; }
   template <class L>
   auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
     return l.allocator_backend();
   }
+};
+
+struct reset_peaks {
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.reset_peaks()) {
+    return l.reset_peaks();
+  }
+};
+
+struct reset_totals {
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.reset_totals()) {
+    return l.reset_totals();
+  }
+};
+
+struct note_growth {
+  using clock_type = std::uint64_t (*)() noexcept;
+  std::size_t most = 0;
+  clock_type clock = nullptr;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.note_growth(most, clock)) {
+    return l.note_growth(most, clock);
+  }
+};
+
+struct note_growth_from_now {
+  std::size_t most = 0;
+  note_growth::clock_type clock = nullptr;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.note_growth_from_now(most, clock)) {
+    return l.note_growth_from_now(most, clock);
+  }
+};
+
+struct end_observation {
+  detail::waiting_observer& observer;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.end_observation(observer)) {
+    return l.end_observation(observer);
+  }
+};
+
+struct observe_waiting {
+  detail::waiting_observer& observer;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.observe_waiting(observer)) {
+    return l.observe_waiting(observer);
+  }
+  template <class Resource>
+  void undo(Resource& resource) const noexcept {
+    nearest(resource, end_observation{observer});
+  }
+};
+
+/// Inspects one pool after the other.
+template <class Look>
+struct inspect {
+  Look& look;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.inspect(look)) {
+    return l.inspect(look);
+  }
+};
+template <class Look>
+inspect(Look&) -> inspect<Look>;
+/// What inspect() passes a pool's parts to, where only the call is in question.
+struct any_look {
+  template <class... Parts>
+  void operator()(Parts&...) const noexcept {}
+};
+
+/// If one resource fails, it is still asleep; call again.
+struct wake {
+  after_waking then = after_waking::free_host_memory;
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.wake(then))) {
+    return l.wake(then);
+  }
+};
+
+/// If a later resource fails, the earlier ones are woken.
+struct sleep {
+  contents where = contents::in_pinned_memory;
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.sleep(where))) {
+    return l.sleep(where);
+  }
+  template <class Resource>
+  void undo(Resource& resource) const noexcept {
+    try {
+      (void)nearest(resource, wake{});
+    } catch (...) {  // is_asleep() reports it
+    }
+  }
+};
+
+/// Whether one of them sleeps.
+struct is_asleep {
+  static constexpr auto crosses = crossing::joined;
+  static constexpr bool join(bool a, bool b) noexcept { return a || b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<bool>(l.is_asleep())) {
+    return l.is_asleep();
+  }
+};
+
+struct compact {
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr compaction join(compaction const& a, compaction const& b) noexcept {
+    return {a.released + b.released, a.live + b.live, a.stretches + b.stretches, a.reserved + b.reserved};
+  }
+  template <class L>
+  auto operator()(L& l) const -> decltype(compaction(l.compact())) {
+    return l.compact();
+  }
+};
+
+template <class F>
+struct each_segment {
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+  F const& f;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.each_segment(p, bytes, f)) {
+    return l.each_segment(p, bytes, f);
+  }
+};
+template <class F>
+each_segment(void const*, std::size_t, F const&) -> each_segment<F>;
+
+struct pin {
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.pin(p, bytes)) {
+    return l.pin(p, bytes);
+  }
+};
+
+struct unpin {
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.unpin(p, bytes)) {
+    return l.unpin(p, bytes);
+  }
+};
+
+/// One owner for the memory of captured graphs in each.
+struct new_graph_memory {
+  using owner = detail::owned<detail::graph_owner>;
+  static constexpr auto crosses = crossing::joined;
+  [[nodiscard]] static owner join(owner first, owner second) {
+    return owner(new detail::two_graph_owners(std::move(first), std::move(second)));
+  }
+  template <class L>
+  auto operator()(L& l) const -> decltype(owner(l.new_graph_memory())) {
+    return l.new_graph_memory();
+  }
+};
+
+}  // namespace pool_call
+
+namespace detail {
+
+/// Whether there is a pool somewhere below.
+template <class Resource>
+concept records_streams = reachable<Resource, pool_call::record_stream>;
+
+template <class... Resources>
+constexpr bool records_in_all_or_none(routes_to<Resources...>) noexcept {
+  return (records_streams<Resources> && ...) || !(records_streams<Resources> || ...);
+}
+/// Asserts that a layer that routes says how.
+template <class Layer>
+constexpr bool check_routes() {
+  if constexpr (routes_calls<Layer>) {
+    static_assert(
+        requires(Layer& layer) { layer.with_routes([](auto&...) {}); },
+        "tarn: this layer routes to several resources; add how each is reached, in the order of "
+        "`routes`: auto with_routes(auto const& f) { return f(first, second); }");
+    static_assert(
+        requires(Layer& layer, void const* p) { static_cast<std::size_t>(layer.route_of(p)); },
+        "tarn: this layer routes to several resources but does not say which one an address belongs "
+        "to; add: size_t route_of(void const*) const noexcept, an index into `routes`");
+    static_assert(
+        std::invocable<pool_call::record_stream, Layer&> || records_in_all_or_none(typename Layer::routes{}),
+        "tarn: this layer routes to several resources but does not route record_stream, and not all of "
+        "them have it, so a block could be reused while another stream uses it; add: void "
+        "record_stream(void*, size_t bytes, stream_ref)");
+  }
+  return true;
+}
+
+/// Returns the bytes that a request occupies: what the nearest pool rounds it to, otherwise the request itself.
+template <class Resource>
+[[nodiscard]] std::size_t block_bytes_of(Resource& memory, std::size_t bytes,
+                                         std::size_t alignment) noexcept {
+  return nearest_or(memory, pool_call::block_bytes{bytes, alignment}, bytes);
+}
+/// The bytes of a request that count against a limit. Zero bytes need no memory.
+template <class Resource>
+[[nodiscard]] std::size_t counted_bytes(Resource& memory, std::size_t bytes, std::size_t alignment) noexcept {
+  if (bytes == 0 || bytes > max_request_bytes) return bytes;
+  return block_bytes_of(memory, bytes, alignment);
+}
+
+/// Returns whether a pool below sleeps: then its memory must not be touched.
+template <class Resource>
+[[nodiscard]] bool sleeps(Resource& memory) noexcept {
+  return nearest_or(memory, pool_call::is_asleep{}, false);
+}
+
+/// Where memory comes from: the answer of the nearest pool, or of the source below.
+struct backend_call : pool_call::allocator_backend {
+  using pool_call::allocator_backend::operator();
   template <class L>
   auto operator()(L& l) const -> decltype(static_cast<char const*>(l.backend())) {
     return l.backend();
   }
 };
 
-/// Whether a call that needs the addresses of a page source reaches the uppermost pool. It must not pass a pool over blocks: that
-/// one uses the memory of the pool below it.
-template <class Resource, class Call>
-constexpr bool keeps_addresses() noexcept {
-  using layer = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
-  if constexpr (std::invocable<Call, layer&>) {
-    return true;
-  } else if constexpr (stands_on_another<layer> && !routes_calls<layer> && !gives_pieces<layer>) {
-    return keeps_addresses<std::remove_reference_t<decltype(std::declval<layer&>().upstream())>, Call>();
-  } else {
-    return false;
-  }
-}
-
-/// Returns true if a resource below a routing layer offers a call that the layer does not define.
-template <class Layer, class Call, class... Resources>
-constexpr bool lacks_route(routes_to<Resources...>) noexcept {
-  return (reachable<Resources, Call> || ...) && !std::invocable<Call, Layer&>;
-}
-
-/// Reports which calls a routing layer does not define, one static_assert per call.
-template <class Layer>
-constexpr bool check_routes() {
-  if constexpr (routes_calls<Layer>) {
-    constexpr typename Layer::routes below;
-    static_assert(
-        !lacks_route<Layer, routed_calls::record_stream>(below),
-        "tarn: this layer routes to several resources but does not route record_stream, so a block could be "
-        "reused while another stream uses it; add: void record_stream(void*, size_t bytes, stream_ref)");
-    static_assert(!lacks_route<Layer, routed_calls::trim>(below),
-                  "tarn: this layer routes to several resources but does not route trim; add: size_t "
-                  "trim(size_t keep_bytes)");
-    static_assert(!lacks_route<Layer, routed_calls::owns>(below),
-                  "tarn: this layer routes to several resources but does not route owns; add: bool owns(void "
-                  "const*) const");
-    static_assert(
-        !lacks_route<Layer, routed_calls::largest_free_range>(below),
-        "tarn: this layer routes to several resources but does not route largest_free_range; add: size_t "
-        "largest_free_range() const");
-    static_assert(!lacks_route<Layer, routed_calls::block_bytes>(below),
-                  "tarn: this layer routes to several resources but does not route block_bytes; add: size_t "
-                  "block_bytes(size_t bytes, size_t alignment)");
-    static_assert(
-        !lacks_route<Layer, routed_calls::state>(below),
-        "tarn: this layer routes to several resources but does not route state; add: pool_state state()");
-    static_assert(!lacks_route<Layer, routed_calls::reset_peaks>(below),
-                  "tarn: this layer routes to several resources but does not route reset_peaks; add: void "
-                  "reset_peaks()");
-    static_assert(!lacks_route<Layer, routed_calls::reset_totals>(below),
-                  "tarn: this layer routes to several resources but does not route reset_totals; add: void "
-                  "reset_totals()");
-    static_assert(!lacks_route<Layer, routed_calls::observe_waiting>(below) &&
-                      !lacks_route<Layer, routed_calls::end_observation>(below),
-                  "tarn: this layer routes to several resources but does not route observe_waiting and "
-                  "end_observation, so active bytes would be counted wrongly; add both, for each resource");
-    static_assert(!lacks_route<Layer, routed_calls::note_growth>(below),
-                  "tarn: this layer routes to several resources but does not route note_growth; add: void "
-                  "note_growth(size_t most, clock)");
-    static_assert(
-        !lacks_route<Layer, routed_calls::note_growth_from_now>(below),
-        "tarn: this layer routes to several resources but does not route note_growth_from_now; add: void "
-        "note_growth_from_now(size_t most, clock)");
-    static_assert(!lacks_route<Layer, routed_calls::sleep>(below) &&
-                      !lacks_route<Layer, routed_calls::wake>(below) &&
-                      !lacks_route<Layer, routed_calls::is_asleep>(below),
-                  "tarn: this layer routes to several resources but does not route sleep, wake and "
-                  "is_asleep; add: size_t "
-                  "sleep(contents), size_t wake(after_waking), bool is_asleep() const");
-    static_assert(!lacks_route<Layer, routed_calls::allocator_backend>(below),
-                  "tarn: this layer routes to several resources but does not route allocator_backend; add: "
-                  "char const* allocator_backend() const, of the resource that is asked first");
-    static_assert(!lacks_route<Layer, routed_calls::compact>(below),
-                  "tarn: this layer routes to several resources but does not route compact; add: compaction "
-                  "compact()");
-    static_assert(
-        !lacks_route<Layer, routed_calls::each_segment>(below) &&
-            !lacks_route<Layer, routed_calls::pin>(below) && !lacks_route<Layer, routed_calls::unpin>(below),
-        "tarn: this layer routes to several resources but does not route each_segment, pin and unpin, so "
-        "pages that are in use elsewhere could be given back; add: void each_segment(void const*, size_t "
-        "bytes, f), void pin(void const*, size_t bytes), void unpin(void const*, size_t bytes) noexcept");
-    static_assert(
-        !lacks_route<Layer, routed_calls::inspect>(below),
-        "tarn: this layer routes to several resources but does not route inspect; add: void inspect(look)");
-    static_assert(
-        !lacks_route<Layer, routed_calls::new_graph_memory>(below),
-        "tarn: this layer routes to several resources but does not route new_graph_memory, so a block of "
-        "a captured graph could be reused; add: owned<graph_owner> new_graph_memory(), for each");
-  }
-  return true;
-}
+/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
+template <class Resource>
+concept allocates_for_owners =
+    requires(Resource& memory, graph_owner& owner, stream_ref stream, std::size_t bytes) {
+      layer_of(memory).allocate_for(owner, stream, bytes, bytes);
+    };
 
 }  // namespace detail
-
 }  // namespace tarn
+// ---- tarn/core/shared_resource.hpp
+// shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
+// CUDA libraries, and forwards calls that a layer does not define to the layer below.
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
 namespace tarn {
 
@@ -5894,41 +6395,35 @@ class shared_resource {
   /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
   std::size_t trim(  // NOLINT(modernize-use-nodiscard): may be ignored
       std::size_t keep_bytes = 0, source_location where = source_location::current()) const
-    requires reachable<shared_resource, detail::routed_calls::trim>
+    requires reachable<shared_resource, pool_call::trim>
   {
-    return detail::called_from(where, [&] {
-      return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
-    });
+    return detail::called_from(where, [&] { return nearest(*this, pool_call::trim{keep_bytes}); });
   }
   /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
   void empty_cache(source_location where = source_location::current()) const
-    requires reachable<shared_resource, detail::routed_calls::trim>
+    requires reachable<shared_resource, pool_call::trim>
   {
     (void)trim(0, where);
   }
   /// Returns true if `p` points into memory that the pool reserved.
   [[nodiscard]] bool owns(void const* p) const noexcept
-    requires reachable<shared_resource, detail::routed_calls::owns>
+    requires reachable<shared_resource, pool_call::owns>
   {
-    return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
+    return nearest(*this, pool_call::owns{p});
   }
   /// Returns the size of the largest request that can be served without calling the driver, bytes.
   [[nodiscard]] std::size_t largest_free_range() const
-    requires reachable<shared_resource, detail::routed_calls::largest_free_range>
+    requires reachable<shared_resource, pool_call::largest_free_range>
   {
-    return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
+    return nearest(*this, pool_call::largest_free_range{});
   }
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
   /// stream. The freed block is held back until that work is done.
   void record_stream(void* p, std::size_t bytes, stream_ref stream,
                      source_location where = source_location::current()) const
-    requires reachable<shared_resource, detail::routed_calls::record_stream>
+    requires reachable<shared_resource, pool_call::record_stream>
   {
-    detail::called_from(where, [&] {
-      nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
-        return l.record_stream(p, bytes, stream);
-      });
-    });
+    detail::called_from(where, [&] { nearest(*this, pool_call::record_stream{p, bytes, stream}); });
   }
 
   // Page calls, if this layer is a policy over a page source.
@@ -6011,153 +6506,12 @@ class shared_resource {
 #include <cstdint>
 #include <utility>
 
-// ---- tarn/core/graph_owner.hpp
-// graph_owner: what a pool gives to graph_memory (raii/graph_memory.hpp): the ownership of the memory that captured graphs use.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-/// The memory of one graph_memory at one moment, bytes.
-struct graph_state {
-  std::size_t reserved = 0;   ///< held from the driver for its graphs alone
-  std::size_t allocated = 0;  ///< handed out inside captures and not freed since, rounded to block sizes
-  std::size_t kept = 0;       ///< blocks of the pool itself that were freed inside a capture, rounded
-  std::uint64_t number = 0;   ///< of the owner, as in snapshot_segment::graph_memory
-};
-
-namespace detail {
-
-/// Identifies one open capture of an owner.
-using capture_number = std::uint64_t;
-
-/// Destruction ends the ownership: the memory is given back when the device has completed all work submitted before.
-class graph_owner {
- public:
-  graph_owner() = default;
-  graph_owner(graph_owner const&) = delete;
-  graph_owner& operator=(graph_owner const&) = delete;
-  virtual ~graph_owner() = default;
-
-  /// What is allocated on `stream` from now on is the owner's. The identity of `stream` is known.
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] virtual capture_number begin_capture(stream_ref stream) = 0;
-  /// The same for another stream of that capture. @throws as above
-  virtual void join_capture(capture_number capture, stream_ref stream) = 0;
-  virtual void end_capture(capture_number capture) noexcept = 0;
-  [[nodiscard]] virtual graph_state state() const = 0;
-};
-
-}  // namespace detail
-}  // namespace tarn
 // ---- tarn/core/waiting_block.hpp
 // Counts freed blocks that a pool holds back until other streams have finished with them, and notifies observers of changes.
 
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-
-// ---- tarn/core/sequence.hpp
-// sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
-// 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
-
-#include <cstddef>
-#include <new>
-#include <type_traits>
-#include <utility>
-
-namespace tarn::detail {
-
-/// Contiguous elements in order of insertion. Growth moves them. Move-only.
-template <class T>
-class sequence {
- public:
-  sequence() noexcept = default;
-  sequence(sequence&& other) noexcept { swap(other); }
-  sequence& operator=(sequence&& other) noexcept {
-    sequence taken(static_cast<sequence&&>(other));
-    swap(taken);
-    return *this;
-  }
-  ~sequence() {
-    static_assert(std::is_nothrow_move_constructible_v<T> && alignof(T) <= alignof(std::max_align_t));
-    clear();
-    ::operator delete(items_);
-  }
-
-  /// Reserves room for `count` elements in total. @throws std::bad_alloc, nothing has changed
-  void reserve(std::size_t count) {
-    if (count <= capacity_) return;
-    if (count > most_elements) throw std::bad_alloc();
-    std::size_t most = capacity_ * 2 > count ? capacity_ * 2 : count;
-    if (most > most_elements) most = most_elements;
-    std::size_t const bytes = most * element_bytes;
-    T* const larger = static_cast<T*>(::operator new(bytes));
-    for (std::size_t i = 0; i < size_; ++i) {
-      ::new (static_cast<void*>(larger + i)) T(static_cast<T&&>(items_[i]));
-      items_[i].~T();
-    }
-    ::operator delete(items_);
-    items_ = larger;
-    capacity_ = most;
-  }
-  /// Appends value-initialised elements until size() is `count`, which must be at least size(). @throws std::bad_alloc,
-  /// nothing has changed
-  void resize(std::size_t count) {
-    reserve(count);
-    while (size_ < count) ::new (static_cast<void*>(items_ + size_++)) T{};
-  }
-  /// Appends `value` by copy or move. `value` must not be an element of this sequence.
-  /// @throws std::bad_alloc  no room was reserved; nothing has changed, including `value`
-  template <class Value = T>
-  void push_back(Value&& value) {
-    if (size_ == capacity_) reserve(size_ + 1);
-    ::new (static_cast<void*>(items_ + size_)) T(static_cast<Value&&>(value));
-    ++size_;
-  }
-  void pop_back() noexcept { items_[--size_].~T(); }
-  /// Destroys the elements; keeps the capacity.
-  void clear() noexcept {
-    while (size_ != 0) pop_back();
-  }
-  /// Removes one element by moving the last one into its place. O(1).
-  void erase_unordered(std::size_t index) noexcept {
-    if (index + 1 != size_) items_[index] = static_cast<T&&>(items_[size_ - 1]);
-    pop_back();
-  }
-  void swap(sequence& other) noexcept {
-    std::swap(items_, other.items_);
-    std::swap(size_, other.size_);
-    std::swap(capacity_, other.capacity_);
-  }
-
-  [[nodiscard]] T* begin() noexcept { return items_; }
-  [[nodiscard]] T* end() noexcept { return items_ + size_; }
-  [[nodiscard]] T const* begin() const noexcept { return items_; }
-  [[nodiscard]] T const* end() const noexcept { return items_ + size_; }
-  [[nodiscard]] T& operator[](std::size_t i) noexcept { return items_[i]; }
-  [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return items_[i]; }
-  [[nodiscard]] T& front() noexcept { return items_[0]; }
-  [[nodiscard]] T const& front() const noexcept { return items_[0]; }
-  [[nodiscard]] T& back() noexcept { return items_[size_ - 1]; }
-  [[nodiscard]] T const& back() const noexcept { return items_[size_ - 1]; }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-
- private:
-  static constexpr std::size_t element_bytes =
-      sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
-  /// Doubling the bytes must not overflow.
-  static constexpr std::size_t most_elements = ~std::size_t{0} / 2 / element_bytes;
-
-  T* items_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
-};
-
-}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -6533,75 +6887,6 @@ template <class Upstream, class Policy>
 void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tarn::around<policy>{}
 
 }  // namespace tarn
-// ---- tarn/policy/pool_calls.hpp
-// Calls of the pool that a policy makes or passes on: the bytes that a request occupies, the uses of a block on other streams,
-// and sleep.
-
-#include <cstddef>
-
-namespace tarn::detail {
-
-/// Returns the bytes that a request occupies: what the nearest pool below rounds it to, otherwise the request itself.
-template <class Upstream>
-[[nodiscard]] std::size_t block_bytes_of(Upstream& upstream, std::size_t bytes,
-                                         std::size_t alignment) noexcept {
-  auto const ask = [&](auto& layer) -> decltype(layer.block_bytes(bytes, alignment)) {
-    return layer.block_bytes(bytes, alignment);
-  };
-  if constexpr (reachable<Upstream, decltype(ask)>) {
-    return nearest(upstream, ask);
-  } else {
-    return bytes;
-  }
-}
-
-/// The bytes of a request that count against a limit. Zero bytes need no memory.
-template <class Upstream>
-[[nodiscard]] std::size_t counted_bytes(Upstream& upstream, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-  if (bytes == 0 || bytes > max_request_bytes) return bytes;
-  return block_bytes_of(upstream, bytes, alignment);
-}
-
-/// Returns whether a pool below sleeps: then its memory must not be touched.
-template <class Upstream>
-[[nodiscard]] bool sleeps(Upstream& upstream) noexcept {
-  if constexpr (reachable<Upstream, routed_calls::is_asleep>) {
-    return nearest(upstream, [](auto& layer) -> decltype(layer.is_asleep()) { return layer.is_asleep(); });
-  } else {
-    return false;
-  }
-}
-/// sleep() of the nearest layer, for a policy that must know what happens to contents.
-template <class Upstream>
-std::size_t put_to_sleep(Upstream& upstream, contents where) {
-  return nearest(upstream, [&](auto& layer) -> decltype(layer.sleep(where)) { return layer.sleep(where); });
-}
-
-/// record_stream() of the nearest layer that has it, for a policy that returns other pointers than its upstream or that touches
-/// freed blocks.
-struct record_stream_call {
-  void* p;
-  std::size_t bytes;
-  stream_ref stream;
-  template <class Layer>
-  auto operator()(Layer& layer) const -> decltype(layer.record_stream(p, bytes, stream)) {
-    return layer.record_stream(p, bytes, stream);
-  }
-};
-
-/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
-template <class Resource>
-concept allocates_for_owners =
-    requires(Resource& memory, graph_owner& owner, stream_ref stream, std::size_t bytes) {
-      layer_of(memory).allocate_for(owner, stream, bytes, bytes);
-    };
-
-/// Whether there is a pool somewhere below.
-template <class Upstream>
-concept records_streams = reachable<Upstream, record_stream_call>;
-
-}  // namespace tarn::detail
 // ---- tarn/policy/tracked_numbers.hpp
 // The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. A thread that has
 // counted alone for a while goes on without a lock, until another thread visits it (owner_lock). Otherwise, a thread counts under a
@@ -8441,12 +8726,14 @@ class tracked_layer {
       : tracked_layer(Upstream{}) {}
   explicit tracked_layer(Upstream upstream, tracked const& options = {})
       : upstream_(std::move(upstream)), numbers_(options.peak_error) {
-    if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, attach_call{observer_});
+    if constexpr (reachable<Upstream, pool_call::observe_waiting>)
+      nearest(upstream_, pool_call::observe_waiting{observer_});
   }
   tracked_layer(tracked_layer const&) = delete;
   tracked_layer& operator=(tracked_layer const&) = delete;
   ~tracked_layer() {
-    if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, detach_call{observer_});
+    if constexpr (reachable<Upstream, pool_call::observe_waiting>)
+      nearest(upstream_, pool_call::end_observation{observer_});
   }
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
@@ -8522,21 +8809,6 @@ class tracked_layer {
    private:
     detail::tracked_numbers& numbers_;
   };
-  struct attach_call {
-    detail::waiting_observer& observer;
-    template <class Layer>
-    auto operator()(Layer& layer) const -> decltype(layer.observe_waiting(observer)) {
-      return layer.observe_waiting(observer);
-    }
-  };
-  struct detach_call {
-    detail::waiting_observer& observer;
-    template <class Layer>
-    auto operator()(Layer& layer) const -> decltype(layer.end_observation(observer)) {
-      return layer.end_observation(observer);
-    }
-  };
-
   /// Directly on a pool, a block's size is computed once, here, and passed down.
   static constexpr bool on_pool = [] {
     if constexpr (detail::is_shared<Upstream>) {
@@ -8643,6 +8915,78 @@ struct pool_state {
 };
 
 }  // namespace tarn
+// ---- tarn/pool/sum_of_states.hpp
+// The statistics of two pools added up.
+
+namespace tarn::detail {
+
+/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at different times.
+[[nodiscard]] inline pool_state sum_of_states(pool_state const& a, pool_state const& b) noexcept {
+  auto const joined_stat = [](stat const& x, stat const& y) {
+    return stat{x.current + y.current, x.peak + y.peak, x.allocated + y.allocated, x.freed + y.freed};
+  };
+  auto const joined_split = [&](split_ranges const& x, split_ranges const& y) {
+    return split_ranges{joined_stat(x.blocks, y.blocks), joined_stat(x.bytes, y.bytes)};
+  };
+  auto const joined_part = [&](pool_part const& x, pool_part const& y) {
+    return pool_part{joined_stat(x.reserved, y.reserved), joined_stat(x.handles, y.handles),
+                     x.free_blocks + y.free_blocks, x.inactive_split_bytes + y.inactive_split_bytes,
+                     joined_split(x.split, y.split)};
+  };
+  pool_state s = a;
+  s.live += b.live;
+  s.live_blocks += b.live_blocks;
+  s.reserved += b.reserved;
+  s.reserved_peak += b.reserved_peak;
+  s.cached += b.cached;
+  s.pending += b.pending;
+  s.pending_blocks += b.pending_blocks;
+  s.largest_free_range = max_of(a.largest_free_range, b.largest_free_range);
+  s.free_blocks += b.free_blocks;
+  s.inactive_split_bytes += b.inactive_split_bytes;
+  s.split = joined_split(a.split, b.split);
+  s.reserved_total += b.reserved_total;
+  s.released_total += b.released_total;
+  s.handles += b.handles;
+  s.handles_peak += b.handles_peak;
+  s.creates += b.creates;
+  s.destroys += b.destroys;
+  s.maps += b.maps;
+  s.unmaps += b.unmaps;
+  s.remaps += b.remaps;
+  s.alloc_retries += b.alloc_retries;
+  s.ooms += b.ooms;
+  s.host_waits += b.host_waits;
+  s.device_waits += b.device_waits;
+  s.host_bytes += b.host_bytes;
+  s.smaller = joined_part(a.smaller, b.smaller);
+  s.larger = joined_part(a.larger, b.larger);
+  s.totals_reset.reserved += b.totals_reset.reserved;
+  s.totals_reset.released += b.totals_reset.released;
+  s.totals_reset.creates += b.totals_reset.creates;
+  s.totals_reset.destroys += b.totals_reset.destroys;
+  s.totals_reset.alloc_retries += b.totals_reset.alloc_retries;
+  s.totals_reset.host_waits += b.totals_reset.host_waits;
+  return s;
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::pool_call {
+
+/// The statistics of a pool; of several, their sum, where peaks are an upper bound.
+struct state {
+  static constexpr auto crosses = crossing::joined;
+  [[nodiscard]] static pool_state join(pool_state const& a, pool_state const& b) noexcept {
+    return detail::sum_of_states(a, b);
+  }
+  template <class L>
+  auto operator()(L& l) const -> decltype(pool_state(l.state())) {
+    return l.state();
+  }
+};
+
+}  // namespace tarn::pool_call
 #if TARN_HAS_CUDA
 #endif
 
@@ -8716,16 +9060,16 @@ class erased_pool_of final : public erased_pool<typename Resource::driver_type> 
   [[nodiscard]] bool owns(void const* p) const noexcept override { return memory_.owns(p); }
   [[nodiscard]] std::size_t largest_free_range() const override { return memory_.largest_free_range(); }
   [[nodiscard]] char const* allocator_backend() const override {
-    return TARN_OF_NEAREST(allocator_backend());
+    return nearest(memory_, pool_call::allocator_backend{});
   }
   [[nodiscard]] typename Resource::driver_type const& driver() const noexcept override {
     return memory_.driver();
   }
   [[nodiscard]] void const* identity() const noexcept override { return &memory_.layer(); }
-  [[nodiscard]] pool_state state() const override { return TARN_OF_NEAREST(state()); }
+  [[nodiscard]] pool_state state() const override { return nearest(memory_, pool_call::state{}); }
   [[nodiscard]] tracked_statistics statistics() const override { return TARN_OF_NEAREST(statistics()); }
-  void reset_peaks() override { TARN_OF_NEAREST(reset_peaks()); }
-  void reset_totals() override { TARN_OF_NEAREST(reset_totals()); }
+  void reset_peaks() override { nearest(memory_, pool_call::reset_peaks{}); }
+  void reset_totals() override { nearest(memory_, pool_call::reset_totals{}); }
   void reset_peak_statistics() override { TARN_OF_NEAREST(reset_peak_statistics()); }
   void reset_accumulated_statistics() override { TARN_OF_NEAREST(reset_accumulated_statistics()); }
   void add(high_water_mark& mark, peak_of whose) override { TARN_OF_NEAREST(add(mark, whose)); }
@@ -8746,11 +9090,11 @@ struct statistics_call {
 
 /// A pool with statistics, on this driver, whose memory has these properties.
 template <class Layer, class Driver, class... Properties>
-concept erasable = std::same_as<typename Layer::driver_type, Driver> &&
-                   (Layer::properties::template has<Properties> && ...) &&
-                   reachable<shared_resource<Layer>, routed_calls::record_stream> &&
-                   reachable<shared_resource<Layer>, routed_calls::state> &&
-                   reachable<shared_resource<Layer>, statistics_call>;
+concept erasable =
+    std::same_as<typename Layer::driver_type, Driver> &&
+    (Layer::properties::template has<Properties> && ...) &&
+    reachable<shared_resource<Layer>, pool_call::record_stream> &&
+    reachable<shared_resource<Layer>, pool_call::state> && reachable<shared_resource<Layer>, statistics_call>;
 
 }  // namespace detail
 
@@ -9614,8 +9958,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       alignment = b->alignment;
     }
     if constexpr (detail::records_streams<Upstream>) {
-      nearest(this->upstream(), detail::record_stream_call{fences_.whole_of(p, alignment),
-                                                           fences_.whole_bytes(bytes, alignment), stream});
+      nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
+                                                         fences_.whole_bytes(bytes, alignment), stream});
     }
   }
 
@@ -9659,22 +10003,22 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished (misuse_kind::in_use). The
   /// fences of live blocks are discarded with the contents.
   std::size_t sleep(contents where)
-    requires reachable<Upstream, detail::routed_calls::sleep>
+    requires reachable<Upstream, pool_call::sleep>
   {
     if (detail::sleeps(this->upstream())) return 0;
     streams_.report_unfinished(driver(), "sleep");
     if (where == contents::discarded) (void)end_quarantine(0, 0);
-    std::size_t const given = detail::put_to_sleep(this->upstream(), where);
+    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
     if (where == contents::discarded)
       lost_.store(calls_.load(std::memory_order_relaxed), std::memory_order_relaxed);
     return given;
   }
   /// Compacts the pool, after the same reports.
   compaction compact()
-    requires reachable<Upstream, detail::routed_calls::compact>
+    requires reachable<Upstream, pool_call::compact>
   {
     streams_.report_unfinished(driver(), "compact");
-    return nearest(this->upstream(), [](auto& l) -> decltype(l.compact()) { return l.compact(); });
+    return nearest(this->upstream(), pool_call::compact{});
   }
 
   /// Reports each block that is live now as a leak, and returns their number. With the default handler all are printed before
@@ -10019,38 +10363,6 @@ namespace detail {
 #include <mutex>
 #include <utility>
 
-// ---- tarn/core/owned.hpp
-// owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs a compiler as
-// much as <memory_resource>, <mutex> and <map> together.
-
-namespace tarn::detail {
-
-/// Deletes its object on destruction. Move-only; null when moved from. Never throws.
-template <class T>
-class owned {
- public:
-  owned() noexcept = default;
-  /// Takes ownership of an object created by new.
-  explicit owned(T* made) noexcept : p_(made) {}
-  owned(owned&& other) noexcept : p_(other.p_) { other.p_ = nullptr; }
-  owned& operator=(owned&& other) noexcept {
-    T* const taken = other.p_;
-    other.p_ = nullptr;
-    delete p_;
-    p_ = taken;
-    return *this;
-  }
-  ~owned() { delete p_; }
-
-  [[nodiscard]] T* get() const noexcept { return p_; }
-  [[nodiscard]] T& operator*() const noexcept { return *p_; }
-  [[nodiscard]] T* operator->() const noexcept { return p_; }
-
- private:
-  T* p_ = nullptr;
-};
-
-}  // namespace tarn::detail
 // ---- tarn/pool/cache_misses.hpp
 // What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap, then climbs the
 // ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on captured streams go to graph/.
@@ -12955,42 +13267,56 @@ struct memory_bound {
 template <class Layer>
 [[nodiscard]] memory_bound memory_left(Layer& layer) {
   memory_bound left;
-  if constexpr (stands_on_another<Layer>) {
-    left = memory_left(layer_of(layer.upstream()));
-  } else if constexpr (reports_free<Layer>) {
-    std::size_t free = 0;
-    std::size_t total = 0;
-    left.query = layer.driver().memory_info(free, total);
-    if (left.query.ok()) {
-      left.bytes = left.device_free = free;
-      left.device_total = total;
-      left.by = std::same_as<typename Layer::driver_type, no_driver> ? "the host" : "the device";
+  for_each_layer(layer, [&]<class L>(L& l) {
+    if constexpr (!stands_on_another<L> && reports_free<L>) {
+      std::size_t free = 0;
+      std::size_t total = 0;
+      left.query = l.driver().memory_info(free, total);
+      if (left.query.ok()) {
+        left.bytes = left.device_free = free;
+        left.device_total = total;
+        left.by = std::same_as<typename L::driver_type, no_driver> ? "the host" : "the device";
+      }
     }
-  }
-  if constexpr (caches_bytes<Layer>) {
-    pool_state const s = layer.state();
-    // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
-    bool puts_together = page_source<typename Layer::upstream_type>;
-    if constexpr (requires { layer.uses_pages(); }) puts_together = layer.uses_pages();
-    left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
-    if constexpr (requires { layer.is_asleep(); }) {
-      if (layer.is_asleep()) left.put_to_sleep();
+    if constexpr (caches_bytes<L>) {
+      pool_state const s = l.state();
+      // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
+      bool puts_together = page_source<typename L::upstream_type>;
+      if constexpr (requires { l.uses_pages(); }) puts_together = l.uses_pages();
+      left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
+      if constexpr (requires { l.is_asleep(); }) {
+        if (l.is_asleep()) left.put_to_sleep();
+      }
     }
-  }
-  if constexpr (has_headroom<Layer>) left.leave_headroom(layer.headroom_bytes());
-  if constexpr (has_limit<Layer>) left.keep_within(layer.limit(), layer.used());
+    if constexpr (has_headroom<L>) left.leave_headroom(l.headroom_bytes());
+    if constexpr (has_limit<L>) left.keep_within(l.limit(), l.used());
+  });
   return left;
 }
 
+/// Calls f(layer) for each layer whose limit bounds what `layer` provides: those below a layer that routes bound a part of it.
+template <class Layer, class F>
+void for_each_limit(Layer& layer, F const& f) {
+  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
+    for_each_limit(layer_of(layer.upstream()), f);
+  if constexpr (has_limit<Layer>) f(layer);
+}
 /// Returns what the limits of `layer` and those below it leave, whatever the device has; unknown_left if there is none. Makes no
 /// driver call.
 template <class Layer>
 [[nodiscard]] memory_bound limits_left(Layer& layer) noexcept {
   memory_bound left;
-  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
-    left = limits_left(layer_of(layer.upstream()));
-  if constexpr (has_limit<Layer>) left.keep_within(layer.limit(), layer.used());
+  for_each_limit(layer, [&](auto& l) { left.keep_within(l.limit(), l.used()); });
   return left;
+}
+/// Returns the bytes that count against a limit of `limit` bytes in `layer` or one below it.
+template <class Layer>
+[[nodiscard]] std::size_t used_of_limit(Layer& layer, std::size_t limit) noexcept {
+  std::size_t used = 0;
+  for_each_limit(layer, [&](auto& l) {
+    if (l.limit() == limit) used = max_of(used, std::size_t{l.used()});
+  });
+  return used;
 }
 
 /// Whether a limit bounds what `Layer` provides.
@@ -12999,10 +13325,9 @@ template <class Layer>
   if constexpr (has_limit<Layer>) {
     return true;
   } else if constexpr (requires { typename Layer::described_type; }) {
-    return is_limited<
-        std::remove_reference_t<decltype(layer_of(std::declval<typename Layer::described_type&>()))>>();
+    return is_limited<layer_behind<typename Layer::described_type>>();
   } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
-    return is_limited<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+    return is_limited<layer_below<Layer>>();
   } else {
     return false;
   }
@@ -13012,13 +13337,9 @@ template <class Layer>
 /// retry_on_oom does.
 template <class Layer>
 [[nodiscard]] constexpr bool only_bounds() noexcept {
-  if constexpr (!stands_on_another<Layer>) {
-    return true;
-  } else if constexpr (has_headroom<Layer> || has_limit<Layer>) {
-    return only_bounds<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
-  } else {
-    return false;
-  }
+  return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
+    return stands_on_another<L> && !has_headroom<L> && !has_limit<L>;
+  });
 }
 
 /// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries the driver. Others may
@@ -16211,7 +16532,7 @@ class segment_growth {
   [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
 
  private:
-  using layer_type = std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>;
+  using layer_type = layer_behind<Source>;
   void count_made(void const* base, std::size_t bytes, zone where) noexcept {
     ++counters_.creates;
     counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, where);
@@ -16407,13 +16728,9 @@ struct freed_block {
 /// over memory that a tool refuses.
 template <class Layer>
 constexpr bool gives_heaps() noexcept {
-  if constexpr (gives_pieces<Layer>) {
-    return false;
-  } else if constexpr (stands_on_another<Layer>) {
-    return gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
-  } else {
-    return resource<Layer> && !has_plain_blocks<Layer>;
-  }
+  return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
+    return gives_pieces<L> || (!stands_on_another<L> && (!resource<L> || has_plain_blocks<L>));
+  });
 }
 
 /// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
@@ -16421,8 +16738,7 @@ template <class Source>
 inline constexpr bool is_describable =
     describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
     !has_property<Source, host_accessible> &&
-    (has_plain_blocks<Source> ||
-     gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>>());
+    (has_plain_blocks<Source> || gives_heaps<layer_behind<Source>>());
 
 /// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are lost.
 template <describing_driver Driver>
@@ -17271,10 +17587,9 @@ class heap {
   }
   /// Refuses to wake if the device, or a limit that no layer can raise, does not have `bytes`.
   void require_free(std::size_t bytes) {
-    using layer = std::remove_reference_t<decltype(layer_of(upstream()))>;
     memory_bound const bound = memory_left(layer_of(upstream()));
     bool const by_limit = bound.limit != memory_report::unknown;
-    if (bytes <= bound.bytes || (by_limit && !only_bounds<layer>())) return;
+    if (bytes <= bound.bytes || (by_limit && !only_bounds<layer_behind<Upstream>>())) return;
     memory_report r =
         refusal_of(memory_report::no_stream, bytes, usual_granule, "the device, to wake the pool");
     r.device_free = bound.device_free;
@@ -17511,16 +17826,6 @@ inline constexpr std::size_t roomy_step = 8;
 /// a 1024th and 0.943 with a 32nd, at the same driver time (bench/results/passes.txt). To stop them takes microseconds, and growth tens.
 inline constexpr std::size_t idle_part = 1024;
 
-/// Raises `used` to the bytes that count against a limit of `limit` bytes in this layer or one below it.
-template <class Layer>
-void find_limit(Layer& layer, std::size_t limit, std::size_t& used) noexcept {
-  if constexpr (has_limit<Layer>) {
-    if (layer.limit() == limit) used = max_of(used, std::size_t{layer.used()});
-  }
-  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
-    find_limit(layer_of(layer.upstream()), limit, used);
-}
-
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
 template <class Heap, class Front, class Waiting>
 class ladder {
@@ -17749,9 +18054,8 @@ class ladder {
   /// What can still be created, as known now.
   [[nodiscard]] std::size_t left() const noexcept { return heap_.left.bytes(heap_.counters.reserved); }
 
-  using layer_below = std::remove_reference_t<decltype(layer_of(std::declval<Heap&>().upstream()))>;
   /// Whether the upstream only bounds what its source has: what it refuses, a second call does not get.
-  static constexpr bool is_bounded_source = only_bounds<layer_below>();
+  static constexpr bool is_bounded_source = only_bounds<layer_below<Heap>>();
 
   /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The other steps would only search
   /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more. Makes no
@@ -17837,9 +18141,7 @@ class ladder {
     r.cached = reserved > space().live_bytes ? reserved - space().live_bytes : 0;
     r.largest_free_range = space().largest_free();
     if (r.limit_used != memory_report::unknown) {  // as it is now, without what the attempt had taken
-      std::size_t used = 0;
-      find_limit(layer_of(heap_.upstream()), r.limit, used);
-      r.limit_used = used;
+      r.limit_used = used_of_limit(layer_of(heap_.upstream()), r.limit);
     }
     return r;
   }
@@ -17939,14 +18241,7 @@ enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
 /// Whether a pool over this layer may give its memory to another pool.
 template <class Layer>
 constexpr bool may_stand_on_a_pool() noexcept {
-  if constexpr (gives_pieces<Layer> || routes_calls<Layer>) {
-    return true;
-  } else if constexpr (stands_on_another<Layer>) {
-    return may_stand_on_a_pool<
-        std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
-  } else {
-    return false;
-  }
+  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
 }
 
 /// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
@@ -19575,62 +19870,6 @@ template <class Heap, class Front, class Then>
   if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
   then(heap.growth);
   return true;
-}
-
-}  // namespace tarn::detail
-// ---- tarn/pool/sum_of_states.hpp
-// The statistics of two pools added up.
-
-namespace tarn::detail {
-
-/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at different times.
-[[nodiscard]] inline pool_state sum_of_states(pool_state const& a, pool_state const& b) noexcept {
-  auto const joined_stat = [](stat const& x, stat const& y) {
-    return stat{x.current + y.current, x.peak + y.peak, x.allocated + y.allocated, x.freed + y.freed};
-  };
-  auto const joined_split = [&](split_ranges const& x, split_ranges const& y) {
-    return split_ranges{joined_stat(x.blocks, y.blocks), joined_stat(x.bytes, y.bytes)};
-  };
-  auto const joined_part = [&](pool_part const& x, pool_part const& y) {
-    return pool_part{joined_stat(x.reserved, y.reserved), joined_stat(x.handles, y.handles),
-                     x.free_blocks + y.free_blocks, x.inactive_split_bytes + y.inactive_split_bytes,
-                     joined_split(x.split, y.split)};
-  };
-  pool_state s = a;
-  s.live += b.live;
-  s.live_blocks += b.live_blocks;
-  s.reserved += b.reserved;
-  s.reserved_peak += b.reserved_peak;
-  s.cached += b.cached;
-  s.pending += b.pending;
-  s.pending_blocks += b.pending_blocks;
-  s.largest_free_range = max_of(a.largest_free_range, b.largest_free_range);
-  s.free_blocks += b.free_blocks;
-  s.inactive_split_bytes += b.inactive_split_bytes;
-  s.split = joined_split(a.split, b.split);
-  s.reserved_total += b.reserved_total;
-  s.released_total += b.released_total;
-  s.handles += b.handles;
-  s.handles_peak += b.handles_peak;
-  s.creates += b.creates;
-  s.destroys += b.destroys;
-  s.maps += b.maps;
-  s.unmaps += b.unmaps;
-  s.remaps += b.remaps;
-  s.alloc_retries += b.alloc_retries;
-  s.ooms += b.ooms;
-  s.host_waits += b.host_waits;
-  s.device_waits += b.device_waits;
-  s.host_bytes += b.host_bytes;
-  s.smaller = joined_part(a.smaller, b.smaller);
-  s.larger = joined_part(a.larger, b.larger);
-  s.totals_reset.reserved += b.totals_reset.reserved;
-  s.totals_reset.released += b.totals_reset.released;
-  s.totals_reset.creates += b.totals_reset.creates;
-  s.totals_reset.destroys += b.totals_reset.destroys;
-  s.totals_reset.alloc_retries += b.totals_reset.alloc_retries;
-  s.totals_reset.host_waits += b.totals_reset.host_waits;
-  return s;
 }
 
 }  // namespace tarn::detail
@@ -21315,8 +21554,6 @@ using device_pool = pool_over<cuda_pages>;
 }  // namespace tarn
 // ---- tarn/policy/fallback_to.hpp
 // fallback_to: a second resource for what the first one cannot serve, such as managed or host memory.
-//
-// Over 400 lines: each call of a pool is routed here.
 
 #include <atomic>
 #include <cstddef>
@@ -21379,9 +21616,8 @@ class fallback_layer;
 /// Allocates from `other` when the upstream throws out_of_memory; other errors, such as pool_asleep, are
 /// passed on. Its memory must be usable wherever the upstream's is.
 ///
-/// Pool calls reach both resources: record_stream() and owns() the one that the block belongs to; trim(), state(), reset_peaks(),
-/// reset_totals(), note_growth() and inspect() both. The features of other layers (limits, exact statistics, records) work only
-/// over this layer, where they cover the blocks of both.
+/// The calls of a pool reach both resources, or the one that a block belongs to, as core/pool_call.hpp says of each. The features of other
+/// layers (limits, exact statistics, records) work only over this layer, where they cover the blocks of both.
 template <class Other>
 struct fallback_to {
   Other other;
@@ -21391,85 +21627,6 @@ struct fallback_to {
   template <class Upstream>
   using layer = fallback_layer<Upstream, Other>;
 };
-
-namespace detail {
-
-/// The memory of captured graphs in two pools.
-class two_graph_owners final : public graph_owner {
- public:
-  two_graph_owners(owned<graph_owner> first, owned<graph_owner> second) noexcept
-      : first_(std::move(first)), second_(std::move(second)) {}
-
-  [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
-    {
-      std::lock_guard const guard(mutex_);
-      open_.reserve(open_.size() + ++expected_);
-    }
-    numbers made{};
-    try {
-      made.in_first = first_->begin_capture(stream);
-      try {
-        made.in_second = second_->begin_capture(stream);
-      } catch (...) {
-        first_->end_capture(made.in_first);
-        throw;
-      }
-    } catch (...) {
-      std::lock_guard const guard(mutex_);
-      --expected_;
-      throw;
-    }
-    std::lock_guard const guard(mutex_);
-    --expected_;
-    made.own = ++last_;
-    open_.push_back(made);
-    return made.own;
-  }
-  /// If it throws, the stream may have joined in the first pool.
-  void join_capture(capture_number capture, stream_ref stream) override {
-    numbers const of = find(capture);
-    first_->join_capture(of.in_first, stream);
-    second_->join_capture(of.in_second, stream);
-  }
-  void end_capture(capture_number capture) noexcept override {
-    numbers const of = find(capture);
-    second_->end_capture(of.in_second);
-    first_->end_capture(of.in_first);
-    std::lock_guard const guard(mutex_);
-    for (std::size_t i = 0; i < open_.size(); ++i) {
-      if (open_[i].own == capture) return open_.erase_unordered(i);
-    }
-  }
-  [[nodiscard]] graph_state state() const override {
-    graph_state const a = first_->state();
-    graph_state const b = second_->state();
-    return {a.reserved + b.reserved, a.allocated + b.allocated, a.kept + b.kept};
-  }
-
- private:
-  struct numbers {
-    capture_number own = 0, in_first = 0, in_second = 0;
-  };
-  [[nodiscard]] numbers find(capture_number capture) const noexcept {
-    std::lock_guard const guard(mutex_);
-    for (numbers const& n : open_) {
-      if (n.own == capture) return n;
-    }
-    return {};
-  }
-  owned<graph_owner> first_;
-  owned<graph_owner> second_;
-  mutable fork_mutex mutex_;
-  sequence<numbers> open_;
-  std::size_t expected_ = 0;  ///< captures that are being opened, for which there is room
-  capture_number last_ = 0;
-};
-
-/// Whether one of two resources, or a layer below it, accepts a call.
-template <class First, class Second, class Call>
-concept either_reaches = reachable<First, Call> || reachable<Second, Call>;
-
-}  // namespace detail
 
 /// Each block returns to the resource that it came from: the addresses of fallback blocks are kept out of band. While none is
 /// live, a deallocation costs one more relaxed load. Thread-safe.
@@ -21524,8 +21681,17 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     give_back(r, p, next);
   }
 
-  // Pool calls, for both resources.
+  // Pool calls reach both resources, as each call of core/pool_call.hpp says.
 
+  /// Calls f with both resources, in the order in which they are asked.
+  template <class F>
+  decltype(auto) with_routes(F const& f) {
+    return f(this->upstream(), other_);
+  }
+  /// Returns which of them a block, or an address in one, belongs to. May take the growth lock of the other's pool.
+  [[nodiscard]] std::size_t route_of(void const* p) noexcept {
+    return blocks_.contains(p) || detail::nearest_or(other_, pool_call::owns{p}, false) ? 1 : 0;
+  }
   /// Reaches the resource that the block belongs to. If that one has no pool, the block's deallocation waits for the whole
   /// device.
   /// @throws std::bad_alloc, cuda_error: nothing has changed
@@ -21533,246 +21699,19 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     requires(detail::records_streams<Upstream> || detail::records_streams<Other>)
   {
     if (p == nullptr) return;
-    detail::record_stream_call const use{p, bytes, stream};
+    pool_call::record_stream const use{p, bytes, stream};
     if (blocks_.contains(p)) {
       record_in(other_, use);
     } else {
       record_in(this->upstream(), use);
     }
   }
-  /// Gives cached memory back until both together hold at most `keep_bytes`, the fallback's first; returns the bytes given
-  /// back.
-  std::size_t trim(std::size_t keep_bytes)
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::trim>
-  {
-    std::size_t const first = reserved_in(this->upstream());
-    std::size_t const given = trim_one(other_, keep_bytes > first ? keep_bytes - first : 0);
-    std::size_t const second = reserved_in(other_);
-    return given + trim_one(this->upstream(), keep_bytes > second ? keep_bytes - second : 0);
-  }
-  /// Puts each resource to sleep that can; if the second one fails, the first one is woken. @throws as they do
-  std::size_t sleep(contents where)
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::sleep>
-  {
-    auto const ask = [where](auto& l) -> decltype(static_cast<std::size_t>(l.sleep(where))) {
-      return l.sleep(where);
-    };
-    try {
-      return of_each(ask, [](std::size_t a, std::size_t b) { return a + b; });
-    } catch (...) {
-      try {
-        (void)wake(after_waking::free_host_memory);
-      } catch (...) {  // is_asleep() reports it
-      }
-      throw;
-    }
-  }
-  /// Wakes both. If one fails, it is still asleep; call again.
-  std::size_t wake(after_waking then)
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::wake>
-  {
-    auto const ask = [then](auto& l) -> decltype(static_cast<std::size_t>(l.wake(then))) {
-      return l.wake(then);
-    };
-    return of_each(ask, [](std::size_t a, std::size_t b) { return a + b; });
-  }
-  /// Compacts each that can be; the sums of both.
-  compaction compact()
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::compact>
-  {
-    auto const ask = [](auto& l) -> decltype(compaction(l.compact())) { return l.compact(); };
-    return of_each(ask, [](compaction const& a, compaction const& b) {
-      return compaction{a.released + b.released, a.live + b.live, a.stretches + b.stretches,
-                        a.reserved + b.reserved};
-    });
-  }
-  /// Whether either sleeps.
-  [[nodiscard]] bool is_asleep()
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::is_asleep>
-  {
-    auto const ask = [](auto& l) -> decltype(static_cast<bool>(l.is_asleep())) { return l.is_asleep(); };
-    return of_each(ask, [](bool a, bool b) { return a || b; });
-  }
-  // Segments and pins: of the resource whose pool reserved the memory.
-
-  /// @throws as pool::each_segment()
-  template <class F>
-  void each_segment(void const* p, std::size_t bytes, F const& f)
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::each_segment>
-  {
-    to_owner(p, [&](auto& l) -> decltype(l.each_segment(p, bytes, f)) { l.each_segment(p, bytes, f); });
-  }
-  void pin(void const* p, std::size_t bytes)
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::pin>
-  {
-    to_owner(p, [&](auto& l) -> decltype(l.pin(p, bytes)) { l.pin(p, bytes); });
-  }
-  void unpin(void const* p, std::size_t bytes) noexcept
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::unpin>
-  {
-    to_owner(p, [&](auto& l) -> decltype(l.unpin(p, bytes)) { l.unpin(p, bytes); });
-  }
-  /// That of the first resource, or of the other one if only that has a pool.
-  [[nodiscard]] char const* allocator_backend()
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::allocator_backend>
-  {
-    return of_each(detail::routed_calls::allocator_backend{},
-                   [](char const* first, char const*) { return first; });
-  }
-  /// Whether `p` lies in memory that either pool reserved.
-  [[nodiscard]] bool owns(void const* p)
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::owns>
-  {
-    auto const ask = [p](auto& l) -> decltype(static_cast<bool>(l.owns(p))) { return l.owns(p); };
-    return of_each(ask, [](bool a, bool b) { return a || b; });
-  }
-  /// The larger one of both.
-  [[nodiscard]] std::size_t largest_free_range()
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::largest_free_range>
-  {
-    auto const ask = [](auto& l) -> decltype(static_cast<std::size_t>(l.largest_free_range())) {
-      return l.largest_free_range();
-    };
-    return of_each(ask, [](std::size_t a, std::size_t b) { return detail::max_of(a, b); });
-  }
-  /// The bytes that a request occupies in either resource, the larger value if they round differently: it is needed before it
-  /// is known which of them serves, and limits must hold for both.
-  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return detail::max_of(detail::block_bytes_of(this->upstream(), bytes, alignment),
-                          detail::block_bytes_of(other_, bytes, alignment));
-  }
-  /// The sum of both, each read at one moment. Peaks are an upper bound, see detail::sum_of_states().
-  [[nodiscard]] pool_state state()
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::state>
-  {
-    auto const ask = [](auto& l) -> decltype(pool_state(l.state())) { return l.state(); };
-    return of_each(ask, detail::sum_of_states);
-  }
-  void reset_peaks()
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_peaks>
-  {
-    to_each([](auto& l) -> decltype(static_cast<void>(l.reset_peaks())) { l.reset_peaks(); });
-  }
-  void reset_totals()
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::reset_totals>
-  {
-    to_each([](auto& l) -> decltype(static_cast<void>(l.reset_totals())) { l.reset_totals(); });
-  }
-  /// Notifies of waiting blocks in both. @throws std::bad_alloc, nothing has changed
-  void observe_waiting(detail::waiting_observer& observer)
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::observe_waiting>
-  {
-    try {
-      to_each([&](auto& l) -> decltype(static_cast<void>(l.observe_waiting(observer))) {
-        l.observe_waiting(observer);
-      });
-    } catch (...) {
-      end_observation(observer);
-      throw;
-    }
-  }
-  void end_observation(detail::waiting_observer& observer) noexcept
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::end_observation>
-  {
-    to_each([&](auto& l) -> decltype(static_cast<void>(l.end_observation(observer))) {
-      l.end_observation(observer);
-    });
-  }
-  /// @throws std::bad_alloc
-  template <class Clock>
-  void note_growth(std::size_t most, Clock clock)
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth>
-  {
-    to_each([&](auto& l) -> decltype(static_cast<void>(l.note_growth(most, clock))) {
-      l.note_growth(most, clock);
-    });
-  }
-  /// @throws std::bad_alloc
-  template <class Clock>
-  void note_growth_from_now(std::size_t most, Clock clock)
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::note_growth_from_now>
-  {
-    to_each([&](auto& l) -> decltype(static_cast<void>(l.note_growth_from_now(most, clock))) {
-      l.note_growth_from_now(most, clock);
-    });
-  }
-  /// Inspects one pool, then the other; see pool::inspect().
-  template <class Look>
-  void inspect(Look&& look)
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::inspect>
-  {
-    to_each([&](auto& l) -> decltype(static_cast<void>(l.inspect(look))) { l.inspect(look); });
-  }
-
-  /// Makes an owner for the memory of captured graphs in both. @throws cuda_error, std::bad_alloc
-  [[nodiscard]] detail::owned<detail::graph_owner> new_graph_memory()
-    requires detail::either_reaches<Upstream, Other, detail::routed_calls::new_graph_memory>
-  {
-    return of_each(detail::routed_calls::new_graph_memory{}, [](auto first, auto second) {
-      return detail::owned<detail::graph_owner>(
-          new detail::two_graph_owners(std::move(first), std::move(second)));
-    });
-  }
-
   /// Number of live blocks that came from the fallback.
   [[nodiscard]] std::size_t fallback_blocks() const noexcept { return blocks_.size(); }
 
  private:
-  /// Calls each resource that accepts the call, and joins the results.
-  template <class Ask, class Join>
-  auto of_each(Ask const& ask, Join const& join) {
-    if constexpr (!reachable<Upstream, Ask>) {
-      return nearest(other_, ask);
-    } else if constexpr (!reachable<Other, Ask>) {
-      return nearest(this->upstream(), ask);
-    } else {
-      return join(nearest(this->upstream(), ask), nearest(other_, ask));
-    }
-  }
-  /// Calls the resource with the address; the one with a pool over pages if neither has it, which then refuses it.
-  template <class Call>
-  void to_owner(void const* p, Call const& call) {
-    if constexpr (!reachable<Upstream, Call>) {
-      nearest(other_, call);
-    } else if constexpr (!reachable<Other, Call>) {
-      nearest(this->upstream(), call);
-    } else {
-      bool const of_other =
-          nearest(other_, [p](auto& l) -> decltype(static_cast<bool>(l.owns(p))) { return l.owns(p); });
-      if (of_other) return static_cast<void>(nearest(other_, call));
-      nearest(this->upstream(), call);
-    }
-  }
-  template <class Call>
-  void to_each(Call const& call) {
-    if constexpr (reachable<Upstream, Call>) nearest(this->upstream(), call);
-    if constexpr (reachable<Other, Call>) nearest(other_, call);
-  }
   template <class Resource>
-  static std::size_t trim_one(Resource& resource, std::size_t keep_bytes) {
-    auto const ask = [&](auto& l) -> decltype(static_cast<std::size_t>(l.trim(keep_bytes))) {
-      return l.trim(keep_bytes);
-    };
-    if constexpr (reachable<Resource, decltype(ask)>) {
-      return nearest(resource, ask);
-    } else {
-      return 0;
-    }
-  }
-  template <class Resource>
-  static std::size_t reserved_in(Resource& resource) {
-    auto const ask = [](auto& l) -> decltype(static_cast<std::size_t>(l.state().reserved)) {
-      return l.state().reserved;
-    };
-    if constexpr (reachable<Resource, decltype(ask)>) {
-      return nearest(resource, ask);
-    } else {
-      return 0;
-    }
-  }
-
-  template <class Resource>
-  void record_in(Resource& resource, detail::record_stream_call const& use) {
+  void record_in(Resource& resource, pool_call::record_stream const& use) {
     if constexpr (detail::records_streams<Resource>) {
       nearest(resource, use);
     } else {
@@ -21903,8 +21842,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       alignment = blocks_.find(key_of(p)).alignment;
     }
     if (alignment == 0) return;  // deallocation will report it
-    nearest(this->upstream(), detail::record_stream_call{fences_.whole_of(p, alignment),
-                                                         fences_.whole_bytes(bytes, alignment), stream});
+    nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
+                                                       fences_.whole_bytes(bytes, alignment), stream});
   }
 
   /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
@@ -21944,10 +21883,10 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
 
   /// Puts the pool to sleep. Where contents are discarded, so are the fences of the blocks that are live now.
   std::size_t sleep(contents where)
-    requires reachable<Upstream, detail::routed_calls::sleep>
+    requires reachable<Upstream, pool_call::sleep>
   {
     bool const slept = detail::sleeps(this->upstream());
-    std::size_t const given = detail::put_to_sleep(this->upstream(), where);
+    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
     std::lock_guard const guard(mutex_);
     if (!slept && where == contents::discarded) lost_ = numbered_;
     return given;
@@ -22258,12 +22197,11 @@ std::size_t keep_headroom(Resource const& memory, source_location where = source
   auto const lacking = [](auto& layer) -> decltype(layer.headroom_lacking()) {
     return layer.headroom_lacking();
   };
-  auto const held = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
-  static_assert(reachable<Resource, decltype(lacking)> && reachable<Resource, decltype(held)>,
+  static_assert(reachable<Resource, decltype(lacking)> && reachable<Resource, pool_call::reserved>,
                 "tarn: keep_headroom needs a pool over headroom: cuda_pages{} | headroom{2_GiB} | pooled{}");
   std::size_t const bytes = nearest(memory, lacking);
   if (bytes == 0) return 0;
-  std::size_t const reserved = nearest(memory, held).reserved;
+  std::size_t const reserved = nearest(memory, pool_call::reserved{});
   return memory.trim(reserved > bytes ? reserved - bytes : 0, where);
 }
 
@@ -22671,7 +22609,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   {
     bool const added = p != nullptr && used_elsewhere_.insert(p);
     try {
-      nearest(this->upstream(), detail::record_stream_call{p, bytes, stream});
+      nearest(this->upstream(), pool_call::record_stream{p, bytes, stream});
     } catch (...) {
       if (added) used_elsewhere_.erase(p);
       throw;
@@ -23190,13 +23128,12 @@ namespace tarn {
 /// H200, and one copy on the device of its live granules.
 template <class Memory>
 compaction compact(Memory const& memory, source_location place = source_location::current()) {
-  constexpr bool can = detail::keeps_addresses<Memory, detail::routed_calls::compact>();
+  constexpr bool can = reachable<Memory const, pool_call::compact>;
   static_assert(can,
                 "tarn: only a pool over a page source, such as cuda_pages, can be compacted: use "
                 "`cuda_pages{} | pooled{}`");
   if constexpr (can) {
-    return detail::called_from(
-        place, [&] { return nearest(memory, [](auto& l) -> decltype(l.compact()) { return l.compact(); }); });
+    return detail::called_from(place, [&] { return nearest(memory, pool_call::compact{}); });
   }
 }
 
@@ -24082,15 +24019,14 @@ class capture_scope;
 template <class Memory>
 class graph_memory {
   static_assert(
-      reachable<Memory, detail::routed_calls::new_graph_memory>,
+      reachable<Memory, pool_call::new_graph_memory>,
       "tarn: graph_memory needs a pool, which keeps a graph's addresses apart: pages | tarn::pooled{}");
 
  public:
   /// Holds no memory until a capture allocates. Host cost 20 us. @throws cuda_error, std::bad_alloc
   explicit graph_memory(Memory memory, source_location where = source_location::current())
-      : memory_(std::move(memory)), owner_(detail::called_from(where, [&] {
-          return nearest(memory_, detail::routed_calls::new_graph_memory{});
-        })) {}
+      : memory_(std::move(memory)),
+        owner_(detail::called_from(where, [&] { return nearest(memory_, pool_call::new_graph_memory{}); })) {}
   graph_memory(graph_memory&&) noexcept = default;
   graph_memory& operator=(graph_memory&& other) noexcept {
     owner_ = std::move(other.owner_);  // before the pool that it belongs to
@@ -24461,7 +24397,7 @@ namespace detail {
 
 /// Whether a stack can sleep. The uppermost pool must: blocks of a pool below it are in use by that one.
 template <class Memory>
-concept can_sleep = keeps_addresses<std::remove_cvref_t<Memory>, routed_calls::sleep>();
+concept can_sleep = reachable<std::remove_cvref_t<Memory>, pool_call::sleep>;
 
 template <class Memory>
 inline constexpr bool require_can_sleep() noexcept {
@@ -24501,9 +24437,7 @@ template <class Memory>
 std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_memory,
                   source_location place = source_location::current()) {
   if constexpr (detail::require_can_sleep<Memory>()) {
-    return detail::called_from(place, [&] {
-      return nearest(memory, [&](auto& l) -> decltype(l.sleep(where)) { return l.sleep(where); });
-    });
+    return detail::called_from(place, [&] { return nearest(memory, pool_call::sleep{where}); });
   }
 }
 
@@ -24521,9 +24455,7 @@ template <class Memory>
 std::size_t wake(Memory const& memory, after_waking then = after_waking::free_host_memory,
                  source_location place = source_location::current()) {
   if constexpr (detail::require_can_sleep<Memory>()) {
-    return detail::called_from(place, [&] {
-      return nearest(memory, [&](auto& l) -> decltype(l.wake(then)) { return l.wake(then); });
-    });
+    return detail::called_from(place, [&] { return nearest(memory, pool_call::wake{then}); });
   }
 }
 
@@ -24531,7 +24463,7 @@ std::size_t wake(Memory const& memory, after_waking then = after_waking::free_ho
 template <class Memory>
 [[nodiscard]] bool is_asleep(Memory const& memory) noexcept {
   if constexpr (detail::require_can_sleep<Memory>()) {
-    return nearest(memory, [](auto& l) -> decltype(l.is_asleep()) { return l.is_asleep(); });
+    return nearest(memory, pool_call::is_asleep{});
   }
 }
 
@@ -24584,7 +24516,6 @@ namespace detail {
 inline constexpr auto ask_statistics = [](auto& layer) -> decltype(layer.statistics()) {
   return layer.statistics();
 };
-inline constexpr auto ask_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
 
 /// The memory that pools hold for captured graphs, bytes.
 struct graph_totals {
@@ -24593,24 +24524,25 @@ struct graph_totals {
   std::size_t allocated = 0;
   std::size_t kept = 0;  ///< blocks that captures freed though they are not their owner's
 };
-inline constexpr auto ask_graphs = [](auto& layer) -> decltype(layer.inspect(routed_calls::any_look{}),
-                                                               graph_totals{}) {
+template <class Resource>
+graph_totals graphs_of(Resource& memory) {
   graph_totals sum;
-  layer.inspect([&](auto& heap, auto& front, auto& waiting, auto&) {
+  auto const look = [&](auto& heap, auto& front, auto& waiting, auto&) {
     sum.kept += waiting.kept_bytes();
     if (heap.graph_memory == 0) return;
     pool_state const s = read_state(heap, front, waiting);
     ++sum.owners;
     sum.reserved += s.reserved;
     sum.allocated += s.live > s.pending ? s.live - s.pending : 0;
-  });
+  };
+  nearest(memory, pool_call::inspect{look});
   return sum;
-};
+}
 
 template <class Resource>
 inline constexpr bool is_tracked = reachable<Resource, decltype(ask_statistics)>;
 template <class Resource>
-inline constexpr bool is_pooled = reachable<Resource, decltype(ask_state)>;
+inline constexpr bool is_pooled = reachable<Resource, pool_call::state>;
 
 template <class Resource>
 tracked_statistics statistics_of(Resource& memory) {
@@ -24620,7 +24552,7 @@ tracked_statistics statistics_of(Resource& memory) {
 template <class Resource>
 pool_state state_of(Resource& memory) {
   static_assert(is_pooled<Resource>, "tarn: this needs a pool; add: | tarn::pooled{}");
-  return nearest(memory, ask_state);
+  return nearest(memory, pool_call::state{});
 }
 
 }  // namespace detail
@@ -24669,17 +24601,16 @@ template <class Resource>
 /// read of the state; thread-safe.
 template <class Resource>
 [[nodiscard]] char const* allocator_backend(Resource const& memory) noexcept {
-  static_assert(reachable<Resource, detail::routed_calls::allocator_backend>,
+  static_assert(reachable<Resource, pool_call::allocator_backend>,
                 "tarn: allocator_backend needs a pool; add: | tarn::pooled{}");
-  return nearest(memory, detail::routed_calls::allocator_backend{});
+  return nearest(memory, pool_call::allocator_backend{});
 }
 
 /// Resets every peak to the current value. Peaks of peak_scopes are unaffected.
 template <class Resource>
 void reset_peak_memory_stats(Resource memory) {
   nearest(memory, [](auto& l) -> decltype(l.reset_peak_statistics()) { return l.reset_peak_statistics(); });
-  auto const reset_pool = [](auto& l) -> decltype(l.reset_peaks()) { return l.reset_peaks(); };
-  if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
+  if constexpr (detail::is_pooled<Resource>) nearest(memory, pool_call::reset_peaks{});
 }
 /// Resets the totals ("allocated", "freed") and the counts of calls and refused requests to zero.
 template <class Resource>
@@ -24687,8 +24618,7 @@ void reset_accumulated_memory_stats(Resource memory) {
   nearest(memory, [](auto& l) -> decltype(l.reset_accumulated_statistics()) {
     return l.reset_accumulated_statistics();
   });
-  auto const reset_pool = [](auto& l) -> decltype(l.reset_totals()) { return l.reset_totals(); };
-  if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
+  if constexpr (detail::is_pooled<Resource>) nearest(memory, pool_call::reset_totals{});
 }
 
 /// Free and total bytes of the whole device, as the driver reports.
@@ -24764,8 +24694,8 @@ template <class Resource>
   put_groups("active_bytes", t.active_bytes);
   put_groups("allocated_bytes", t.allocated_bytes);
   put_groups("allocation", t.allocations);
-  if constexpr (reachable<Resource, decltype(detail::ask_graphs)>) {
-    detail::graph_totals const graphs = nearest(memory, detail::ask_graphs);
+  if constexpr (reachable<Resource, pool_call::inspect<pool_call::any_look>>) {
+    detail::graph_totals const graphs = detail::graphs_of(memory);
     if (graphs.owners != 0 || graphs.kept != 0) {
       add("graph_memory.allocated_bytes", number(graphs.allocated));
       add("graph_memory.kept_bytes", number(graphs.kept));
@@ -24877,7 +24807,7 @@ template <class Resource>
   std::string const spaces(17, ' ');
   std::string title =
       detail::concat({spaces, " tarn memory summary, device ID ", std::to_string(memory.device().value)});
-  if constexpr (reachable<Resource, detail::routed_calls::allocator_backend>) {
+  if constexpr (reachable<Resource, pool_call::allocator_backend>) {
     std::string_view const backend = allocator_backend(memory);
     if (backend != "pages") title += detail::concat({", ", backend});
   }

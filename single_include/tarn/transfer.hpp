@@ -1586,10 +1586,7 @@ class evict_scope {
     std::size_t given = 0;
     each([&](auto& s) {
       typename std::remove_reference_t<decltype(s)>::buffer_type::resource_type memory = s.buffer->resource();
-      auto const trim = [](auto& layer) -> decltype(layer.trim(std::size_t{})) {
-        return layer.trim(std::size_t{});
-      };
-      if constexpr (reachable<decltype(memory), decltype(trim)>) given += nearest(memory, trim);
+      given += detail::nearest_or(memory, pool_call::trim{}, std::size_t{});
     });
     return given != 0;
   }
@@ -1806,7 +1803,7 @@ constexpr bool knows_available() noexcept {
   if constexpr (has_limit<Layer>) {
     return true;
   } else if constexpr (stands_on_another<Layer>) {
-    return knows_available<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+    return knows_available<layer_below<Layer>>();
   } else {
     return reports_free<Layer>;
   }
@@ -1843,8 +1840,7 @@ template <class Layer>
 
 template <class Resource>
 constexpr void require_available() noexcept {
-  using layer = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
-  static_assert(knows_available<layer>(),
+  static_assert(knows_available<layer_behind<Resource>>(),
                 "tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed "
                 "memory; add | tarn::limited{bytes}, or pass a number of bytes");
 }
@@ -3880,14 +3876,7 @@ class oom_retry {
 /// Trims the cache of the nearest pool; returns 0 if there is none.
 template <class Resource>
 [[nodiscard]] std::size_t clear_cache_of(Resource& memory) {
-  auto const trim = [](auto& layer) -> decltype(layer.trim(std::size_t{})) {
-    return layer.trim(std::size_t{});
-  };
-  if constexpr (reachable<Resource, decltype(trim)>) {
-    return nearest(memory, trim);
-  } else {
-    return 0;
-  }
+  return nearest_or(memory, pool_call::trim{}, std::size_t{});
 }
 
 }  // namespace detail

@@ -25,6 +25,11 @@ struct spill_layer {
   }
   void* allocate_sync(std::size_t n, std::size_t a) { return memory.allocate_sync(n, a); }
   void deallocate_sync(void* p, std::size_t n, std::size_t a) noexcept { memory.deallocate_sync(p, n, a); }
+  template <class F>
+  decltype(auto) with_routes(F const& f) {
+    return f(memory, other);
+  }
+  std::size_t route_of(void const*) const noexcept { return 0; }
   std::size_t trim(std::size_t keep) { return memory.trim(keep) + other.trim(keep); }
 };
 template <class Other>
@@ -35,7 +40,7 @@ struct spill {
 };
 
 int main() {
-  auto second = tarn::host_memory{} | tarn::pooled{};
+  tarn::host_memory second;
   auto memory = tarn::host_memory{} | tarn::pooled{} | spill<decltype(second)>{second};
   memory.record_stream(nullptr, 1, {});
 }

@@ -128,7 +128,7 @@ void fallback(trial& t) {
     return nearest(memory, [](auto& l) -> decltype(l.fallback_blocks()) { return l.fallback_blocks(); });
   };
   auto const live = t.watch([&] {
-    auto const mine = nearest(memory, [](auto& l) -> decltype(l.state()) { return l.state(); });
+    auto const mine = nearest(memory, pool_call::state{});
     return std::to_string(mine.live) + " + " + std::to_string(other->state().live) + " B live, " +
            std::to_string(spare()) + " elsewhere";
   });

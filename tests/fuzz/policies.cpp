@@ -224,8 +224,7 @@ class program {
       std::size_t const counted = nearest(memory_, used);
       promise(limit_counts_ != limit_counts::live_bytes || counted == live.counted(),
               "a limit over a pool counts live bytes");
-      auto const state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
-      promise(limit_counts_ != limit_counts::reserved_bytes || counted == nearest(memory_, state).reserved,
+      promise(limit_counts_ != limit_counts::reserved_bytes || counted == nearest(memory_, pool_call::reserved{}),
               "a limit under a pool counts reserved bytes");
     }
   }

@@ -1032,7 +1032,7 @@ PLANTED = {
         Mutant(
             "headroom counts as free",
             "pool/growth/memory_left.hpp",
-            "  if constexpr (has_headroom<Layer>) left.leave_headroom(layer.headroom_bytes());\n",
+            "    if constexpr (has_headroom<L>) left.leave_headroom(l.headroom_bytes());\n",
             "",
             finder="tests/pool/memory_left.cpp",
         ),
@@ -1192,9 +1192,9 @@ PLANTED = {
         ),
         Mutant(
             "the fallback's blocks are looked for in the first pool",
-            "policy/fallback_to.hpp",
-            "      if (of_other) return static_cast<void>(nearest(other_, call));\n",
-            "",
+            "core/layers.hpp",
+            "return route == 0 ? nearest(first, call) : ask_owner(call, route - 1, rest...);",
+            "return route <= 1 ? nearest(first, call) : ask_owner(call, route - 1, rest...);",
             finder="tests/raii/page_pin.cpp",
         ),
     ],
@@ -1674,23 +1674,41 @@ PLANTED = {
         ),
         Mutant(
             "trim reaches only the first resource",
-            "policy/fallback_to.hpp",
-            "std::size_t const given = trim_one(other_, keep_bytes > first ? keep_bytes - first : 0);",
-            "std::size_t const given = 0 * first;",
+            "core/pool_call.hpp",
+            "    if constexpr (sizeof...(rest) != 0) given = from_the_last(one, rest...);\n",
+            "",
             finder="policies",
         ),
         Mutant(
             "a fallback's blocks are unowned",
-            "policy/fallback_to.hpp",
-            "{ return l.owns(p); };\n    return of_each(ask, [](bool a, bool b) { return a || b; });",
-            "{ return l.owns(p); };\n    return of_each(ask, [](bool a, bool b) { return a || (b && false); });",
+            "core/pool_call.hpp",
+            """  static constexpr bool join(bool a, bool b) noexcept { return a || b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<bool>(l.owns(p))) {""",
+            """  static constexpr bool join(bool a, bool b) noexcept { return a || (b && false); }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<bool>(l.owns(p))) {""",
             finder="policies",
+        ),
+        Mutant(
+            "what a call did to an earlier resource stays when a later one fails",
+            "core/layers.hpp",
+            "      call.undo(resource);\n      throw;",
+            "      throw;",
+            finder="tests/core/pool_call.cpp",
+        ),
+        Mutant(
+            "a call for one block's owner reaches the first resource",
+            "core/layers.hpp",
+            "ask_owner(call, layer.route_of(call.address()), resources...)",
+            "ask_owner(call, 0, resources...)",
+            finder="tests/core/pool_call.cpp",
         ),
         Mutant(
             "record_stream passes the block without its fences",
             "policy/fenced.hpp",
-            "detail::record_stream_call{fences_.whole_of(p, alignment),",
-            "detail::record_stream_call{p,",
+            "pool_call::record_stream{fences_.whole_of(p, alignment),",
+            "pool_call::record_stream{p,",
             finder="policies",
         ),
         Mutant(
@@ -2626,7 +2644,7 @@ PLANTED = {
         Mutant(
             "pieces of blocks count as one",
             "pool/growth/memory_left.hpp",
-            "puts_together = layer.uses_pages();",
+            "puts_together = l.uses_pages();",
             "puts_together = true;",
             finder="tests/pool/without_pages.cpp",
         ),
@@ -2660,9 +2678,9 @@ PLANTED = {
         ),
         Mutant(
             "the wrong resource of two reports its memory",
-            "policy/fallback_to.hpp",
-            "[](char const* first, char const*) { return first; }",
-            "[](char const*, char const* second) { return second; }",
+            "core/pool_call.hpp",
+            "join(char const* first, char const*) noexcept { return first; }",
+            "join(char const*, char const* second) noexcept { return second; }",
             finder="tests/pool/without_pages.cpp",
         ),
         Mutant(

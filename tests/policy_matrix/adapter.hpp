@@ -12,7 +12,7 @@
 
 #include "policies.hpp"
 #include "subject.hpp"
-#include "tarn/core/routed_calls.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/pool/inspection/inspection.hpp"
 #include "tarn/raii/compact.hpp"
 #include "tarn/raii/exported_block.hpp"
@@ -26,29 +26,6 @@ namespace policy_matrix {
 
 /// Calls that `tarn::nearest` searches for below the top layer.
 namespace ask {
-struct use_call {
-  void* p = nullptr;
-  std::size_t bytes = 0;
-  tarn::stream_ref stream;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.record_stream(p, bytes, stream)) {
-    return l.record_stream(p, bytes, stream);
-  }
-};
-struct trim_call {
-  std::size_t keep = 0;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.trim(keep)) {
-    return l.trim(keep);
-  }
-};
-struct owns_call {
-  void const* p = nullptr;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.owns(p)) {
-    return l.owns(p);
-  }
-};
 struct limit_call {
   std::size_t bytes = 0;
   template <class L>
@@ -56,16 +33,6 @@ struct limit_call {
     return l.set_limit(bytes);
   }
 };
-struct block_bytes_call {
-  std::size_t bytes = 0;
-  std::size_t alignment = 1;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.block_bytes(bytes, alignment)) {
-    return l.block_bytes(bytes, alignment);
-  }
-};
-inline constexpr auto state = [](auto& l) -> decltype(l.state()) { return l.state(); };
-inline constexpr auto reset_peaks = [](auto& l) -> decltype(l.reset_peaks()) { return l.reset_peaks(); };
 inline constexpr auto statistics = [](auto& l) -> decltype(l.statistics()) { return l.statistics(); };
 inline constexpr auto used = [](auto& l) -> decltype(l.used()) { return l.used(); };
 inline constexpr auto check_all = [](auto& l) -> decltype(l.check_all()) { return l.check_all(); };
@@ -76,32 +43,24 @@ struct record_call {
     return l.record();
   }
 };
-struct any_look {
-  template <class... Parts>
-  void operator()(Parts&...) const {}
-};
-inline constexpr auto contents = [](auto& l) -> decltype(l.inspect(any_look{}),
-                                                         tarn::detail::pool_contents{}) {
-  return tarn::detail::contents_of(l);
-};
 }  // namespace ask
 
 /// @tparam Exports  whether export, import and registrations are compiled, which takes time
 template <class M, bool Exports>
 constexpr offers offers_of() {
-  return {tarn::reachable<M, ask::use_call>,
-          tarn::reachable<M, ask::trim_call>,
-          tarn::reachable<M, ask::owns_call>,
-          tarn::reachable<M, decltype(ask::state)>,
+  return {tarn::reachable<M, tarn::pool_call::record_stream>,
+          tarn::reachable<M, tarn::pool_call::trim>,
+          tarn::reachable<M, tarn::pool_call::owns>,
+          tarn::reachable<M, tarn::pool_call::state>,
           tarn::reachable<M, decltype(ask::statistics)>,
           tarn::reachable<M, ask::limit_call>,
           tarn::reachable<M, decltype(ask::check_all)>,
           tarn::reachable<M, ask::record_call>,
-          tarn::reachable<M, decltype(ask::contents)>,
-          tarn::reachable<M, tarn::detail::routed_calls::new_graph_memory>,
+          tarn::reachable<M, tarn::pool_call::inspect<tarn::pool_call::any_look>>,
+          tarn::reachable<M, tarn::pool_call::new_graph_memory>,
           tarn::detail::can_sleep<M>,
-          tarn::detail::keeps_addresses<M, tarn::detail::routed_calls::compact>(),
-          tarn::reachable<M, tarn::detail::routed_calls::allocator_backend>,
+          tarn::reachable<M, tarn::pool_call::compact>,
+          tarn::reachable<M, tarn::pool_call::allocator_backend>,
           tarn::detail::has_segments<M>,
           Exports && tarn::detail::has_segments<M>};
 }
@@ -145,22 +104,22 @@ class adapter final : public test_memory {
     memory_->deallocate_sync(p, bytes, alignment);
   }
   void record_stream(void* p, std::size_t bytes, tarn::stream_ref stream) override {
-    if constexpr (can.record_stream) tarn::nearest(*memory_, ask::use_call{p, bytes, stream});
+    if constexpr (can.record_stream) tarn::nearest(*memory_, tarn::pool_call::record_stream{p, bytes, stream});
   }
   std::size_t trim(std::size_t keep) override {
-    if constexpr (can.trim) return tarn::nearest(*memory_, ask::trim_call{keep});
+    if constexpr (can.trim) return tarn::nearest(*memory_, tarn::pool_call::trim{keep});
     return 0;
   }
   bool owns(void const* p) override {
-    if constexpr (can.owns) return tarn::nearest(*memory_, ask::owns_call{p});
+    if constexpr (can.owns) return tarn::nearest(*memory_, tarn::pool_call::owns{p});
     return false;
   }
   tarn::pool_state state() override {
-    if constexpr (can.state) return tarn::nearest(*memory_, ask::state);
+    if constexpr (can.state) return tarn::nearest(*memory_, tarn::pool_call::state{});
     return {};
   }
   void reset_peaks() override {
-    if constexpr (can.state) tarn::nearest(*memory_, ask::reset_peaks);
+    if constexpr (can.state) tarn::nearest(*memory_, tarn::pool_call::reset_peaks{});
   }
   exact_numbers statistics() override {
     if constexpr (can.statistics) {
@@ -195,20 +154,20 @@ class adapter final : public test_memory {
   std::size_t inspected_bytes() override {
     std::size_t sum = 0;
     if constexpr (can.inspect) {
-      for (auto const& s : tarn::nearest(*memory_, ask::contents).stretches) sum += s.bytes;
+      for (auto const& s : tarn::detail::contents_of(*memory_).stretches) sum += s.bytes;
     }
     return sum;
   }
   std::size_t block_bytes(std::size_t bytes, std::size_t alignment) override {
-    if constexpr (tarn::reachable<M, ask::block_bytes_call>) {
-      return tarn::nearest(*memory_, ask::block_bytes_call{bytes, alignment});
+    if constexpr (tarn::reachable<M, tarn::pool_call::block_bytes>) {
+      return tarn::nearest(*memory_, tarn::pool_call::block_bytes{bytes, alignment});
     } else {
       return bytes;
     }
   }
   tarn::detail::owned<tarn::detail::graph_owner> new_graph_memory() override {
     if constexpr (can.graph_memory)
-      return tarn::nearest(*memory_, tarn::detail::routed_calls::new_graph_memory{});
+      return tarn::nearest(*memory_, tarn::pool_call::new_graph_memory{});
     return {};
   }
   std::size_t sleep(tarn::contents where) override {

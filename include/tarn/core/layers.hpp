@@ -1,8 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Finds the first layer of a stack, from the top down, that accepts a call.
+// How a stack is walked: from the top down to the layer that accepts a call, or through all of its layers.
+//
+// | a layer that           | says                                                                                            |
+// |------------------------|-------------------------------------------------------------------------------------------------|
+// | stands on another one  | upstream()                                                                                      |
+// | routes to several      | `using routes = routes_to<Upstream, Other>`; with_routes(f), which returns f(upstream(), other_); |
+// |                        | route_of(p): the index of the resource that an address belongs to                               |
+//
+// A call is a function object that accepts each layer that has the call. A layer that has it is asked, otherwise the one below. How it
+// crosses a layer that routes, the call says: `crosses`. All calls of pools are in core/pool_call.hpp.
 
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
@@ -17,12 +28,22 @@ namespace tarn {
 template <class Layer>
 class shared_resource;
 
-/// Declared by a layer that routes calls to several resources below it, with all of them:
-/// `using routes = tarn::routes_to<Upstream, Other>;`. A call that such a layer does not define is not forwarded, since one of
-/// the resources would answer for all. The layer must define each call of detail::routed_calls that a resource below it
-/// offers; otherwise it does not compile.
+/// Declared by a layer that routes calls to several resources below it, with all of them, in the order of with_routes(). The layer
+/// need not define the calls of pools: each says how it crosses such a layer. Another call ends there, since one of the resources would
+/// answer for all.
 template <class... Resources>
 struct routes_to {};
+
+/// How a call crosses a layer that routes to several resources. Those that the call does not reach are left out.
+enum class crossing : std::uint8_t {
+  each,  ///< all are asked; if one throws, call.undo(resource) is called for those before it, where the call has that
+  joined,  ///< likewise, and call.join(first, second) makes one answer of theirs
+  owner,   ///< the one that call.address() belongs to
+  itself   ///< call.across(resources...) does it
+};
+
+template <class Resource, class Call>
+decltype(auto) nearest(Resource& resource, Call const& call);
 
 namespace detail {
 
@@ -52,50 +73,135 @@ constexpr auto& layer_of(Resource& resource) noexcept {
   }
 }
 
-/// Tries `call` with each layer from the top down; returns true if one accepts it.
+/// The type of the layer behind a handle, and of the one below a layer.
+template <class Resource>
+using layer_behind = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
+template <class Layer>
+using layer_below = std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>;
+
+/// A call that passes a layer that routes to several resources.
+template <class Call>
+concept crosses_routes = requires { Call::crosses; };
+/// A call that a pool answers for the pools below it: they lend it the memory that the call is about.
+template <class Call>
+concept ends_at_pools = requires { requires Call::ends_at_pools; };
+
+template <class Layer, class Call>
+constexpr bool can_reach() noexcept;
+template <class Call, class... Resources>
+constexpr bool any_can_reach(routes_to<Resources...>) noexcept {
+  return (can_reach<layer_behind<Resources>, Call>() || ...);
+}
 template <class Layer, class Call>
 constexpr bool can_reach() noexcept {
-  if constexpr (std::invocable<Call, Layer&>) {
+  if constexpr (std::invocable<Call const&, Layer&>) {
     return true;
-  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
-    return can_reach<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>, Call>();
+  } else if constexpr (gives_pieces<Layer> && ends_at_pools<Call>) {
+    return false;
+  } else if constexpr (routes_calls<Layer>) {
+    if constexpr (crosses_routes<Call>) return any_can_reach<Call>(typename Layer::routes{});
+    return false;
+  } else if constexpr (stands_on_another<Layer>) {
+    return can_reach<layer_below<Layer>, Call>();
   } else {
     return false;
+  }
+}
+
+/// Calls next(); if it throws, undoes what `call` did to `resource`.
+template <class Call, class Resource, class Next>
+decltype(auto) or_undo(Call const& call, Resource& resource, Next const& next) {
+  if constexpr (requires { call.undo(resource); }) {
+    try {
+      return next();
+    } catch (...) {
+      call.undo(resource);
+      throw;
+    }
+  } else {
+    return next();
+  }
+}
+template <class Call, class First, class... Rest>
+decltype(auto) ask_each(Call const& call, First& first, Rest&... rest) {
+  if constexpr (!can_reach<layer_behind<First>, Call>()) {
+    return ask_each(call, rest...);
+  } else if constexpr (!(can_reach<layer_behind<Rest>, Call>() || ...)) {
+    return nearest(first, call);
+  } else if constexpr (Call::crosses == crossing::joined) {
+    auto answer = nearest(first, call);
+    auto others = or_undo(call, first, [&] { return ask_each(call, rest...); });
+    return call.join(std::move(answer), std::move(others));
+  } else {
+    nearest(first, call);
+    or_undo(call, first, [&] { ask_each(call, rest...); });
+  }
+}
+/// Asks the resource of index `route`; the last that has the call if it is not among them, which then refuses the address.
+template <class Call, class First, class... Rest>
+decltype(auto) ask_owner(Call const& call, std::size_t route, First& first, Rest&... rest) {
+  if constexpr (!can_reach<layer_behind<First>, Call>()) {
+    return ask_owner(call, route - 1, rest...);
+  } else if constexpr (!(can_reach<layer_behind<Rest>, Call>() || ...)) {
+    return nearest(first, call);
+  } else {
+    return route == 0 ? nearest(first, call) : ask_owner(call, route - 1, rest...);
   }
 }
 template <class Layer, class Call>
 constexpr decltype(auto) reach(Layer& layer, Call const& call) {
   if constexpr (std::invocable<Call const&, Layer&>) {
     return call(layer);
+  } else if constexpr (routes_calls<Layer>) {
+    return layer.with_routes([&](auto&... resources) -> decltype(auto) {
+      if constexpr (Call::crosses == crossing::owner) {
+        return ask_owner(call, layer.route_of(call.address()), resources...);
+      } else if constexpr (Call::crosses == crossing::itself) {
+        return call.across(resources...);
+      } else {
+        return ask_each(call, resources...);
+      }
+    });
   } else {
     return reach(layer_of(layer.upstream()), call);
   }
 }
 
-template <class Layer>
-constexpr bool records_places() noexcept;
-template <class... Resources>
-constexpr bool any_records_places(routes_to<Resources...>) noexcept {
-  return (records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resources&>()))>>() || ...);
+template <class Layer, class Test>
+constexpr bool any_layer(Test const& test) noexcept;
+template <class Test, class... Resources>
+constexpr bool any_layer_of(Test const& test, routes_to<Resources...>) noexcept {
+  return (any_layer<layer_behind<Resources>>(test) || ...);
 }
-/// Returns true if this layer or one below it records the places of calls.
-template <class Layer>
-constexpr bool records_places() noexcept {
-  if constexpr (requires { requires Layer::records_places; }) {
-    return true;
-  } else if constexpr (routes_calls<Layer>) {
-    return any_records_places(typename Layer::routes{});
+/// Whether test(std::type_identity<Layer>{}) holds for a layer of the stack.
+template <class Layer, class Test>
+constexpr bool any_layer(Test const& test) noexcept {
+  if (test(std::type_identity<Layer>{})) return true;
+  if constexpr (routes_calls<Layer>) {
+    return any_layer_of(test, typename Layer::routes{});
   } else if constexpr (stands_on_another<Layer>) {
-    return records_places<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+    return any_layer<layer_below<Layer>>(test);
   } else {
     return false;
   }
 }
+/// Calls f(layer) for each layer, from the source up. Of a layer that routes, only upstream() is followed.
+template <class Layer, class F>
+constexpr void for_each_layer(Layer& layer, F const& f) {
+  if constexpr (stands_on_another<Layer>) for_each_layer(layer_of(layer.upstream()), f);
+  f(layer);
+}
+
+/// Whether a layer records the places of calls.
+template <class Layer>
+constexpr bool records_places() noexcept {
+  return any_layer<Layer>(
+      []<class L>(std::type_identity<L>) { return requires { requires L::records_places; }; });
+}
 /// Sets the place of the user's call, if a layer records it.
 template <class Resource>
-using location_of_call = std::conditional_t<
-    records_places<std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>>(), location_scope,
-    no_location_scope>;
+using location_of_call =
+    std::conditional_t<records_places<layer_behind<Resource>>(), location_scope, no_location_scope>;
 
 /// Runs an owner's part of the user's call: layers that record the places of calls record that one, and errors name it.
 template <class Resource, class Call>
@@ -177,16 +283,30 @@ constexpr bool allocates() noexcept {
 
 /// True if `call` accepts the resource's layer or one below it.
 template <class Resource, class Call>
-inline constexpr bool reachable =
-    detail::can_reach<std::remove_reference_t<decltype(detail::layer_of(std::declval<Resource&>()))>, Call>();
+inline constexpr bool reachable = detail::can_reach<detail::layer_behind<Resource>, Call>();
 
-/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give the
+/// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give a
 /// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
-/// [](auto& layer) -> decltype(layer.trim(0)) { return layer.trim(0); })`.
+/// [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); })`. Only the calls of pool_call pass a layer that
+/// routes, such as fallback_to.
 template <class Resource, class Call>
-  requires reachable<Resource, Call>
 decltype(auto) nearest(Resource& resource, Call const& call) {
+  static_assert(reachable<Resource, Call>,
+                "tarn: no layer of this memory has the call, or it is below a layer that routes to several "
+                "resources and says nothing of it");
   return detail::reach(detail::layer_of(resource), call);
 }
+
+namespace detail {
+/// The same, or `otherwise` if no layer has the call.
+template <class Resource, class Call, class Otherwise>
+constexpr auto nearest_or(Resource& resource, Call const& call, Otherwise const& otherwise) {
+  if constexpr (reachable<Resource, Call>) {
+    return nearest(resource, call);
+  } else {
+    return otherwise;
+  }
+}
+}  // namespace detail
 
 }  // namespace tarn

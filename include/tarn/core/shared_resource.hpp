@@ -15,8 +15,8 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/location_scope.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/core/routed_calls.hpp"
 
 namespace tarn {
 
@@ -223,41 +223,35 @@ class shared_resource {
   /// Returns cached memory to the driver until at most `keep_bytes` are reserved; returns the bytes released.
   std::size_t trim(  // NOLINT(modernize-use-nodiscard): may be ignored
       std::size_t keep_bytes = 0, source_location where = source_location::current()) const
-    requires reachable<shared_resource, detail::routed_calls::trim>
+    requires reachable<shared_resource, pool_call::trim>
   {
-    return detail::called_from(where, [&] {
-      return nearest(*this, [&](auto& l) -> decltype(l.trim(keep_bytes)) { return l.trim(keep_bytes); });
-    });
+    return detail::called_from(where, [&] { return nearest(*this, pool_call::trim{keep_bytes}); });
   }
   /// Returns all cached memory to the driver, as torch.cuda.empty_cache does.
   void empty_cache(source_location where = source_location::current()) const
-    requires reachable<shared_resource, detail::routed_calls::trim>
+    requires reachable<shared_resource, pool_call::trim>
   {
     (void)trim(0, where);
   }
   /// Returns true if `p` points into memory that the pool reserved.
   [[nodiscard]] bool owns(void const* p) const noexcept
-    requires reachable<shared_resource, detail::routed_calls::owns>
+    requires reachable<shared_resource, pool_call::owns>
   {
-    return nearest(*this, [&](auto& l) -> decltype(l.owns(p)) { return l.owns(p); });
+    return nearest(*this, pool_call::owns{p});
   }
   /// Returns the size of the largest request that can be served without calling the driver, bytes.
   [[nodiscard]] std::size_t largest_free_range() const
-    requires reachable<shared_resource, detail::routed_calls::largest_free_range>
+    requires reachable<shared_resource, pool_call::largest_free_range>
   {
-    return nearest(*this, [](auto& l) -> decltype(l.largest_free_range()) { return l.largest_free_range(); });
+    return nearest(*this, pool_call::largest_free_range{});
   }
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
   /// stream. The freed block is held back until that work is done.
   void record_stream(void* p, std::size_t bytes, stream_ref stream,
                      source_location where = source_location::current()) const
-    requires reachable<shared_resource, detail::routed_calls::record_stream>
+    requires reachable<shared_resource, pool_call::record_stream>
   {
-    detail::called_from(where, [&] {
-      nearest(*this, [&](auto& l) -> decltype(l.record_stream(p, bytes, stream)) {
-        return l.record_stream(p, bytes, stream);
-      });
-    });
+    detail::called_from(where, [&] { nearest(*this, pool_call::record_stream{p, bytes, stream}); });
   }
 
   // Page calls, if this layer is a policy over a page source.

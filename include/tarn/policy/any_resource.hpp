@@ -11,11 +11,13 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/layers.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/pool/pool_state.hpp"
+#include "tarn/pool/sum_of_states.hpp"
 #if TARN_HAS_CUDA
 #include "tarn/driver/cuda_driver.hpp"
 #endif
@@ -90,16 +92,16 @@ class erased_pool_of final : public erased_pool<typename Resource::driver_type> 
   [[nodiscard]] bool owns(void const* p) const noexcept override { return memory_.owns(p); }
   [[nodiscard]] std::size_t largest_free_range() const override { return memory_.largest_free_range(); }
   [[nodiscard]] char const* allocator_backend() const override {
-    return TARN_OF_NEAREST(allocator_backend());
+    return nearest(memory_, pool_call::allocator_backend{});
   }
   [[nodiscard]] typename Resource::driver_type const& driver() const noexcept override {
     return memory_.driver();
   }
   [[nodiscard]] void const* identity() const noexcept override { return &memory_.layer(); }
-  [[nodiscard]] pool_state state() const override { return TARN_OF_NEAREST(state()); }
+  [[nodiscard]] pool_state state() const override { return nearest(memory_, pool_call::state{}); }
   [[nodiscard]] tracked_statistics statistics() const override { return TARN_OF_NEAREST(statistics()); }
-  void reset_peaks() override { TARN_OF_NEAREST(reset_peaks()); }
-  void reset_totals() override { TARN_OF_NEAREST(reset_totals()); }
+  void reset_peaks() override { nearest(memory_, pool_call::reset_peaks{}); }
+  void reset_totals() override { nearest(memory_, pool_call::reset_totals{}); }
   void reset_peak_statistics() override { TARN_OF_NEAREST(reset_peak_statistics()); }
   void reset_accumulated_statistics() override { TARN_OF_NEAREST(reset_accumulated_statistics()); }
   void add(high_water_mark& mark, peak_of whose) override { TARN_OF_NEAREST(add(mark, whose)); }
@@ -120,11 +122,11 @@ struct statistics_call {
 
 /// A pool with statistics, on this driver, whose memory has these properties.
 template <class Layer, class Driver, class... Properties>
-concept erasable = std::same_as<typename Layer::driver_type, Driver> &&
-                   (Layer::properties::template has<Properties> && ...) &&
-                   reachable<shared_resource<Layer>, routed_calls::record_stream> &&
-                   reachable<shared_resource<Layer>, routed_calls::state> &&
-                   reachable<shared_resource<Layer>, statistics_call>;
+concept erasable =
+    std::same_as<typename Layer::driver_type, Driver> &&
+    (Layer::properties::template has<Properties> && ...) &&
+    reachable<shared_resource<Layer>, pool_call::record_stream> &&
+    reachable<shared_resource<Layer>, pool_call::state> && reachable<shared_resource<Layer>, statistics_call>;
 
 }  // namespace detail
 

@@ -17,6 +17,7 @@
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
@@ -25,7 +26,6 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fences.hpp"
 #include "tarn/policy/fill_pattern.hpp"
-#include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 #include "tarn/policy/used_streams.hpp"
 
@@ -152,8 +152,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
       alignment = b->alignment;
     }
     if constexpr (detail::records_streams<Upstream>) {
-      nearest(this->upstream(), detail::record_stream_call{fences_.whole_of(p, alignment),
-                                                           fences_.whole_bytes(bytes, alignment), stream});
+      nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
+                                                         fences_.whole_bytes(bytes, alignment), stream});
     }
   }
 
@@ -197,22 +197,22 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished (misuse_kind::in_use). The
   /// fences of live blocks are discarded with the contents.
   std::size_t sleep(contents where)
-    requires reachable<Upstream, detail::routed_calls::sleep>
+    requires reachable<Upstream, pool_call::sleep>
   {
     if (detail::sleeps(this->upstream())) return 0;
     streams_.report_unfinished(driver(), "sleep");
     if (where == contents::discarded) (void)end_quarantine(0, 0);
-    std::size_t const given = detail::put_to_sleep(this->upstream(), where);
+    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
     if (where == contents::discarded)
       lost_.store(calls_.load(std::memory_order_relaxed), std::memory_order_relaxed);
     return given;
   }
   /// Compacts the pool, after the same reports.
   compaction compact()
-    requires reachable<Upstream, detail::routed_calls::compact>
+    requires reachable<Upstream, pool_call::compact>
   {
     streams_.report_unfinished(driver(), "compact");
-    return nearest(this->upstream(), [](auto& l) -> decltype(l.compact()) { return l.compact(); });
+    return nearest(this->upstream(), pool_call::compact{});
   }
 
   /// Reports each block that is live now as a leak, and returns their number. With the default handler all are printed before

@@ -13,13 +13,13 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fences.hpp"
-#include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
@@ -87,8 +87,8 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       alignment = blocks_.find(key_of(p)).alignment;
     }
     if (alignment == 0) return;  // deallocation will report it
-    nearest(this->upstream(), detail::record_stream_call{fences_.whole_of(p, alignment),
-                                                         fences_.whole_bytes(bytes, alignment), stream});
+    nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
+                                                       fences_.whole_bytes(bytes, alignment), stream});
   }
 
   /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
@@ -128,10 +128,10 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
 
   /// Puts the pool to sleep. Where contents are discarded, so are the fences of the blocks that are live now.
   std::size_t sleep(contents where)
-    requires reachable<Upstream, detail::routed_calls::sleep>
+    requires reachable<Upstream, pool_call::sleep>
   {
     bool const slept = detail::sleeps(this->upstream());
-    std::size_t const given = detail::put_to_sleep(this->upstream(), where);
+    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
     std::lock_guard const guard(mutex_);
     if (!slept && where == contents::discarded) lost_ = numbered_;
     return given;

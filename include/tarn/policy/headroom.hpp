@@ -9,13 +9,13 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/static_mutex.hpp"
 #include "tarn/core/wait.hpp"
 #include "tarn/policy/compose.hpp"
-#include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
@@ -224,12 +224,11 @@ std::size_t keep_headroom(Resource const& memory, source_location where = source
   auto const lacking = [](auto& layer) -> decltype(layer.headroom_lacking()) {
     return layer.headroom_lacking();
   };
-  auto const held = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
-  static_assert(reachable<Resource, decltype(lacking)> && reachable<Resource, decltype(held)>,
+  static_assert(reachable<Resource, decltype(lacking)> && reachable<Resource, pool_call::reserved>,
                 "tarn: keep_headroom needs a pool over headroom: cuda_pages{} | headroom{2_GiB} | pooled{}");
   std::size_t const bytes = nearest(memory, lacking);
   if (bytes == 0) return 0;
-  std::size_t const reserved = nearest(memory, held).reserved;
+  std::size_t const reserved = nearest(memory, pool_call::reserved{});
   return memory.trim(reserved > bytes ? reserved - bytes : 0, where);
 }
 

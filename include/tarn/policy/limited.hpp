@@ -7,9 +7,9 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/policy/byte_budget.hpp"
 #include "tarn/policy/compose.hpp"
-#include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {

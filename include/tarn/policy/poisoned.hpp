@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/block_set.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fill_pattern.hpp"
-#include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
@@ -65,7 +65,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   {
     bool const added = p != nullptr && used_elsewhere_.insert(p);
     try {
-      nearest(this->upstream(), detail::record_stream_call{p, bytes, stream});
+      nearest(this->upstream(), pool_call::record_stream{p, bytes, stream});
     } catch (...) {
       if (added) used_elsewhere_.erase(p);
       throw;

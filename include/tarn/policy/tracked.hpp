@@ -9,9 +9,9 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/graph_owner.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/compose.hpp"
-#include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/tracked_numbers.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
@@ -58,12 +58,14 @@ class tracked_layer {
       : tracked_layer(Upstream{}) {}
   explicit tracked_layer(Upstream upstream, tracked const& options = {})
       : upstream_(std::move(upstream)), numbers_(options.peak_error) {
-    if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, attach_call{observer_});
+    if constexpr (reachable<Upstream, pool_call::observe_waiting>)
+      nearest(upstream_, pool_call::observe_waiting{observer_});
   }
   tracked_layer(tracked_layer const&) = delete;
   tracked_layer& operator=(tracked_layer const&) = delete;
   ~tracked_layer() {
-    if constexpr (reachable<Upstream, attach_call>) nearest(upstream_, detach_call{observer_});
+    if constexpr (reachable<Upstream, pool_call::observe_waiting>)
+      nearest(upstream_, pool_call::end_observation{observer_});
   }
 
   void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
@@ -139,21 +141,6 @@ class tracked_layer {
    private:
     detail::tracked_numbers& numbers_;
   };
-  struct attach_call {
-    detail::waiting_observer& observer;
-    template <class Layer>
-    auto operator()(Layer& layer) const -> decltype(layer.observe_waiting(observer)) {
-      return layer.observe_waiting(observer);
-    }
-  };
-  struct detach_call {
-    detail::waiting_observer& observer;
-    template <class Layer>
-    auto operator()(Layer& layer) const -> decltype(layer.end_observation(observer)) {
-      return layer.end_observation(observer);
-    }
-  };
-
   /// Directly on a pool, a block's size is computed once, here, and passed down.
   static constexpr bool on_pool = [] {
     if constexpr (detail::is_shared<Upstream>) {

@@ -14,12 +14,12 @@
 #include "tarn/core/clock.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/location_scope.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/tag.hpp"
 #include "tarn/policy/call_stack.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/history_log.hpp"
 #include "tarn/policy/memory_history.hpp"
-#include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {
@@ -129,12 +129,9 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   }
   /// Makes the pool below record, on the same clock, what it takes from the driver, so that a history has both.
   void note_growth() {
-    auto const ask =
-        [&](auto& layer) -> decltype(layer.note_growth_from_now(growth_history, detail::steady_now_ns)) {
-      return layer.note_growth_from_now(growth_history, detail::steady_now_ns);
-    };
-    if constexpr (reachable<Upstream, decltype(ask)>) {
-      if (options_.history != 0 && options_.clock == nullptr) nearest(this->upstream(), ask);
+    if constexpr (reachable<Upstream, pool_call::note_growth_from_now>) {
+      if (options_.history != 0 && options_.clock == nullptr)
+        nearest(this->upstream(), pool_call::note_growth_from_now{growth_history, detail::steady_now_ns});
     }
   }
   /// The stream with its identity, so that the pool need not query it again.

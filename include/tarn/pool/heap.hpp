@@ -351,10 +351,9 @@ class heap {
   }
   /// Refuses to wake if the device, or a limit that no layer can raise, does not have `bytes`.
   void require_free(std::size_t bytes) {
-    using layer = std::remove_reference_t<decltype(layer_of(upstream()))>;
     memory_bound const bound = memory_left(layer_of(upstream()));
     bool const by_limit = bound.limit != memory_report::unknown;
-    if (bytes <= bound.bytes || (by_limit && !only_bounds<layer>())) return;
+    if (bytes <= bound.bytes || (by_limit && !only_bounds<layer_behind<Upstream>>())) return;
     memory_report r =
         refusal_of(memory_report::no_stream, bytes, usual_granule, "the device, to wake the pool");
     r.device_free = bound.device_free;

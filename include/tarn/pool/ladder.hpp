@@ -50,16 +50,6 @@ inline constexpr std::size_t roomy_step = 8;
 /// a 1024th and 0.943 with a 32nd, at the same driver time (bench/results/passes.txt). To stop them takes microseconds, and growth tens.
 inline constexpr std::size_t idle_part = 1024;
 
-/// Raises `used` to the bytes that count against a limit of `limit` bytes in this layer or one below it.
-template <class Layer>
-void find_limit(Layer& layer, std::size_t limit, std::size_t& used) noexcept {
-  if constexpr (has_limit<Layer>) {
-    if (layer.limit() == limit) used = max_of(used, std::size_t{layer.used()});
-  }
-  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
-    find_limit(layer_of(layer.upstream()), limit, used);
-}
-
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
 template <class Heap, class Front, class Waiting>
 class ladder {
@@ -288,9 +278,8 @@ class ladder {
   /// What can still be created, as known now.
   [[nodiscard]] std::size_t left() const noexcept { return heap_.left.bytes(heap_.counters.reserved); }
 
-  using layer_below = std::remove_reference_t<decltype(layer_of(std::declval<Heap&>().upstream()))>;
   /// Whether the upstream only bounds what its source has: what it refuses, a second call does not get.
-  static constexpr bool is_bounded_source = only_bounds<layer_below>();
+  static constexpr bool is_bounded_source = only_bounds<layer_below<Heap>>();
 
   /// Refuses a request above a limit below the pool: more than the pool holds and the limit has left. The other steps would only search
   /// and wait. What the device reports as free is no such bound: where it shares the host's memory, it can provide more. Makes no
@@ -376,9 +365,7 @@ class ladder {
     r.cached = reserved > space().live_bytes ? reserved - space().live_bytes : 0;
     r.largest_free_range = space().largest_free();
     if (r.limit_used != memory_report::unknown) {  // as it is now, without what the attempt had taken
-      std::size_t used = 0;
-      find_limit(layer_of(heap_.upstream()), r.limit, used);
-      r.limit_used = used;
+      r.limit_used = used_of_limit(layer_of(heap_.upstream()), r.limit);
     }
     return r;
   }

@@ -26,14 +26,7 @@ enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
 /// Whether a pool over this layer may give its memory to another pool.
 template <class Layer>
 constexpr bool may_stand_on_a_pool() noexcept {
-  if constexpr (gives_pieces<Layer> || routes_calls<Layer>) {
-    return true;
-  } else if constexpr (stands_on_another<Layer>) {
-    return may_stand_on_a_pool<
-        std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
-  } else {
-    return false;
-  }
+  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
 }
 
 /// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.

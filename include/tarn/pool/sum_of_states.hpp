@@ -3,6 +3,7 @@
 // The statistics of two pools added up.
 
 #include "tarn/core/counter.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/pool/pool_state.hpp"
 
@@ -59,3 +60,19 @@ namespace tarn::detail {
 }
 
 }  // namespace tarn::detail
+
+namespace tarn::pool_call {
+
+/// The statistics of a pool; of several, their sum, where peaks are an upper bound.
+struct state {
+  static constexpr auto crosses = crossing::joined;
+  [[nodiscard]] static pool_state join(pool_state const& a, pool_state const& b) noexcept {
+    return detail::sum_of_states(a, b);
+  }
+  template <class L>
+  auto operator()(L& l) const -> decltype(pool_state(l.state())) {
+    return l.state();
+  }
+};
+
+}  // namespace tarn::pool_call

@@ -9,8 +9,8 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
-#include "tarn/policy/pool_calls.hpp"
 #include "tarn/pool/growth/memory_left.hpp"
 
 namespace tarn {
@@ -34,7 +34,7 @@ constexpr bool knows_available() noexcept {
   if constexpr (has_limit<Layer>) {
     return true;
   } else if constexpr (stands_on_another<Layer>) {
-    return knows_available<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+    return knows_available<layer_below<Layer>>();
   } else {
     return reports_free<Layer>;
   }
@@ -71,8 +71,7 @@ template <class Layer>
 
 template <class Resource>
 constexpr void require_available() noexcept {
-  using layer = std::remove_reference_t<decltype(layer_of(std::declval<Resource&>()))>;
-  static_assert(knows_available<layer>(),
+  static_assert(knows_available<layer_behind<Resource>>(),
                 "tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed "
                 "memory; add | tarn::limited{bytes}, or pass a number of bytes");
 }

@@ -6,7 +6,7 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
-#include "tarn/core/routed_calls.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/sleeping.hpp"
 
@@ -37,13 +37,12 @@ namespace tarn {
 /// H200, and one copy on the device of its live granules.
 template <class Memory>
 compaction compact(Memory const& memory, source_location place = source_location::current()) {
-  constexpr bool can = detail::keeps_addresses<Memory, detail::routed_calls::compact>();
+  constexpr bool can = reachable<Memory const, pool_call::compact>;
   static_assert(can,
                 "tarn: only a pool over a page source, such as cuda_pages, can be compacted: use "
                 "`cuda_pages{} | pooled{}`");
   if constexpr (can) {
-    return detail::called_from(
-        place, [&] { return nearest(memory, [](auto& l) -> decltype(l.compact()) { return l.compact(); }); });
+    return detail::called_from(place, [&] { return nearest(memory, pool_call::compact{}); });
   }
 }
 

@@ -247,10 +247,7 @@ class evict_scope {
     std::size_t given = 0;
     each([&](auto& s) {
       typename std::remove_reference_t<decltype(s)>::buffer_type::resource_type memory = s.buffer->resource();
-      auto const trim = [](auto& layer) -> decltype(layer.trim(std::size_t{})) {
-        return layer.trim(std::size_t{});
-      };
-      if constexpr (reachable<decltype(memory), decltype(trim)>) given += nearest(memory, trim);
+      given += detail::nearest_or(memory, pool_call::trim{}, std::size_t{});
     });
     return given != 0;
   }

@@ -7,8 +7,8 @@
 
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/owned.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
-#include "tarn/policy/pool_calls.hpp"
 #include "tarn/raii/stream.hpp"
 
 namespace tarn {
@@ -27,15 +27,14 @@ class capture_scope;
 template <class Memory>
 class graph_memory {
   static_assert(
-      reachable<Memory, detail::routed_calls::new_graph_memory>,
+      reachable<Memory, pool_call::new_graph_memory>,
       "tarn: graph_memory needs a pool, which keeps a graph's addresses apart: pages | tarn::pooled{}");
 
  public:
   /// Holds no memory until a capture allocates. Host cost 20 us. @throws cuda_error, std::bad_alloc
   explicit graph_memory(Memory memory, source_location where = source_location::current())
-      : memory_(std::move(memory)), owner_(detail::called_from(where, [&] {
-          return nearest(memory_, detail::routed_calls::new_graph_memory{});
-        })) {}
+      : memory_(std::move(memory)),
+        owner_(detail::called_from(where, [&] { return nearest(memory_, pool_call::new_graph_memory{}); })) {}
   graph_memory(graph_memory&&) noexcept = default;
   graph_memory& operator=(graph_memory&& other) noexcept {
     owner_ = std::move(other.owner_);  // before the pool that it belongs to

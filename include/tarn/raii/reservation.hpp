@@ -11,10 +11,10 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/byte_budget.hpp"
 #include "tarn/policy/limited.hpp"
-#include "tarn/policy/pool_calls.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
 namespace tarn {

@@ -8,7 +8,7 @@
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
-#include "tarn/core/routed_calls.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/sleeping.hpp"
 
@@ -18,7 +18,7 @@ namespace detail {
 
 /// Whether a stack can sleep. The uppermost pool must: blocks of a pool below it are in use by that one.
 template <class Memory>
-concept can_sleep = keeps_addresses<std::remove_cvref_t<Memory>, routed_calls::sleep>();
+concept can_sleep = reachable<std::remove_cvref_t<Memory>, pool_call::sleep>;
 
 template <class Memory>
 inline constexpr bool require_can_sleep() noexcept {
@@ -58,9 +58,7 @@ template <class Memory>
 std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_memory,
                   source_location place = source_location::current()) {
   if constexpr (detail::require_can_sleep<Memory>()) {
-    return detail::called_from(place, [&] {
-      return nearest(memory, [&](auto& l) -> decltype(l.sleep(where)) { return l.sleep(where); });
-    });
+    return detail::called_from(place, [&] { return nearest(memory, pool_call::sleep{where}); });
   }
 }
 
@@ -78,9 +76,7 @@ template <class Memory>
 std::size_t wake(Memory const& memory, after_waking then = after_waking::free_host_memory,
                  source_location place = source_location::current()) {
   if constexpr (detail::require_can_sleep<Memory>()) {
-    return detail::called_from(place, [&] {
-      return nearest(memory, [&](auto& l) -> decltype(l.wake(then)) { return l.wake(then); });
-    });
+    return detail::called_from(place, [&] { return nearest(memory, pool_call::wake{then}); });
   }
 }
 
@@ -88,7 +84,7 @@ std::size_t wake(Memory const& memory, after_waking then = after_waking::free_ho
 template <class Memory>
 [[nodiscard]] bool is_asleep(Memory const& memory) noexcept {
   if constexpr (detail::require_can_sleep<Memory>()) {
-    return nearest(memory, [](auto& l) -> decltype(l.is_asleep()) { return l.is_asleep(); });
+    return nearest(memory, pool_call::is_asleep{});
   }
 }
 

@@ -202,14 +202,7 @@ class oom_retry {
 /// Trims the cache of the nearest pool; returns 0 if there is none.
 template <class Resource>
 [[nodiscard]] std::size_t clear_cache_of(Resource& memory) {
-  auto const trim = [](auto& layer) -> decltype(layer.trim(std::size_t{})) {
-    return layer.trim(std::size_t{});
-  };
-  if constexpr (reachable<Resource, decltype(trim)>) {
-    return nearest(memory, trim);
-  } else {
-    return 0;
-  }
+  return nearest_or(memory, pool_call::trim{}, std::size_t{});
 }
 
 }  // namespace detail

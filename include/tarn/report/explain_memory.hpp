@@ -47,6 +47,16 @@ struct found_share {
   void const* layer = nullptr;
 };
 
+/// The address of the nearest pool; of several, of the first.
+struct address_of_pool {
+  static constexpr auto crosses = crossing::joined;
+  static constexpr void const* join(void const* first, void const*) noexcept { return first; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<void>(l.state()), static_cast<void const*>(&l)) {
+    return &l;
+  }
+};
+
 template <class Memory>
 found_share share_of(Memory memory) {
   static_assert(is_pooled<Memory> || is_tracked<Memory>,
@@ -56,11 +66,9 @@ found_share share_of(Memory memory) {
   pool_share& p = found.share;
   if constexpr (is_pooled<Memory>) {
     pool_state const s = state_of(memory);
-    found.layer = nearest(
-        memory,
-        [](auto& l) -> decltype(static_cast<void>(l.state()), static_cast<void const*>(&l)) { return &l; });
+    found.layer = nearest(memory, address_of_pool{});
     p.reserved = s.reserved;
-    if constexpr (reachable<Memory, routed_calls::allocator_backend>) p.backend = allocator_backend(memory);
+    if constexpr (reachable<Memory, pool_call::allocator_backend>) p.backend = allocator_backend(memory);
     std::size_t const held = min_of(s.live, s.reserved);
     p.awaiting = min_of(s.pending, held);  // to the pool, a block that is held back is still live
     p.live = held - p.awaiting;

@@ -13,11 +13,12 @@
 #include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/misuse.hpp"
-#include "tarn/core/routed_calls.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/pool/pool_statistics.hpp"
+#include "tarn/pool/sum_of_states.hpp"
 
 namespace tarn {
 
@@ -26,7 +27,6 @@ namespace detail {
 inline constexpr auto ask_statistics = [](auto& layer) -> decltype(layer.statistics()) {
   return layer.statistics();
 };
-inline constexpr auto ask_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
 
 /// The memory that pools hold for captured graphs, bytes.
 struct graph_totals {
@@ -35,24 +35,25 @@ struct graph_totals {
   std::size_t allocated = 0;
   std::size_t kept = 0;  ///< blocks that captures freed though they are not their owner's
 };
-inline constexpr auto ask_graphs = [](auto& layer) -> decltype(layer.inspect(routed_calls::any_look{}),
-                                                               graph_totals{}) {
+template <class Resource>
+graph_totals graphs_of(Resource& memory) {
   graph_totals sum;
-  layer.inspect([&](auto& heap, auto& front, auto& waiting, auto&) {
+  auto const look = [&](auto& heap, auto& front, auto& waiting, auto&) {
     sum.kept += waiting.kept_bytes();
     if (heap.graph_memory == 0) return;
     pool_state const s = read_state(heap, front, waiting);
     ++sum.owners;
     sum.reserved += s.reserved;
     sum.allocated += s.live > s.pending ? s.live - s.pending : 0;
-  });
+  };
+  nearest(memory, pool_call::inspect{look});
   return sum;
-};
+}
 
 template <class Resource>
 inline constexpr bool is_tracked = reachable<Resource, decltype(ask_statistics)>;
 template <class Resource>
-inline constexpr bool is_pooled = reachable<Resource, decltype(ask_state)>;
+inline constexpr bool is_pooled = reachable<Resource, pool_call::state>;
 
 template <class Resource>
 tracked_statistics statistics_of(Resource& memory) {
@@ -62,7 +63,7 @@ tracked_statistics statistics_of(Resource& memory) {
 template <class Resource>
 pool_state state_of(Resource& memory) {
   static_assert(is_pooled<Resource>, "tarn: this needs a pool; add: | tarn::pooled{}");
-  return nearest(memory, ask_state);
+  return nearest(memory, pool_call::state{});
 }
 
 }  // namespace detail
@@ -111,17 +112,16 @@ template <class Resource>
 /// read of the state; thread-safe.
 template <class Resource>
 [[nodiscard]] char const* allocator_backend(Resource const& memory) noexcept {
-  static_assert(reachable<Resource, detail::routed_calls::allocator_backend>,
+  static_assert(reachable<Resource, pool_call::allocator_backend>,
                 "tarn: allocator_backend needs a pool; add: | tarn::pooled{}");
-  return nearest(memory, detail::routed_calls::allocator_backend{});
+  return nearest(memory, pool_call::allocator_backend{});
 }
 
 /// Resets every peak to the current value. Peaks of peak_scopes are unaffected.
 template <class Resource>
 void reset_peak_memory_stats(Resource memory) {
   nearest(memory, [](auto& l) -> decltype(l.reset_peak_statistics()) { return l.reset_peak_statistics(); });
-  auto const reset_pool = [](auto& l) -> decltype(l.reset_peaks()) { return l.reset_peaks(); };
-  if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
+  if constexpr (detail::is_pooled<Resource>) nearest(memory, pool_call::reset_peaks{});
 }
 /// Resets the totals ("allocated", "freed") and the counts of calls and refused requests to zero.
 template <class Resource>
@@ -129,8 +129,7 @@ void reset_accumulated_memory_stats(Resource memory) {
   nearest(memory, [](auto& l) -> decltype(l.reset_accumulated_statistics()) {
     return l.reset_accumulated_statistics();
   });
-  auto const reset_pool = [](auto& l) -> decltype(l.reset_totals()) { return l.reset_totals(); };
-  if constexpr (reachable<Resource, decltype(reset_pool)>) nearest(memory, reset_pool);
+  if constexpr (detail::is_pooled<Resource>) nearest(memory, pool_call::reset_totals{});
 }
 
 /// Free and total bytes of the whole device, as the driver reports.
@@ -206,8 +205,8 @@ template <class Resource>
   put_groups("active_bytes", t.active_bytes);
   put_groups("allocated_bytes", t.allocated_bytes);
   put_groups("allocation", t.allocations);
-  if constexpr (reachable<Resource, decltype(detail::ask_graphs)>) {
-    detail::graph_totals const graphs = nearest(memory, detail::ask_graphs);
+  if constexpr (reachable<Resource, pool_call::inspect<pool_call::any_look>>) {
+    detail::graph_totals const graphs = detail::graphs_of(memory);
     if (graphs.owners != 0 || graphs.kept != 0) {
       add("graph_memory.allocated_bytes", number(graphs.allocated));
       add("graph_memory.kept_bytes", number(graphs.kept));

@@ -64,7 +64,7 @@ template <class Resource>
   std::string const spaces(17, ' ');
   std::string title =
       detail::concat({spaces, " tarn memory summary, device ID ", std::to_string(memory.device().value)});
-  if constexpr (reachable<Resource, detail::routed_calls::allocator_backend>) {
+  if constexpr (reachable<Resource, pool_call::allocator_backend>) {
     std::string_view const backend = allocator_backend(memory);
     if (backend != "pages") title += detail::concat({", ", backend});
   }

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "tarn/core/clock.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/pool/sum_of_states.hpp"
 #include "tarn/report/merge_history.hpp"
 #include "tarn/report/snapshot.hpp"
 
@@ -19,21 +21,11 @@ namespace tarn {
 
 namespace detail {
 
-/// Accepts any parts that a pool passes for inspection.
-struct any_look {
-  template <class... Parts>
-  void operator()(Parts&...) const noexcept {}
-};
-
 inline constexpr auto ask_record = [](auto& layer) -> memory_history
   requires std::same_as<std::remove_cvref_t<decltype(layer.record())>, memory_history>
 {
   return layer.record();
 };
-inline constexpr auto ask_contents = [](auto& layer) -> decltype(layer.inspect(any_look{}), pool_contents{}) {
-  return contents_of(layer);
-};
-inline constexpr auto ask_pool_state = [](auto& layer) -> decltype(layer.state()) { return layer.state(); };
 
 /// Without a pool, each block is a segment of its own, which begins and ends with it.
 inline void stand_alone(snapshot& s, memory_history const& record) {
@@ -60,11 +52,9 @@ inline void stand_alone(snapshot& s, memory_history const& record) {
 /// ns per driver call that creates or releases a handle. @throws std::bad_alloc, nothing has changed
 template <class Resource>
 void remember_growth(Resource memory, std::size_t most = 65536) {
-  auto const ask = [&](auto& layer) -> decltype(layer.note_growth(most, detail::steady_now_ns)) {
-    return layer.note_growth(most, detail::steady_now_ns);
-  };
-  static_assert(reachable<Resource, decltype(ask)>, "tarn: this needs a pool; add: | tarn::pooled{}");
-  nearest(memory, ask);
+  static_assert(reachable<Resource, pool_call::note_growth>,
+                "tarn: this needs a pool; add: | tarn::pooled{}");
+  nearest(memory, pool_call::note_growth{most, detail::steady_now_ns});
 }
 
 /// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes and history of the
@@ -86,7 +76,7 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 template <class Resource>
 [[nodiscard]] snapshot take_snapshot(Resource memory, std::string title = "tarn") {
   constexpr bool has_record = reachable<Resource, decltype(detail::ask_record)>;
-  constexpr bool has_pool = reachable<Resource, decltype(detail::ask_contents)>;
+  constexpr bool has_pool = reachable<Resource, pool_call::inspect<pool_call::any_look>>;
   static_assert(
       has_record || has_pool,
       "tarn: take_snapshot needs a pool or a history; add: | tarn::pooled{} or | tarn::with_history{}");
@@ -101,8 +91,8 @@ template <class Resource>
     std::sort(record.live.begin(), record.live.end(),
               [](auto const& a, auto const& b) { return a.address < b.address; });
     if constexpr (has_pool) {
-      s.pool = nearest(memory, detail::ask_pool_state);
-      detail::pool_contents const contents = nearest(memory, detail::ask_contents);
+      s.pool = nearest(memory, pool_call::state{});
+      detail::pool_contents const contents = detail::contents_of(memory);
       if constexpr (!has_record) {
         // Both clocks at once: what runs between two readings would shift all events against the wall clock. The first change is at
         // time 1, after what was held before it.

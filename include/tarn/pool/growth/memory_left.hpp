@@ -92,42 +92,56 @@ struct memory_bound {
 template <class Layer>
 [[nodiscard]] memory_bound memory_left(Layer& layer) {
   memory_bound left;
-  if constexpr (stands_on_another<Layer>) {
-    left = memory_left(layer_of(layer.upstream()));
-  } else if constexpr (reports_free<Layer>) {
-    std::size_t free = 0;
-    std::size_t total = 0;
-    left.query = layer.driver().memory_info(free, total);
-    if (left.query.ok()) {
-      left.bytes = left.device_free = free;
-      left.device_total = total;
-      left.by = std::same_as<typename Layer::driver_type, no_driver> ? "the host" : "the device";
+  for_each_layer(layer, [&]<class L>(L& l) {
+    if constexpr (!stands_on_another<L> && reports_free<L>) {
+      std::size_t free = 0;
+      std::size_t total = 0;
+      left.query = l.driver().memory_info(free, total);
+      if (left.query.ok()) {
+        left.bytes = left.device_free = free;
+        left.device_total = total;
+        left.by = std::same_as<typename L::driver_type, no_driver> ? "the host" : "the device";
+      }
     }
-  }
-  if constexpr (caches_bytes<Layer>) {
-    pool_state const s = layer.state();
-    // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
-    bool puts_together = page_source<typename Layer::upstream_type>;
-    if constexpr (requires { layer.uses_pages(); }) puts_together = layer.uses_pages();
-    left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
-    if constexpr (requires { layer.is_asleep(); }) {
-      if (layer.is_asleep()) left.put_to_sleep();
+    if constexpr (caches_bytes<L>) {
+      pool_state const s = l.state();
+      // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
+      bool puts_together = page_source<typename L::upstream_type>;
+      if constexpr (requires { l.uses_pages(); }) puts_together = l.uses_pages();
+      left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
+      if constexpr (requires { l.is_asleep(); }) {
+        if (l.is_asleep()) left.put_to_sleep();
+      }
     }
-  }
-  if constexpr (has_headroom<Layer>) left.leave_headroom(layer.headroom_bytes());
-  if constexpr (has_limit<Layer>) left.keep_within(layer.limit(), layer.used());
+    if constexpr (has_headroom<L>) left.leave_headroom(l.headroom_bytes());
+    if constexpr (has_limit<L>) left.keep_within(l.limit(), l.used());
+  });
   return left;
 }
 
+/// Calls f(layer) for each layer whose limit bounds what `layer` provides: those below a layer that routes bound a part of it.
+template <class Layer, class F>
+void for_each_limit(Layer& layer, F const& f) {
+  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
+    for_each_limit(layer_of(layer.upstream()), f);
+  if constexpr (has_limit<Layer>) f(layer);
+}
 /// Returns what the limits of `layer` and those below it leave, whatever the device has; unknown_left if there is none. Makes no
 /// driver call.
 template <class Layer>
 [[nodiscard]] memory_bound limits_left(Layer& layer) noexcept {
   memory_bound left;
-  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
-    left = limits_left(layer_of(layer.upstream()));
-  if constexpr (has_limit<Layer>) left.keep_within(layer.limit(), layer.used());
+  for_each_limit(layer, [&](auto& l) { left.keep_within(l.limit(), l.used()); });
   return left;
+}
+/// Returns the bytes that count against a limit of `limit` bytes in `layer` or one below it.
+template <class Layer>
+[[nodiscard]] std::size_t used_of_limit(Layer& layer, std::size_t limit) noexcept {
+  std::size_t used = 0;
+  for_each_limit(layer, [&](auto& l) {
+    if (l.limit() == limit) used = max_of(used, std::size_t{l.used()});
+  });
+  return used;
 }
 
 /// Whether a limit bounds what `Layer` provides.
@@ -136,10 +150,9 @@ template <class Layer>
   if constexpr (has_limit<Layer>) {
     return true;
   } else if constexpr (requires { typename Layer::described_type; }) {
-    return is_limited<
-        std::remove_reference_t<decltype(layer_of(std::declval<typename Layer::described_type&>()))>>();
+    return is_limited<layer_behind<typename Layer::described_type>>();
   } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
-    return is_limited<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
+    return is_limited<layer_below<Layer>>();
   } else {
     return false;
   }
@@ -149,13 +162,9 @@ template <class Layer>
 /// retry_on_oom does.
 template <class Layer>
 [[nodiscard]] constexpr bool only_bounds() noexcept {
-  if constexpr (!stands_on_another<Layer>) {
-    return true;
-  } else if constexpr (has_headroom<Layer> || has_limit<Layer>) {
-    return only_bounds<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
-  } else {
-    return false;
-  }
+  return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
+    return stands_on_another<L> && !has_headroom<L> && !has_limit<L>;
+  });
 }
 
 /// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries the driver. Others may

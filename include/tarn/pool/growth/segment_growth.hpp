@@ -156,7 +156,7 @@ class segment_growth {
   [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
 
  private:
-  using layer_type = std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>;
+  using layer_type = layer_behind<Source>;
   void count_made(void const* base, std::size_t bytes, zone where) noexcept {
     ++counters_.creates;
     counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, where);

@@ -54,13 +54,9 @@ struct freed_block {
 /// over memory that a tool refuses.
 template <class Layer>
 constexpr bool gives_heaps() noexcept {
-  if constexpr (gives_pieces<Layer>) {
-    return false;
-  } else if constexpr (stands_on_another<Layer>) {
-    return gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Layer&>().upstream()))>>();
-  } else {
-    return resource<Layer> && !has_plain_blocks<Layer>;
-  }
+  return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
+    return gives_pieces<L> || (!stands_on_another<L> && (!resource<L> || has_plain_blocks<L>));
+  });
 }
 
 /// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
@@ -68,8 +64,7 @@ template <class Source>
 inline constexpr bool is_describable =
     describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
     !has_property<Source, host_accessible> &&
-    (has_plain_blocks<Source> ||
-     gives_heaps<std::remove_reference_t<decltype(layer_of(std::declval<Source&>()))>>());
+    (has_plain_blocks<Source> || gives_heaps<layer_behind<Source>>());
 
 /// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are lost.
 template <describing_driver Driver>

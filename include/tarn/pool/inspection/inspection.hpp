@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/core/pool_call.hpp"
 #include "tarn/pool/inspection/pool_facts.hpp"
 
 namespace tarn::detail {
@@ -191,19 +192,20 @@ struct pool_contents {
   std::size_t reserved = 0;
 };
 
-/// Inspects a pool. Threads that call it meanwhile wait while 64 bytes per range and 80 per run are copied, some milliseconds
+/// Inspects the pools of a stack. Threads that call it meanwhile wait while 64 bytes per range and 80 per run are copied, some milliseconds
 /// at 100,000 blocks. A block that another thread is just moving from the arena to its magazine appears live.
 /// @throws std::bad_alloc
-template <class Pool>
-[[nodiscard]] pool_contents contents_of(Pool& pool) {
+template <class Memory>
+[[nodiscard]] pool_contents contents_of(Memory& memory) {
   std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
   std::vector<held_block> kept;     // by graphs, in any of these pools
-  pool.inspect([&](auto& heap, auto& front, auto& waiting, auto& graphs) {
+  auto const look = [&](auto& heap, auto& front, auto& waiting, auto& graphs) {
     of_each.emplace_back().copy(heap, front, waiting);
     graphs.for_each_kept([&](void const* p, std::size_t bytes, std::uint64_t number) {
       kept.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::awaiting, 0, bytes, number});
     });
-  });
+  };
+  nearest(memory, pool_call::inspect{look});
   for (pool_facts& facts : of_each) facts.awaiting.insert(facts.awaiting.end(), kept.begin(), kept.end());
   pool_contents contents;
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };

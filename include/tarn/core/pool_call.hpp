@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
+// resources. pool_call::state is beside pool_state, in pool/sum_of_states.hpp.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/graph_owner.hpp"
+#include "tarn/core/layers.hpp"
+#include "tarn/core/min_max.hpp"
+#include "tarn/core/owned.hpp"
+#include "tarn/core/resource.hpp"
+#include "tarn/core/sleeping.hpp"
+#include "tarn/core/two_graph_owners.hpp"
+
+namespace tarn {
+
+namespace detail {
+class waiting_observer;
+}
+
+/// What each does is documented at the pool (pool/pool.hpp); of several resources, here.
+namespace pool_call {
+
+/// Reaches the resource that the block belongs to.
+struct record_stream {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  stream_ref stream;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.record_stream(p, bytes, stream)) {
+    return l.record_stream(p, bytes, stream);
+  }
+};
+
+/// The bytes that a request occupies: the most of all, since it is needed before it is known which one serves the request.
+struct block_bytes {
+  std::size_t bytes = 0;
+  std::size_t alignment = default_alignment;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return detail::max_of(a, b); }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.block_bytes(bytes, alignment)) {
+    return l.block_bytes(bytes, alignment);
+  }
+};
+
+/// Reserved bytes of all.
+struct reserved {
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.state().reserved)) {
+    return l.state().reserved;
+  }
+};
+
+/// Gives cached memory back until all together hold at most `keep_bytes`, that of the last resource first.
+struct trim {
+  std::size_t keep_bytes = 0;
+  static constexpr auto crosses = crossing::itself;
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.trim(keep_bytes))) {
+    return l.trim(keep_bytes);
+  }
+  template <class... Resources>
+  std::size_t across(Resources&... resources) const {
+    auto const one = [&](auto& resource) -> std::size_t {
+      std::size_t const all = (detail::nearest_or(resources, reserved{}, std::size_t{}) + ...);
+      std::size_t const others = all - detail::nearest_or(resource, reserved{}, std::size_t{});
+      std::size_t const keep = keep_bytes > others ? keep_bytes - others : 0;
+      return detail::nearest_or(resource, trim{keep}, std::size_t{});
+    };
+    return from_the_last(one, resources...);
+  }
+
+ private:
+  template <class One, class First, class... Rest>
+  static std::size_t from_the_last(One const& one, First& first, Rest&... rest) {
+    std::size_t given = 0;
+    if constexpr (sizeof...(rest) != 0) given = from_the_last(one, rest...);
+    return given + one(first);
+  }
+};
+
+/// Whether one of them reserved the memory at `p`.
+struct owns {
+  void const* p = nullptr;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr bool join(bool a, bool b) noexcept { return a || b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<bool>(l.owns(p))) {
+    return l.owns(p);
+  }
+};
+
+/// The largest one of all.
+struct largest_free_range {
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return detail::max_of(a, b); }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.largest_free_range())) {
+    return l.largest_free_range();
+  }
+};
+
+/// That of the first.
+struct allocator_backend {
+  static constexpr auto crosses = crossing::joined;
+  static constexpr char const* join(char const* first, char const*) noexcept { return first; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
+    return l.allocator_backend();
+  }
+};
+
+struct reset_peaks {
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.reset_peaks()) {
+    return l.reset_peaks();
+  }
+};
+
+struct reset_totals {
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.reset_totals()) {
+    return l.reset_totals();
+  }
+};
+
+struct note_growth {
+  using clock_type = std::uint64_t (*)() noexcept;
+  std::size_t most = 0;
+  clock_type clock = nullptr;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.note_growth(most, clock)) {
+    return l.note_growth(most, clock);
+  }
+};
+
+struct note_growth_from_now {
+  std::size_t most = 0;
+  note_growth::clock_type clock = nullptr;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.note_growth_from_now(most, clock)) {
+    return l.note_growth_from_now(most, clock);
+  }
+};
+
+struct end_observation {
+  detail::waiting_observer& observer;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.end_observation(observer)) {
+    return l.end_observation(observer);
+  }
+};
+
+struct observe_waiting {
+  detail::waiting_observer& observer;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.observe_waiting(observer)) {
+    return l.observe_waiting(observer);
+  }
+  template <class Resource>
+  void undo(Resource& resource) const noexcept {
+    nearest(resource, end_observation{observer});
+  }
+};
+
+/// Inspects one pool after the other.
+template <class Look>
+struct inspect {
+  Look& look;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.inspect(look)) {
+    return l.inspect(look);
+  }
+};
+template <class Look>
+inspect(Look&) -> inspect<Look>;
+/// What inspect() passes a pool's parts to, where only the call is in question.
+struct any_look {
+  template <class... Parts>
+  void operator()(Parts&...) const noexcept {}
+};
+
+/// If one resource fails, it is still asleep; call again.
+struct wake {
+  after_waking then = after_waking::free_host_memory;
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.wake(then))) {
+    return l.wake(then);
+  }
+};
+
+/// If a later resource fails, the earlier ones are woken.
+struct sleep {
+  contents where = contents::in_pinned_memory;
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.sleep(where))) {
+    return l.sleep(where);
+  }
+  template <class Resource>
+  void undo(Resource& resource) const noexcept {
+    try {
+      (void)nearest(resource, wake{});
+    } catch (...) {  // is_asleep() reports it
+    }
+  }
+};
+
+/// Whether one of them sleeps.
+struct is_asleep {
+  static constexpr auto crosses = crossing::joined;
+  static constexpr bool join(bool a, bool b) noexcept { return a || b; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<bool>(l.is_asleep())) {
+    return l.is_asleep();
+  }
+};
+
+struct compact {
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::joined;
+  static constexpr compaction join(compaction const& a, compaction const& b) noexcept {
+    return {a.released + b.released, a.live + b.live, a.stretches + b.stretches, a.reserved + b.reserved};
+  }
+  template <class L>
+  auto operator()(L& l) const -> decltype(compaction(l.compact())) {
+    return l.compact();
+  }
+};
+
+template <class F>
+struct each_segment {
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+  F const& f;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.each_segment(p, bytes, f)) {
+    return l.each_segment(p, bytes, f);
+  }
+};
+template <class F>
+each_segment(void const*, std::size_t, F const&) -> each_segment<F>;
+
+struct pin {
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.pin(p, bytes)) {
+    return l.pin(p, bytes);
+  }
+};
+
+struct unpin {
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.unpin(p, bytes)) {
+    return l.unpin(p, bytes);
+  }
+};
+
+/// One owner for the memory of captured graphs in each.
+struct new_graph_memory {
+  using owner = detail::owned<detail::graph_owner>;
+  static constexpr auto crosses = crossing::joined;
+  [[nodiscard]] static owner join(owner first, owner second) {
+    return owner(new detail::two_graph_owners(std::move(first), std::move(second)));
+  }
+  template <class L>
+  auto operator()(L& l) const -> decltype(owner(l.new_graph_memory())) {
+    return l.new_graph_memory();
+  }
+};
+
+}  // namespace pool_call
+
+namespace detail {
+
+/// Whether there is a pool somewhere below.
+template <class Resource>
+concept records_streams = reachable<Resource, pool_call::record_stream>;
+
+template <class... Resources>
+constexpr bool records_in_all_or_none(routes_to<Resources...>) noexcept {
+  return (records_streams<Resources> && ...) || !(records_streams<Resources> || ...);
+}
+/// Asserts that a layer that routes says how.
+template <class Layer>
+constexpr bool check_routes() {
+  if constexpr (routes_calls<Layer>) {
+    static_assert(
+        requires(Layer& layer) { layer.with_routes([](auto&...) {}); },
+        "tarn: this layer routes to several resources; add how each is reached, in the order of "
+        "`routes`: auto with_routes(auto const& f) { return f(first, second); }");
+    static_assert(
+        requires(Layer& layer, void const* p) { static_cast<std::size_t>(layer.route_of(p)); },
+        "tarn: this layer routes to several resources but does not say which one an address belongs "
+        "to; add: size_t route_of(void const*) const noexcept, an index into `routes`");
+    static_assert(
+        std::invocable<pool_call::record_stream, Layer&> || records_in_all_or_none(typename Layer::routes{}),
+        "tarn: this layer routes to several resources but does not route record_stream, and not all of "
+        "them have it, so a block could be reused while another stream uses it; add: void "
+        "record_stream(void*, size_t bytes, stream_ref)");
+  }
+  return true;
+}
+
+/// Returns the bytes that a request occupies: what the nearest pool rounds it to, otherwise the request itself.
+template <class Resource>
+[[nodiscard]] std::size_t block_bytes_of(Resource& memory, std::size_t bytes,
+                                         std::size_t alignment) noexcept {
+  return nearest_or(memory, pool_call::block_bytes{bytes, alignment}, bytes);
+}
+/// The bytes of a request that count against a limit. Zero bytes need no memory.
+template <class Resource>
+[[nodiscard]] std::size_t counted_bytes(Resource& memory, std::size_t bytes, std::size_t alignment) noexcept {
+  if (bytes == 0 || bytes > max_request_bytes) return bytes;
+  return block_bytes_of(memory, bytes, alignment);
+}
+
+/// Returns whether a pool below sleeps: then its memory must not be touched.
+template <class Resource>
+[[nodiscard]] bool sleeps(Resource& memory) noexcept {
+  return nearest_or(memory, pool_call::is_asleep{}, false);
+}
+
+/// Where memory comes from: the answer of the nearest pool, or of the source below.
+struct backend_call : pool_call::allocator_backend {
+  using pool_call::allocator_backend::operator();
+  template <class L>
+  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.backend())) {
+    return l.backend();
+  }
+};
+
+/// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
+template <class Resource>
+concept allocates_for_owners =
+    requires(Resource& memory, graph_owner& owner, stream_ref stream, std::size_t bytes) {
+      layer_of(memory).allocate_for(owner, stream, bytes, bytes);
+    };
+
+}  // namespace detail
+}  // namespace tarn
