@@ -568,7 +568,7 @@ PLANTED = {
         Mutant(
             "reserved is not reduced",
             "pool/growth/growth.hpp",
-            "    reserved -= bytes;\n",
+            "  s.reserved -= bytes;\n",
             "",
         ),
         Mutant(
@@ -631,9 +631,9 @@ PLANTED = {
         ),
         Mutant(
             "a reset of the totals omits the totals of driver calls",
-            "pool/pool_statistics.hpp",
-            "    reset.creates = static_cast<std::uint64_t>(sums.handles.allocated);\n",
-            "",
+            "pool/pool_state.hpp",
+            "number_sum::held, &pool_totals::creates,",
+            "number_sum::held, nullptr,",
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
@@ -966,7 +966,7 @@ PLANTED = {
             "a refusal that other pools made good is counted as out of memory",
             "pool/ladder.hpp",
             "    query_device(last);\n",
-            "    ++heap_.ooms;\n    query_device(last);\n",
+            "    ++heap_.counters.ooms;\n    query_device(last);\n",
             finder="tests/pool/other_pools.cpp",
         ),
     ],

@@ -12,7 +12,7 @@
 #include "tarn/pool/graph/graph_blocks.hpp"
 #include "tarn/pool/graph/graph_part.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
-#include "tarn/pool/sum_of_states.hpp"
+#include "tarn/pool/pool_state.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;

@@ -310,10 +310,10 @@ TEST_CASE("memory_stats and memory_summary show the memory of captured graphs wh
 }
 
 TEST_CASE("memory_summary shortens counts as PyTorch does", "[report][summary]") {
-  CHECK(detail::table_count(5, 5) == "      5   ");
-  CHECK(detail::table_count(749'999, 749'999) == " 749999   ");
-  CHECK(detail::table_count(750'000, 750'000) == "    750 K ");
-  CHECK(detail::table_count(1'000, 750'000'000) == "      0 M ");
+  CHECK(detail::table_number(5, 5, detail::number_unit::count) == "      5   ");
+  CHECK(detail::table_number(749'999, 749'999, detail::number_unit::count) == " 749999   ");
+  CHECK(detail::table_number(750'000, 750'000, detail::number_unit::count) == "    750 K ");
+  CHECK(detail::table_number(1'000, 750'000'000, detail::number_unit::count) == "      0 M ");
 }
 
 TEST_CASE("memory_summary shows zero for what memory without a pool does not have", "[report][summary]") {

@@ -30,6 +30,13 @@ struct stat {
     allocated += came;
     freed += came - change;
   }
+  /// Adds another statistic. The sum of two peaks is an upper bound: they may have occurred at different times.
+  constexpr void add(stat const& other) noexcept {
+    current += other.current;
+    peak += other.peak;
+    allocated += other.allocated;
+    freed += other.freed;
+  }
   constexpr void reset_peak() noexcept { peak = current; }
   constexpr void reset_totals() noexcept { allocated = freed = 0; }
 };

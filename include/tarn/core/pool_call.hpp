@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
-// resources. pool_call::state is beside pool_state, in pool/sum_of_states.hpp.
+// resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
 
 #include <concepts>
 #include <cstddef>

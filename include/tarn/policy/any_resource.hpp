@@ -17,7 +17,6 @@
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/pool/pool_state.hpp"
-#include "tarn/pool/sum_of_states.hpp"
 #if TARN_HAS_CUDA
 #include "tarn/driver/cuda_driver.hpp"
 #endif

@@ -134,7 +134,7 @@ class cache_misses : public pool_parts<Upstream> {
   /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
   /// scope: an answer that was far from scarce holds for some captures, unless the pool grows. Under the growth lock.
   [[nodiscard]] bool is_memory_scarce() noexcept {
-    std::size_t const reserved = heap_.sums.reserved_now();
+    std::size_t const reserved = heap_.sums.reserved;
     if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
       --captures_with_ample_memory_;
       return false;
@@ -256,7 +256,7 @@ class cache_misses : public pool_parts<Upstream> {
                           [&](memory_report const& refused) { return lacking(refused, request); });
     } catch (out_of_memory const&) {
       std::lock_guard const cold(heap_.cold);
-      ++heap_.ooms;
+      ++heap_.counters.ooms;
       throw;
     }
   }
@@ -394,9 +394,9 @@ class cache_misses : public pool_parts<Upstream> {
     std::lock_guard const cold(heap_.cold, std::adopt_lock);
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
     bool const waits = how == giving::what_is_waited_for;
-    std::size_t const before = heap_.sums.reserved_now();
+    std::size_t const before = heap_.sums.reserved;
     if (graphs_.has_ended_parts()) (void)graphs_.reap(whole(), waits);
-    std::size_t const given = before - heap_.sums.reserved_now();
+    std::size_t const given = before - heap_.sums.reserved;
     if (given >= bytes) return given;
     std::size_t const reserved = heap_.counters.reserved;
     std::size_t const keep = reserved > bytes - given ? reserved - (bytes - given) : 0;

@@ -103,13 +103,10 @@ class heap {
   known_left left;  ///< how much the growth can still create
   ordering<driver_type> order;
   growth_type growth;
-  std::uint64_t alloc_retries = 0;
-  std::uint64_t ooms = 0;
   pool_totals totals_reset;
   captured_streams kept_as;               ///< in the pool of a graph_memory: identities of open captures
   captured_streams captured;              ///< whose calls go to graph memories (graph/)
-  growth_sums sums;                       ///< of this pool and its graph memories; has a mutex of its own
-  pool_state ended;                       ///< counts of graph memories that were destroyed
+  pool_state sums;                        ///< of this pool and its graph memories: see add_sums()
   std::uint64_t graph_memory = 0;         ///< number of the graph_memory that the pool belongs to; 0 if none
   misuse_notes notes;                     ///< under `hot`
   std::int64_t uncached_live_bytes = 0;   ///< of calls without a thread cache; under `hot`

@@ -101,7 +101,7 @@ class ladder {
     }
     heap_.left.forget();
     request_.segment = 0;
-    ++heap_.alloc_retries;
+    ++heap_.counters.alloc_retries;
     if (take_what_is_waited_for() || put_together()) return;
     bool const has_given = heap_.growth.shrink(space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {

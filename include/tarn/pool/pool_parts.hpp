@@ -28,7 +28,6 @@
 #include "tarn/pool/pool_segments.hpp"
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/pool/pool_statistics.hpp"
-#include "tarn/pool/sum_of_states.hpp"
 #include "tarn/pool/waiting_blocks.hpp"
 
 namespace tarn::detail {
@@ -82,22 +81,17 @@ class pool_parts {
   /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
   /// O(free ranges + threads), for each graph memory.
   [[nodiscard]] pool_state state() const {
-    pool_state all;
-    {
-      std::lock_guard const cold(heap_.cold);
-      all = detail::read_state(heap_, front_, waiting_);
-      add_ended(all, heap_.ended);
-    }
+    std::lock_guard const cold(heap_.cold);
+    pool_state all = detail::read_state(heap_, front_, waiting_);
     if (heap_.graph_memory != 0) return all;
     graphs_.for_each_pool([&](auto const& pool) {
       pool_state of_graphs = pool.state();
       of_graphs.pending = of_graphs.pending_blocks = 0;  // `all` has counted them, and the sums these
-      of_graphs.totals_reset.reserved = of_graphs.totals_reset.released = 0;
-      of_graphs.totals_reset.creates = of_graphs.totals_reset.destroys = 0;
       all = sum_of_states(all, of_graphs);
     });
     all.host_bytes += graphs_.host_bytes();
-    set_sums(all, heap_.sums);
+    all.totals_reset = heap_.totals_reset;
+    add_sums(all, heap_.sums);
     return all;
   }
 
@@ -115,7 +109,7 @@ class pool_parts {
   void reset_totals() noexcept {
     {
       std::lock_guard const cold(heap_.cold);
-      detail::reset_totals(heap_);
+      detail::reset_totals(heap_, state());
     }
     graphs_.for_each_pool([](auto& pool) { pool.reset_totals(); });
   }
@@ -159,12 +153,9 @@ class pool_parts {
     waiting_.count_kept(bytes, alignment, sign);
   }
   /// Takes the pool of a graph_memory out of the sums of the whole, before it is destroyed.
-  void leave_whole() noexcept {
-    leave_sums(*heap_.counters.sums, heap_.counters);
-    heap_.counters.sums = nullptr;
-  }
+  void leave_whole() noexcept { heap_.counters.leave_sums(); }
   /// Makes this the pool of a graph_memory, for snapshots.
-  void mark_as_graph_memory(std::uint64_t number, growth_sums& sums) noexcept {
+  void mark_as_graph_memory(std::uint64_t number, pool_state& sums) noexcept {
     if constexpr (heap_type::describes) heap_.description.keep_silent();
     hot_lock const held(heap_.hot);
     heap_.space(held).keeps_addresses = true;

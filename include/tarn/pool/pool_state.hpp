@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The statistics of a pool at one moment, for reports and tests. In bytes unless noted.
+// The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets and reports read the table
+// pool_numbers: a new number is a member of pool_state, a row below, and a line where it is counted.
 
 #include <cstddef>
-#include <cstdint>
 
 #include "tarn/core/counter.hpp"
+#include "tarn/core/layers.hpp"
+#include "tarn/core/min_max.hpp"
 
 namespace tarn {
 
@@ -19,12 +21,12 @@ struct split_ranges {
 
 /// The totals of a pool at the last reset_totals().
 struct pool_totals {
-  std::uint64_t reserved = 0;
-  std::uint64_t released = 0;
-  std::uint64_t creates = 0;
-  std::uint64_t destroys = 0;
-  std::uint64_t alloc_retries = 0;
-  std::uint64_t host_waits = 0;
+  std::size_t reserved = 0;
+  std::size_t released = 0;
+  std::size_t creates = 0;
+  std::size_t destroys = 0;
+  std::size_t alloc_retries = 0;
+  std::size_t host_waits = 0;
 };
 
 /// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one may also
@@ -49,19 +51,19 @@ struct pool_state {
   std::size_t free_blocks = 0;         ///< free ranges
   std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
   split_ranges split;                    ///< the part of them that cannot be given back on its own
-  std::uint64_t reserved_total = 0;      ///< taken from the driver since the start
-  std::uint64_t released_total = 0;      ///< given back since the start
-  std::uint64_t handles = 0;             ///< physical handles, or segments, held
-  std::uint64_t handles_peak = 0;
-  std::uint64_t creates = 0;  ///< handles or segments created
-  std::uint64_t destroys = 0;
-  std::uint64_t maps = 0;
-  std::uint64_t unmaps = 0;
-  std::uint64_t remaps = 0;         ///< maps of handles that were used at another address before
-  std::uint64_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
-  std::uint64_t ooms = 0;           ///< out_of_memory thrown
-  std::uint64_t host_waits = 0;     ///< times the host waited for a stream
-  std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another stream
+  std::size_t reserved_total = 0;        ///< taken from the driver since the start
+  std::size_t released_total = 0;        ///< given back since the start
+  std::size_t handles = 0;               ///< physical handles, or segments, held
+  std::size_t handles_peak = 0;
+  std::size_t creates = 0;  ///< handles or segments created
+  std::size_t destroys = 0;
+  std::size_t maps = 0;
+  std::size_t unmaps = 0;
+  std::size_t remaps = 0;         ///< maps of handles that were used at another address before
+  std::size_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
+  std::size_t ooms = 0;           ///< out_of_memory thrown
+  std::size_t host_waits = 0;     ///< times the host waited for a stream
+  std::size_t device_waits = 0;   ///< times a stream was made to wait for another stream
   /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1 MiB, up to 260 for
   /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
   /// size, however many calls are made (tests/pool/growth.cpp).
@@ -70,5 +72,102 @@ struct pool_state {
   pool_part larger;   ///< for larger blocks
   pool_totals totals_reset;
 };
+
+namespace detail {
+
+enum class number_unit { bytes, count };
+
+/// How the numbers of two pools are added up, and those of a pool and its graph memories.
+enum class number_sum {
+  added,
+  largest,
+  held,  ///< from the driver; also counted for a pool and its graph memories together, so that peaks are exact
+  total  ///< of events; those of graph memories that have ended stay in the sum
+};
+
+/// A row of the table.
+struct pool_number {
+  char const* name;  ///< in files
+  std::size_t pool_state::*value;
+  number_unit unit = number_unit::bytes;
+  number_sum sum = number_sum::added;
+  std::size_t pool_totals::*at_reset = nullptr;  ///< if reset_totals() notes it
+  char const* key = nullptr;                     ///< in memory_stats(), if it stands there alone
+};
+
+inline constexpr pool_number pool_numbers[] = {
+    {"live", &pool_state::live},
+    {"live_blocks", &pool_state::live_blocks, number_unit::count},
+    {"reserved", &pool_state::reserved, number_unit::bytes, number_sum::held},
+    {"reserved_peak", &pool_state::reserved_peak, number_unit::bytes, number_sum::held},
+    {"cached", &pool_state::cached},
+    {"pending", &pool_state::pending},
+    {"pending_blocks", &pool_state::pending_blocks, number_unit::count},
+    {"largest_free_range", &pool_state::largest_free_range, number_unit::bytes, number_sum::largest},
+    {"free_blocks", &pool_state::free_blocks, number_unit::count},
+    {"inactive_split_bytes", &pool_state::inactive_split_bytes},
+    {"reserved_total", &pool_state::reserved_total, number_unit::bytes, number_sum::held,
+     &pool_totals::reserved},
+    {"released_total", &pool_state::released_total, number_unit::bytes, number_sum::held,
+     &pool_totals::released},
+    {"handles", &pool_state::handles, number_unit::count, number_sum::held},
+    {"handles_peak", &pool_state::handles_peak, number_unit::count, number_sum::held},
+    {"creates", &pool_state::creates, number_unit::count, number_sum::held, &pool_totals::creates,
+     "num_device_alloc"},
+    {"destroys", &pool_state::destroys, number_unit::count, number_sum::held, &pool_totals::destroys,
+     "num_device_free"},
+    {"maps", &pool_state::maps, number_unit::count, number_sum::total},
+    {"unmaps", &pool_state::unmaps, number_unit::count, number_sum::total},
+    {"remaps", &pool_state::remaps, number_unit::count, number_sum::total},
+    {"alloc_retries", &pool_state::alloc_retries, number_unit::count, number_sum::total,
+     &pool_totals::alloc_retries, "num_alloc_retries"},
+    {"ooms", &pool_state::ooms, number_unit::count, number_sum::total},
+    {"host_waits", &pool_state::host_waits, number_unit::count, number_sum::total, &pool_totals::host_waits,
+     "num_sync_all_streams"},
+    {"device_waits", &pool_state::device_waits, number_unit::count, number_sum::total},
+    {"host_bytes", &pool_state::host_bytes},
+};
+
+inline void add(split_ranges& a, split_ranges const& b) noexcept {
+  a.blocks.add(b.blocks);
+  a.bytes.add(b.bytes);
+}
+inline void add(pool_part& a, pool_part const& b) noexcept {
+  a.reserved.add(b.reserved);
+  a.handles.add(b.handles);
+  a.free_blocks += b.free_blocks;
+  a.inactive_split_bytes += b.inactive_split_bytes;
+  add(a.split, b.split);
+}
+
+/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at different times.
+[[nodiscard]] inline pool_state sum_of_states(pool_state a, pool_state const& b) noexcept {
+  for (pool_number const& n : pool_numbers) {
+    std::size_t& sum = a.*n.value;
+    sum = n.sum == number_sum::largest ? max_of(sum, b.*n.value) : sum + b.*n.value;
+    if (n.at_reset != nullptr) a.totals_reset.*n.at_reset += b.totals_reset.*n.at_reset;
+  }
+  add(a.split, b.split);
+  add(a.smaller, b.smaller);
+  add(a.larger, b.larger);
+  return a;
+}
+
+}  // namespace detail
+namespace pool_call {
+
+/// The statistics of a pool; of several, their sum, where peaks are an upper bound.
+struct state {
+  static constexpr auto crosses = crossing::joined;
+  [[nodiscard]] static pool_state join(pool_state const& a, pool_state const& b) noexcept {
+    return detail::sum_of_states(a, b);
+  }
+  template <class L>
+  auto operator()(L& l) const -> decltype(pool_state(l.state())) {
+    return l.state();
+  }
+};
+
+}  // namespace pool_call
 
 }  // namespace tarn

@@ -3,8 +3,6 @@
 // Reads and resets the statistics of a pool. The caller holds the growth lock.
 
 #include <cstddef>
-#include <cstdint>
-#include <mutex>
 
 #include "tarn/core/counter.hpp"
 #include "tarn/core/waiting_block.hpp"
@@ -31,73 +29,45 @@ inline void add_free_ranges(pool_state& s, arena const& space) {
   s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
 }
 
-inline void add_growth(pool_state& s, growth_counters const& c) noexcept {
-  s.reserved = c.reserved;
-  s.reserved_peak = c.reserved_peak;
-  s.reserved_total = c.reserved_total;
-  s.released_total = c.released_total;
-  s.handles = c.creates - c.destroys;
-  s.handles_peak = c.handles_peak;
-  s.creates = c.creates;
-  s.destroys = c.destroys;
-  s.maps = c.maps;
-  s.unmaps = c.unmaps;
-  s.remaps = c.remaps;
-  for (zone const where : {zone::smaller, zone::larger}) {
-    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
-    part.reserved = c.reserved_in[static_cast<std::size_t>(where)];
-    part.handles = c.handles_in[static_cast<std::size_t>(where)];
-  }
-}
-
-/// Sets what is exact only for a pool and its graph memories together.
-inline void set_sums(pool_state& s, growth_sums const& sums) noexcept {
-  std::lock_guard const guard(sums.mutex);
-  s.reserved = static_cast<std::size_t>(sums.reserved.current);
-  s.reserved_peak = static_cast<std::size_t>(sums.reserved.peak);
-  s.reserved_total = static_cast<std::uint64_t>(sums.reserved.allocated);
-  s.released_total = static_cast<std::uint64_t>(sums.reserved.freed);
-  s.handles = static_cast<std::uint64_t>(sums.handles.current);
-  s.handles_peak = static_cast<std::uint64_t>(sums.handles.peak);
-  s.creates = static_cast<std::uint64_t>(sums.handles.allocated);
-  s.destroys = static_cast<std::uint64_t>(sums.handles.freed);
-  for (zone const where : {zone::smaller, zone::larger}) {
-    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
-    part.reserved = sums.reserved_in[static_cast<std::size_t>(where)];
-    part.handles = sums.handles_in[static_cast<std::size_t>(where)];
+/// Adds what is counted for a pool and its graph memories together: what they hold, exactly, and the events of graph memories that
+/// have ended.
+inline void add_sums(pool_state& s, pool_state const& sums) noexcept {
+  for (pool_number const& n : pool_numbers) {
+    if (n.sum == number_sum::held) s.*n.value = sums.*n.value;
+    if (n.sum == number_sum::total) s.*n.value += sums.*n.value;
   }
   s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
+  add(s.split, sums.split);
+  for (pool_part pool_state::*const part : {&pool_state::smaller, &pool_state::larger}) {
+    (s.*part).reserved = (sums.*part).reserved;
+    (s.*part).handles = (sums.*part).handles;
+    add((s.*part).split, (sums.*part).split);
+  }
 }
 
-/// Adds the counts of a graph memory that is destroyed, whose memory is no longer held.
-inline void add_ended(pool_state& sum, pool_state const& ended) noexcept {
-  sum.maps += ended.maps;
-  sum.unmaps += ended.unmaps;
-  sum.remaps += ended.remaps;
-  sum.alloc_retries += ended.alloc_retries;
-  sum.ooms += ended.ooms;
-  sum.host_waits += ended.host_waits;
-  sum.device_waits += ended.device_waits;
+/// Adds the events of a graph memory that is destroyed to the sums.
+inline void add_ended(pool_state& sums, pool_state const& ended) noexcept {
+  for (pool_number const& n : pool_numbers) {
+    if (n.sum == number_sum::total) sums.*n.value += ended.*n.value;
+  }
   auto const add_split = [](split_ranges& to, split_ranges const& from) {
     to.blocks.add(0, from.blocks.allocated);
     to.bytes.add(0, from.bytes.allocated);
   };
-  add_split(sum.split, ended.split);
-  add_split(sum.smaller.split, ended.smaller.split);
-  add_split(sum.larger.split, ended.larger.split);
+  add_split(sums.split, ended.split);
+  add_split(sums.smaller.split, ended.smaller.split);
+  add_split(sums.larger.split, ended.larger.split);
 }
 
 /// O(free ranges + threads).
 template <class Heap, class Front, class Waiting>
 [[nodiscard]] pool_state read_state(Heap& heap, Front const& front, Waiting const& waiting) {
-  pool_state s;
+  pool_state s = static_cast<pool_state const&>(heap.counters);
   auto live = front.live();
   waiting_amount const awaiting = waiting.now();
   s.pending = awaiting.bytes > 0 ? static_cast<std::size_t>(awaiting.bytes) : 0;
   s.pending_blocks = awaiting.blocks > 0 ? static_cast<std::size_t>(awaiting.blocks) : 0;
   s.host_bytes = front.host_bytes() + waiting.host_bytes();
-  add_growth(s, heap.counters);
-  s.totals_reset = heap.totals_reset;
   hot_lock const held(heap.hot);
   arena& space = heap.space(held);
   live.bytes += heap.uncached_live_bytes;
@@ -108,59 +78,41 @@ template <class Heap, class Front, class Waiting>
   s.largest_free_range = space.largest_free();
   space.count_splits();  // includes the changes of a call that threw
   add_free_ranges(s, space);
-  s.alloc_retries = heap.alloc_retries;
-  s.ooms = heap.ooms;
   s.host_waits = heap.order.host_waits();
   s.device_waits = heap.order.device_waits();
   s.host_bytes += space.host_bytes() + heap.growth.host_bytes() + heap.counters.notes.host_bytes();
   return s;
 }
 
-template <class Heap>
-void reset_peaks(Heap& heap) noexcept {
-  growth_counters& c = heap.counters;
-  heap.sums.reset_peaks();
-  c.reserved_peak = c.reserved;
-  c.handles_peak = c.creates - c.destroys;
-  for (std::size_t z = 0; z < zone_count; ++z) {
-    c.reserved_in[z].reset_peak();
-    c.handles_in[z].reset_peak();
+/// Calls f(statistic) for those that a pool resets. The caller holds the growth lock.
+template <class Heap, class F>
+void for_each_stat(Heap& heap, F const& f) noexcept {
+  for (pool_part* const part : {&heap.sums.smaller, &heap.sums.larger}) {
+    f(part->reserved);
+    f(part->handles);
   }
   hot_lock const held(heap.hot);
   arena& space = heap.space(held);
   space.count_splits();
-  for (stat& s : space.splits.blocks) s.reset_peak();
-  for (stat& s : space.splits.bytes) s.reset_peak();
+  for (stat& s : space.splits.blocks) f(s);
+  for (stat& s : space.splits.bytes) f(s);
 }
 
 template <class Heap>
-void reset_totals(Heap& heap) noexcept {
-  growth_counters& c = heap.counters;
-  pool_totals& reset = heap.totals_reset;
-  {
-    growth_sums& sums = heap.sums;
-    std::lock_guard const guard(sums.mutex);
-    reset.reserved = static_cast<std::uint64_t>(sums.reserved.allocated);
-    reset.released = static_cast<std::uint64_t>(sums.reserved.freed);
-    reset.creates = static_cast<std::uint64_t>(sums.handles.allocated);
-    reset.destroys = static_cast<std::uint64_t>(sums.handles.freed);
-    for (std::size_t z = 0; z < zone_count; ++z) {
-      sums.reserved_in[z].reset_totals();
-      sums.handles_in[z].reset_totals();
-    }
+void reset_peaks(Heap& heap) noexcept {
+  heap.sums.reserved_peak = heap.sums.reserved;
+  heap.sums.handles_peak = heap.sums.handles;
+  for_each_stat(heap, [](stat& s) { s.reset_peak(); });
+}
+
+/// @param now  the state of the pool
+template <class Heap>
+void reset_totals(Heap& heap, pool_state const& now) noexcept {
+  for (pool_number const& n : pool_numbers) {
+    if (n.at_reset != nullptr) heap.totals_reset.*n.at_reset = now.*n.value;
   }
-  reset.host_waits = heap.order.host_waits() + heap.ended.host_waits;
-  for (std::size_t z = 0; z < zone_count; ++z) {
-    c.reserved_in[z].reset_totals();
-    c.handles_in[z].reset_totals();
-  }
-  hot_lock const held(heap.hot);
-  arena& space = heap.space(held);
-  reset.alloc_retries = heap.alloc_retries + heap.ended.alloc_retries;
-  heap.ended.split = heap.ended.smaller.split = heap.ended.larger.split = {};
-  space.count_splits();
-  for (stat& s : space.splits.blocks) s.reset_totals();
-  for (stat& s : space.splits.bytes) s.reset_totals();
+  heap.sums.split = heap.sums.smaller.split = heap.sums.larger.split = {};
+  for_each_stat(heap, [](stat& s) { s.reset_totals(); });
 }
 
 }  // namespace tarn::detail

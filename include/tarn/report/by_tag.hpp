@@ -43,13 +43,14 @@ template <class Resource>
   auto const row = [&](std::string const& name, history_tag const& t, bool has_peak) {
     auto const bytes = [](std::size_t n) {
       auto const number = static_cast<std::int64_t>(n);
-      return detail::concat({" ", detail::table_bytes(number, number), " |"});
+      return detail::concat({" ", detail::table_number(number, number), " |"});
     };
     auto const blocks = static_cast<std::int64_t>(t.blocks);
     out += detail::concat(
         {"| ", detail::left(std::string(detail::text_prefix(name, 22)), 22), " |", bytes(t.bytes)});
     out += has_peak ? bytes(t.peak_bytes) : std::string(12, ' ') + "|";
-    out += bytes(t.requested) + " " + detail::table_count(blocks, blocks) + " |\n";
+    out +=
+        bytes(t.requested) + " " + detail::table_number(blocks, blocks, detail::number_unit::count) + " |\n";
   };
   history_tag all;
   for (history_tag const& t : memory_by_tag(std::move(memory))) {

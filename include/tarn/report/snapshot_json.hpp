@@ -3,8 +3,7 @@
 // A snapshot as JSON, for other programs.
 //
 //   {"format": "tarn snapshot", "version": 1, "title", "device", "started_ns", "now_ns", "null_stream", "forgotten_events",
-//    "pool":     {"live", "live_blocks", "reserved", "reserved_peak", "cached", "pending", "largest_free_range", "free_blocks",
-//                 "handles", "creates", "destroys", "maps", "unmaps", "remaps", "alloc_retries", "ooms", "host_bytes"},
+//    "pool":     {"live", ...},                                               the numbers of pool_state, by their names there
 //    "tags":     [{"name", "bytes", "peak_bytes", "requested", "blocks", "allocations"}],    the first is "untagged"
 //    "locations":   [[{"file", "line", "function"}]],                      innermost frame first; the first has no frames
 //    "segments": [{"address", "bytes", "kind": "pages" | "view" | "upstream", "small", "handles", "stream",
@@ -54,12 +53,7 @@ namespace detail {
 
 inline void write_pool(json_text& json, pool_state const& p) {
   json.line().key("pool").begin_object();
-  json.field("live", p.live).field("live_blocks", p.live_blocks).field("reserved", p.reserved);
-  json.field("reserved_peak", p.reserved_peak).field("cached", p.cached).field("pending", p.pending);
-  json.field("largest_free_range", p.largest_free_range).field("free_blocks", p.free_blocks);
-  json.field("handles", p.handles).field("creates", p.creates).field("destroys", p.destroys);
-  json.field("maps", p.maps).field("unmaps", p.unmaps).field("remaps", p.remaps);
-  json.field("alloc_retries", p.alloc_retries).field("ooms", p.ooms).field("host_bytes", p.host_bytes);
+  for (pool_number const& n : pool_numbers) json.field(n.name, p.*n.value);
   json.end_object();
 }
 

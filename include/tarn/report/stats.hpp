@@ -15,10 +15,10 @@
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/core/sort.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/pool/pool_statistics.hpp"
-#include "tarn/pool/sum_of_states.hpp"
 
 namespace tarn {
 
@@ -64,6 +64,74 @@ template <class Resource>
 pool_state state_of(Resource& memory) {
   static_assert(is_pooled<Resource>, "tarn: this needs a pool; add: | tarn::pooled{}");
   return nearest(memory, pool_call::state{});
+}
+
+/// What memory_stats() and memory_summary() show, each for all blocks, small ones and large ones.
+struct reported_numbers : tracked_statistics {
+  pool_state pool;
+  graph_totals graphs;
+  std::array<stat, 3> reserved_bytes, segment, inactive_split, inactive_split_bytes;
+
+  /// Returns a number of the pool, of the events since the last reset.
+  [[nodiscard]] std::int64_t since_reset(pool_number const& n) const noexcept {
+    std::size_t const past = n.at_reset != nullptr ? pool.totals_reset.*n.at_reset : 0;
+    return static_cast<std::int64_t>(pool.*n.value - past);
+  }
+  [[nodiscard]] bool has_graphs() const noexcept { return graphs.owners != 0 || graphs.kept != 0; }
+};
+
+/// A statistic of memory_stats() that memory_summary() shows, too, in this order.
+struct stat_row {
+  char const* key;
+  char const* label;
+  number_unit unit;
+  std::array<stat, 3> reported_numbers::*values;
+};
+inline constexpr stat_row stat_rows[] = {
+    {"allocated_bytes", "Allocated memory", number_unit::bytes, &reported_numbers::allocated_bytes},
+    {"active_bytes", "Active memory", number_unit::bytes, &reported_numbers::active_bytes},
+    {"requested_bytes", "Requested memory", number_unit::bytes, &reported_numbers::active_requested_bytes},
+    {"reserved_bytes", "GPU reserved memory", number_unit::bytes, &reported_numbers::reserved_bytes},
+    {"inactive_split_bytes", "Non-releasable memory", number_unit::bytes,
+     &reported_numbers::inactive_split_bytes},
+    {"allocation", "Allocations", number_unit::count, &reported_numbers::allocations},
+    {"active", "Active allocs", number_unit::count, &reported_numbers::active},
+    {"segment", "GPU reserved segments", number_unit::count, &reported_numbers::segment},
+    {"inactive_split", "Non-releasable allocs", number_unit::count, &reported_numbers::inactive_split},
+};
+
+/// A current value of captured graphs, shown while there is any.
+struct graph_row {
+  char const* key;
+  char const* label;  ///< if memory_summary() shows it
+  std::size_t graph_totals::*value;
+};
+inline constexpr graph_row graph_rows[] = {
+    {"graph_memory.owners", nullptr, &graph_totals::owners},
+    {"graph_memory.reserved_bytes", "Graph memory", &graph_totals::reserved},
+    {"graph_memory.allocated_bytes", "      allocated", &graph_totals::allocated},
+    {"graph_memory.kept_bytes", "      kept blocks", &graph_totals::kept},
+};
+
+template <class Resource>
+reported_numbers read_numbers(Resource& memory) {
+  reported_numbers n{statistics_of(memory), {}, {}, {}, {}, {}, {}};
+  if constexpr (is_pooled<Resource>) n.pool = state_of(memory);
+  if constexpr (reachable<Resource, pool_call::inspect<pool_call::any_look>>) n.graphs = graphs_of(memory);
+  pool_state const& p = n.pool;
+  auto const all = [](std::size_t now, std::size_t peak, std::size_t taken, std::size_t given) {
+    return stat{static_cast<std::int64_t>(now), static_cast<std::int64_t>(peak),
+                static_cast<std::int64_t>(taken), static_cast<std::int64_t>(given)};
+  };
+  pool_totals const& past = p.totals_reset;
+  n.reserved_bytes = {
+      all(p.reserved, p.reserved_peak, p.reserved_total - past.reserved, p.released_total - past.released),
+      p.smaller.reserved, p.larger.reserved};
+  n.segment = {all(p.handles, p.handles_peak, p.creates - past.creates, p.destroys - past.destroys),
+               p.smaller.handles, p.larger.handles};
+  n.inactive_split = {p.split.blocks, p.smaller.split.blocks, p.larger.split.blocks};
+  n.inactive_split_bytes = {p.split.bytes, p.smaller.split.bytes, p.larger.split.bytes};
+  return n;
 }
 
 }  // namespace detail
@@ -177,60 +245,33 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 /// the pool's locks briefly. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
-  tracked_statistics const t = detail::statistics_of(memory);
+  detail::reported_numbers const numbers = detail::read_numbers(memory);
   std::vector<memory_stat> out;
   auto const add = [&](std::string key, std::int64_t n) { out.emplace_back(std::move(key), n); };
-  auto const put = [&](char const* name, char const* group, stat const& s) {
-    std::string const key = std::string(name) + "." + group + ".";
-    add(key + "allocated", s.allocated);
-    add(key + "current", s.current);
-    add(key + "freed", s.freed);
-    add(key + "peak", s.peak);
+  auto const put = [&](std::string const& name, stat const& s) {
+    add(name + ".allocated", s.allocated);
+    add(name + ".current", s.current);
+    add(name + ".freed", s.freed);
+    add(name + ".peak", s.peak);
   };
-  auto const put_groups = [&](char const* name, std::array<stat, 3> const& s) {
-    put(name, "all", s[0]);
-    put(name, "large_pool", s[2]);
-    put(name, "small_pool", s[1]);
-  };
-  auto const number = [](auto n) { return static_cast<std::int64_t>(n); };
-  pool_state p;
-  if constexpr (detail::is_pooled<Resource>) p = detail::state_of(memory);
-  std::int64_t const creates = number(p.creates - p.totals_reset.creates);
-  std::int64_t const destroys = number(p.destroys - p.totals_reset.destroys);
-  stat const reserved{number(p.reserved), number(p.reserved_peak),
-                      number(p.reserved_total - p.totals_reset.reserved),
-                      number(p.released_total - p.totals_reset.released)};
-  stat const segments{number(p.handles), number(p.handles_peak), creates, destroys};
-  put_groups("active", t.active);
-  put_groups("active_bytes", t.active_bytes);
-  put_groups("allocated_bytes", t.allocated_bytes);
-  put_groups("allocation", t.allocations);
-  if constexpr (reachable<Resource, pool_call::inspect<pool_call::any_look>>) {
-    detail::graph_totals const graphs = detail::graphs_of(memory);
-    if (graphs.owners != 0 || graphs.kept != 0) {
-      add("graph_memory.allocated_bytes", number(graphs.allocated));
-      add("graph_memory.kept_bytes", number(graphs.kept));
-      add("graph_memory.owners", number(graphs.owners));
-      add("graph_memory.reserved_bytes", number(graphs.reserved));
-    }
+  for (detail::stat_row const& row : detail::stat_rows) {
+    std::array<stat, 3> const& s = numbers.*row.values;
+    put(std::string(row.key) + ".all", s[0]);
+    put(std::string(row.key) + ".small_pool", s[1]);
+    put(std::string(row.key) + ".large_pool", s[2]);
   }
-  put_groups("inactive_split", {p.split.blocks, p.smaller.split.blocks, p.larger.split.blocks});
-  put_groups("inactive_split_bytes", {p.split.bytes, p.smaller.split.bytes, p.larger.split.bytes});
+  for (detail::pool_number const& n : detail::pool_numbers) {
+    if (n.key != nullptr) add(n.key, numbers.since_reset(n));
+  }
+  for (detail::graph_row const& row : detail::graph_rows) {
+    if (numbers.has_graphs()) add(row.key, static_cast<std::int64_t>(numbers.graphs.*row.value));
+  }
   add("max_split_size", -1);
-  add("num_alloc_retries", number(p.alloc_retries - p.totals_reset.alloc_retries));
-  add("num_device_alloc", creates);
-  add("num_device_free", destroys);
-  add("num_ooms", number(t.ooms));
-  add("num_sync_all_streams", number(p.host_waits - p.totals_reset.host_waits));
-  for (char const* part : {"allocated", "current", "freed", "peak"}) {
-    add(std::string("oversize_allocations.") + part, 0);
-  }
-  for (char const* part : {"allocated", "current", "freed", "peak"}) {
-    add(std::string("oversize_segments.") + part, 0);
-  }
-  put_groups("requested_bytes", t.active_requested_bytes);
-  put_groups("reserved_bytes", {reserved, p.smaller.reserved, p.larger.reserved});
-  put_groups("segment", {segments, p.smaller.handles, p.larger.handles});
+  add("num_ooms", static_cast<std::int64_t>(numbers.ooms));
+  put("oversize_allocations", {});
+  put("oversize_segments", {});
+  detail::sort(out.data(), out.size(),
+               [](memory_stat const& a, memory_stat const& b) { return a.first < b.first; });
   return out;
 }
 

@@ -2,11 +2,11 @@
 #pragma once
 // memory_summary: the table of torch.cuda.memory_summary() for a tarn pool; memory_stats_json: the same numbers as JSON.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "tarn/core/concat.hpp"
 #include "tarn/core/min_max.hpp"
@@ -17,24 +17,21 @@ namespace tarn {
 
 namespace detail {
 
-/// Formats a size in ten columns as PyTorch does: the unit is that of `scale`, the next one from 768 KiB up; truncated, not
-/// rounded.
-[[nodiscard]] inline std::string table_bytes(std::int64_t bytes, std::int64_t scale) {
-  constexpr char const* units[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  std::size_t unit = 0;
-  for (; unit + 1 < std::size(units) && scale >= 768 * std::int64_t{1024}; ++unit, scale /= 1024)
-    bytes /= 1024;
-  std::string const digits = std::to_string(bytes);
-  return std::string(digits.size() < 6 ? 6 - digits.size() : 0, ' ') + digits + " " + units[unit];
-}
-/// Formats a count in ten columns as PyTorch does: thousands from 750,000 up.
-[[nodiscard]] inline std::string table_count(std::int64_t count, std::int64_t scale) {
-  constexpr char const* units[] = {" ", "K", "M"};
-  std::size_t unit = 0;
-  for (; unit + 1 < std::size(units) && scale >= 750 * std::int64_t{1000}; ++unit, scale /= 1000)
-    count /= 1000;
-  std::string const digits = std::to_string(count);
-  return std::string(digits.size() < 7 ? 7 - digits.size() : 0, ' ') + digits + " " + units[unit] + " ";
+/// Formats a number in ten columns as PyTorch does: the unit is that of `scale`, the next one for bytes from 768 KiB up, for counts
+/// from 750,000 up; truncated, not rounded.
+[[nodiscard]] inline std::string table_number(std::int64_t number, std::int64_t scale,
+                                              number_unit unit = number_unit::bytes) {
+  constexpr char const* units[][6] = {{" B  ", " KiB", " MiB", " GiB", " TiB", " PiB"},
+                                      {"   ", " K ", " M "}};
+  bool const is_bytes = unit == number_unit::bytes;
+  std::int64_t const step = is_bytes ? 1024 : 1000;
+  std::size_t at = 0;
+  for (; at + 1 < (is_bytes ? 6U : 3U) && scale >= (is_bytes ? 768 : 750) * step; ++at, scale /= step)
+    number /= step;
+  std::string const digits = std::to_string(number);
+  std::size_t const width = is_bytes ? 6 : 7;
+  return std::string(digits.size() < width ? width - digits.size() : 0, ' ') + digits +
+         units[is_bytes ? 0 : 1][at];
 }
 
 /// Pads text on the right to `width` characters.
@@ -51,14 +48,7 @@ namespace detail {
 /// rows, a pool. The title names the allocator_backend() unless it is "pages". @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
-  std::vector<memory_stat> const stats = memory_stats(memory);
-  auto const value = [&](std::string const& key) -> std::int64_t {
-    for (auto const& [name, number] : stats) {
-      if (name == key) return number;
-    }
-    return 0;
-  };
-  using format = std::string (*)(std::int64_t, std::int64_t);
+  detail::reported_numbers const numbers = detail::read_numbers(memory);
   std::string const line = detail::concat({"|", std::string(75, '='), "|\n"});
   std::string const rule = detail::concat({"|", std::string(75, '-'), "|\n"});
   std::string const spaces(17, ' ');
@@ -68,53 +58,42 @@ template <class Resource>
     std::string_view const backend = allocator_backend(memory);
     if (backend != "pages") title += detail::concat({", ", backend});
   }
-  std::string const ooms = detail::concat({"           CUDA OOMs: ", std::to_string(value("num_ooms"))});
+  std::string const ooms = detail::concat({"           CUDA OOMs: ", std::to_string(numbers.ooms)});
   std::string const retries =
-      detail::concat({"       cudaMalloc retries: ", std::to_string(value("num_alloc_retries"))});
+      detail::concat({"       cudaMalloc retries: ",
+                      std::to_string(numbers.pool.alloc_retries - numbers.pool.totals_reset.alloc_retries)});
   std::string out = detail::concat({line, "|", detail::left(title, 75), "|\n", rule});
   out += detail::concat({"|", detail::left(ooms, 35), "|", detail::left(retries, 39), "|\n", line});
   out += "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n";
-  char const* const parts[] = {".current", ".peak", ".allocated", ".freed"};
   // The first row of a group sets the unit of each column, so that the parts can be added up by eye.
-  auto const row = [&](std::string const& label, std::string const& key, std::string const& scale,
-                       format write) {
+  auto const row = [&](char const* label, stat const& s, stat const& scale, detail::number_unit unit) {
     out += detail::concat({"| ", detail::left(label, 21), " |"});
-    for (char const* part : parts)
-      out += detail::concat({" ", write(value(key + part), value(scale + part)), " |"});
+    for (std::int64_t stat::*const part : {&stat::current, &stat::peak, &stat::allocated, &stat::freed})
+      out += detail::concat({" ", detail::table_number(s.*part, scale.*part, unit), " |"});
     out += "\n";
   };
-  auto const group = [&](char const* label, char const* key, format write) {
-    std::string const all = std::string(key) + ".all";
+  for (detail::stat_row const& r : detail::stat_rows) {
+    std::array<stat, 3> const& s = numbers.*r.values;
     out += rule;
-    row(label, all, all, write);
-    row("      from large pool", std::string(key) + ".large_pool", all, write);
-    row("      from small pool", std::string(key) + ".small_pool", all, write);
-  };
-  group("Allocated memory", "allocated_bytes", &detail::table_bytes);
-  group("Active memory", "active_bytes", &detail::table_bytes);
-  group("Requested memory", "requested_bytes", &detail::table_bytes);
-  group("GPU reserved memory", "reserved_bytes", &detail::table_bytes);
-  group("Non-releasable memory", "inactive_split_bytes", &detail::table_bytes);
-  group("Allocations", "allocation", &detail::table_count);
-  group("Active allocs", "active", &detail::table_count);
-  group("GPU reserved segments", "segment", &detail::table_count);
-  group("Non-releasable allocs", "inactive_split", &detail::table_count);
-  out += rule;
-  row("Oversize allocations", "oversize_allocations", "oversize_allocations", &detail::table_count);
-  out += rule;
-  row("Oversize GPU segments", "oversize_segments", "oversize_segments", &detail::table_count);
-  if (value("graph_memory.owners") != 0 || value("graph_memory.kept_bytes") != 0) {
+    row(r.label, s[0], s[0], r.unit);
+    row("      from large pool", s[2], s[0], r.unit);
+    row("      from small pool", s[1], s[0], r.unit);
+  }
+  for (char const* label : {"Oversize allocations", "Oversize GPU segments"}) {
+    out += rule;
+    row(label, {}, {}, detail::number_unit::count);
+  }
+  if (numbers.has_graphs()) {
     std::string const none(12, ' ');
-    std::int64_t const scale =
-        detail::max_of(value("graph_memory.reserved_bytes"), value("graph_memory.kept_bytes"));
-    auto const current = [&](char const* label, char const* key) {
-      out += detail::concat({"| ", detail::left(label, 21), " | ", detail::table_bytes(value(key), scale),
-                             " |", none, "|", none, "|", none, "|\n"});
-    };
+    auto const scale =
+        static_cast<std::int64_t>(detail::max_of(numbers.graphs.reserved, numbers.graphs.kept));
     out += rule;
-    current("Graph memory", "graph_memory.reserved_bytes");
-    current("      allocated", "graph_memory.allocated_bytes");
-    current("      kept blocks", "graph_memory.kept_bytes");
+    for (detail::graph_row const& r : detail::graph_rows) {
+      if (r.label == nullptr) continue;
+      auto const bytes = static_cast<std::int64_t>(numbers.graphs.*r.value);
+      out += detail::concat({"| ", detail::left(r.label, 21), " | ", detail::table_number(bytes, scale), " |",
+                             none, "|", none, "|", none, "|\n"});
+    }
   }
   out += line;
   return out;

@@ -13,7 +13,7 @@
 #include "tarn/core/clock.hpp"
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/shared_resource.hpp"
-#include "tarn/pool/sum_of_states.hpp"
+#include "tarn/pool/pool_state.hpp"
 #include "tarn/report/merge_history.hpp"
 #include "tarn/report/snapshot.hpp"
 

@@ -88,32 +88,12 @@ namespace detail {
     }
     json += ']';
   });
-  json += R"(,"pool":{"tarn":1)";
-  number("live", s.pool.live);
-  number("liveBlocks", s.pool.live_blocks);
-  number("reserved", s.pool.reserved);
-  number("reservedPeak", s.pool.reserved_peak);
-  number("cached", s.pool.cached);
-  number("pending", s.pool.pending);
-  number("largestFree", s.pool.largest_free_range);
-  number("freeBlocks", s.pool.free_blocks);
-  number("inactiveSplit", s.pool.inactive_split_bytes);
-  number("reservedTotal", s.pool.reserved_total);
-  number("releasedTotal", s.pool.released_total);
-  number("handles", s.pool.handles);
-  number("handlesPeak", s.pool.handles_peak);
-  number("creates", s.pool.creates);
-  number("destroys", s.pool.destroys);
-  number("maps", s.pool.maps);
-  number("unmaps", s.pool.unmaps);
-  number("remaps", s.pool.remaps);
-  number("retries", s.pool.alloc_retries);
-  number("ooms", s.pool.ooms);
-  number("hostWaits", s.pool.host_waits);
-  number("deviceWaits", s.pool.device_waits);
-  number("hostBytes", s.pool.host_bytes);
-  number("reservedSmall", static_cast<std::uint64_t>(s.pool.smaller.reserved.current));
-  number("reservedLarge", static_cast<std::uint64_t>(s.pool.larger.reserved.current));
+  list("counts", pool_numbers, [&](pool_number const& n) {
+    json.append("\"").append(n.unit == number_unit::count ? n.name : "").append("\"");
+  });
+  json.append(R"(,"pool":{"reserved_small":)").append(std::to_string(s.pool.smaller.reserved.current));
+  number("reserved_large", static_cast<std::uint64_t>(s.pool.larger.reserved.current));
+  for (pool_number const& n : pool_numbers) number(n.name, s.pool.*n.value);
   json += "}}";
   return json;
 }

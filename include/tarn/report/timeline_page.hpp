@@ -1721,26 +1721,27 @@ const makeTables = () => {
     {name: 'Stream', value: (s) => s.stream, text: (s) => streamText(s.stream), number: true},
   ], segments, 1, 'No segments.');
 
-  const p = info.pool;
-  const numbers = [
-    ['Live', p.live, 'bytes handed out, rounded to blocks'], ['Live blocks', p.liveBlocks, '', true],
-    ['Reserved', p.reserved, 'bytes held from the driver'], ['Reserved, peak', p.reservedPeak, ''],
-    ['Reserved for small blocks', p.reservedSmall, 'blocks up to 1 MiB'],
-    ['Reserved for large blocks', p.reservedLarge, ''],
-    ['Cached', p.cached, 'reserved, not handed out'],
-    ['Awaiting', p.pending, 'freed, but another stream may still use it'],
-    ['Largest free range', p.largestFree, 'the largest block that needs no driver call'],
-    ['Free ranges', p.freeBlocks, '', true],
-    ['Free beside live', p.inactiveSplit, 'free parts of handles in use; PyTorch: inactive split'],
-    ['Reserved in all', p.reservedTotal, 'ever taken from the driver'],
-    ['Released in all', p.releasedTotal, 'ever given back'],
-    ['Handles', p.handles, 'physical handles, or segments', true], ['Handles, peak', p.handlesPeak, '', true],
-    ['Handles made', p.creates, '', true], ['Handles destroyed', p.destroys, '', true], ['Maps', p.maps, '', true],
-    ['Unmaps', p.unmaps, '', true], ['Remaps', p.remaps, 'handles moved under another address', true],
-    ['Retries', p.retries, 'the driver refused, and the cache was searched again', true],
-    ['Out of memory', p.ooms, 'requests refused', true], ['Waits of the host', p.hostWaits, '', true],
-    ['Waits of streams', p.deviceWaits, '', true], ['Bookkeeping', p.hostBytes, 'host memory of the pool itself'],
-  ].map(([name, value, about, count], order) => ({name, value, about, count, order}));
+  const meanings = {
+    live: ['Live', 'bytes handed out, rounded to blocks'], live_blocks: ['Live blocks', ''],
+    reserved: ['Reserved', 'bytes held from the driver'], reserved_peak: ['Reserved, peak', ''],
+    reserved_small: ['Reserved for small blocks', 'blocks up to 1 MiB'],
+    reserved_large: ['Reserved for large blocks', ''], cached: ['Cached', 'reserved, not handed out'],
+    pending: ['Awaiting', 'freed, but another stream may still use it'], pending_blocks: ['Awaiting blocks', ''],
+    largest_free_range: ['Largest free range', 'the largest block that needs no driver call'],
+    free_blocks: ['Free ranges', ''],
+    inactive_split_bytes: ['Free beside live', 'free parts of handles in use; PyTorch: inactive split'],
+    reserved_total: ['Reserved in all', 'ever taken from the driver'], released_total: ['Released in all', 'ever given back'],
+    handles: ['Handles', 'physical handles, or segments'], handles_peak: ['Handles, peak', ''],
+    creates: ['Handles made', ''], destroys: ['Handles destroyed', ''], maps: ['Maps', ''], unmaps: ['Unmaps', ''],
+    remaps: ['Remaps', 'handles moved under another address'],
+    alloc_retries: ['Retries', 'the driver refused, and the cache was searched again'],
+    ooms: ['Out of memory', 'requests refused'], host_waits: ['Waits of the host', ''],
+    device_waits: ['Waits of streams', ''], host_bytes: ['Bookkeeping', 'host memory of the pool itself'],
+  };
+  const numbers = [...new Set([...Object.keys(meanings), ...Object.keys(info.pool)])].map((key, order) => {
+    const [name, about] = meanings[key] || [key.replaceAll('_', ' '), ''];
+    return {name, value: info.pool[key], about, count: info.counts.includes(key), order};
+  });
   makeTable('numbers', [
     {name: 'Number', value: (r) => -r.order, text: (r) => r.name},
     {name: 'Value', value: (r) => r.value, number: true, text: (r) => r.count ? grouped(r.value) : inBytes(r.value),
@@ -1786,7 +1787,7 @@ const showTop = () => {
   if (info.forgotten) about.push(`${counted(info.forgotten, 'earlier one')} not kept`);
   byId('about').textContent = about.join(' · ');
   const peakLive = model.live[model.peak], live = model.live[model.known], requested = model.requested[model.known];
-  const reservedPeak = Math.max(info.pool.reservedPeak, model.reservedNow);
+  const reservedPeak = Math.max(info.pool.reserved_peak, model.reservedNow);
   const occupied = Math.max(0, live - requested);
   const refusals = Math.max(info.pool.ooms, events.kind.reduce((n, kind) => n + (kind === refused), 0));
   const tiles = [
@@ -1859,7 +1860,7 @@ byId('locations-part').hidden = info.locations.length < 2;
 const hasReserved = model.knowsReserved || model.reservedNow > 0;
 byId('show-reserved').hidden = !hasReserved;
 // If far more bytes are reserved than were ever live, their curve would flatten the live one: it is initially off.
-view.reserved = hasReserved && Math.max(info.pool.reservedPeak, model.reservedNow) < 8 * model.live[model.peak];
+view.reserved = hasReserved && Math.max(info.pool.reserved_peak, model.reservedNow) < 8 * model.live[model.peak];
 pressed(byId('show-reserved'), view.reserved);
 byId('map-view').hidden = segments.length === 0;
 showTop();

@@ -251,10 +251,7 @@ class graph_memories {
         last = 0;  // an ended owner that was passed may have waited for a block that this one kept
       }
       if (gone.get() == nullptr) continue;
-      pool_state const last_state = gone->memory.state();
-      add_ended(heap_.ended, last_state);
-      heap_.totals_reset.alloc_retries += last_state.totals_reset.alloc_retries;
-      heap_.totals_reset.host_waits += last_state.totals_reset.host_waits;
+      add_ended(heap_.sums, gone->memory.state());
       gone->memory.leave_whole();
     }
     return any;

@@ -4,15 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
-#include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/counter.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/growth/growth_notes.hpp"
+#include "tarn/pool/pool_state.hpp"
 
 namespace tarn::detail {
 
@@ -136,92 +135,54 @@ struct growth_request {
   bool extend = true;          ///< whether a free range followed by a hole may be extended
 };
 
-/// What a pool and its graph memories hold from the driver, so that the peak of the sum is exact. A growth takes the mutex once for
-/// each handle, next to driver calls of microseconds.
-struct growth_sums {
-  mutable fork_mutex mutex;
-  stat reserved;  ///< bytes
-  stat handles;   ///< or segments
-  stat reserved_in[zone_count];
-  stat handles_in[zone_count];
+/// Counts a handle, or a segment, that was taken from the driver.
+inline void count_taken(pool_state& s, std::size_t bytes, zone where) noexcept {
+  s.reserved += bytes;
+  s.reserved_total += bytes;
+  s.reserved_peak = max_of(s.reserved_peak, s.reserved);
+  ++s.creates;
+  ++s.handles;
+  s.handles_peak = max_of(s.handles_peak, s.handles);
+  pool_part& part = where == zone::smaller ? s.smaller : s.larger;
+  part.reserved.increase(static_cast<std::int64_t>(bytes));
+  part.handles.increase(1);
+}
+/// Counts handles or segments that were given back.
+inline void count_given(pool_state& s, std::size_t bytes, std::size_t handles, zone where) noexcept {
+  s.reserved -= bytes;
+  s.released_total += bytes;
+  s.destroys += handles;
+  s.handles -= handles;
+  pool_part& part = where == zone::smaller ? s.smaller : s.larger;
+  part.reserved.decrease(static_cast<std::int64_t>(bytes));
+  part.handles.decrease(static_cast<std::int64_t>(handles));
+}
 
-  void hold(std::size_t bytes, zone where) noexcept {
-    std::lock_guard const guard(mutex);
-    reserved.increase(static_cast<std::int64_t>(bytes));
-    handles.increase(1);
-    reserved_in[static_cast<std::size_t>(where)].increase(static_cast<std::int64_t>(bytes));
-    handles_in[static_cast<std::size_t>(where)].increase(1);
-  }
-  void release(std::size_t bytes, zone where) noexcept {
-    std::lock_guard const guard(mutex);
-    reserved.decrease(static_cast<std::int64_t>(bytes));
-    handles.decrease(1);
-    reserved_in[static_cast<std::size_t>(where)].decrease(static_cast<std::int64_t>(bytes));
-    handles_in[static_cast<std::size_t>(where)].decrease(1);
-  }
-  [[nodiscard]] std::size_t reserved_now() const noexcept {
-    std::lock_guard const guard(mutex);
-    return static_cast<std::size_t>(reserved.current);
-  }
-  void reset_peaks() noexcept {
-    std::lock_guard const guard(mutex);
-    reserved.reset_peak();
-    handles.reset_peak();
-    for (std::size_t z = 0; z < zone_count; ++z) {
-      reserved_in[z].reset_peak();
-      handles_in[z].reset_peak();
-    }
-  }
-};
-
-/// Written under the growth lock and read without it for statistics; there is one writer, so plain loads are enough.
-struct growth_counters {
-  growth_sums* sums = nullptr;  ///< that count this pool's, too
-  std::size_t reserved = 0;
-  std::size_t reserved_peak = 0;
-  std::size_t reserved_total = 0;  ///< taken from the driver since the start
-  std::size_t released_total = 0;
-  std::uint64_t creates = 0;
-  std::uint64_t destroys = 0;
-  std::uint64_t maps = 0;
-  std::uint64_t unmaps = 0;
-  std::uint64_t remaps = 0;  ///< maps of handles into views
-  std::uint64_t handles_peak = 0;
-
-  stat reserved_in[zone_count];  ///< bytes by the zone that they were taken for
-  stat handles_in[zone_count];
+/// What a pool counts under its growth lock; `reserved` is also read without it. There is one writer, so plain loads are enough.
+struct growth_counters : pool_state {
+  pool_state* sums = nullptr;  ///< of a pool and its graph memories, so that the peak of the sum is exact
   growth_notes notes;
 
   void hold(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
-    if (sums != nullptr) sums->hold(bytes, where);
     notes.add(growth_change::made, address, bytes);
-    reserved_in[static_cast<std::size_t>(where)].increase(static_cast<std::int64_t>(bytes));
-    handles_in[static_cast<std::size_t>(where)].increase(1);
-    reserved += bytes;
-    reserved_total += bytes;
-    reserved_peak = max_of(reserved_peak, reserved);
-    handles_peak = max_of(handles_peak, creates - destroys);
+    count_taken(*this, bytes, where);
+    if (sums != nullptr) count_taken(*sums, bytes, where);
   }
   void release(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
-    if (sums != nullptr) sums->release(bytes, where);
     notes.add(growth_change::given_back, address, bytes);
-    reserved_in[static_cast<std::size_t>(where)].decrease(static_cast<std::int64_t>(bytes));
-    handles_in[static_cast<std::size_t>(where)].decrease(1);
-    reserved -= bytes;
-    released_total += bytes;
+    count_given(*this, bytes, 1, where);
+    if (sums != nullptr) count_given(*sums, bytes, 1, where);
+  }
+  /// The pool ends and gives back all.
+  void leave_sums() noexcept {
+    for (zone const where : {zone::smaller, zone::larger}) {
+      pool_part const& part = where == zone::smaller ? smaller : larger;
+      count_given(*sums, static_cast<std::size_t>(part.reserved.current),
+                  static_cast<std::size_t>(part.handles.current), where);
+    }
+    sums = nullptr;
   }
 };
-
-/// Takes a pool that ends out of the sums.
-inline void leave_sums(growth_sums& sums, growth_counters const& ending) noexcept {
-  std::lock_guard const guard(sums.mutex);
-  for (std::size_t z = 0; z < zone_count; ++z) {
-    sums.reserved.decrease(ending.reserved_in[z].current);
-    sums.handles.decrease(ending.handles_in[z].current);
-    sums.reserved_in[z].decrease(ending.reserved_in[z].current);
-    sums.handles_in[z].decrease(ending.handles_in[z].current);
-  }
-}
 
 /// One piece of the memory that a growth holds, for inspection: a handle at its home address, or a segment.
 struct held_memory {

@@ -135,7 +135,6 @@ class page_compact {
         if (!p.is_kept) continue;
         p.id = source_.create(p.bytes);
         p.is_created = true;
-        ++counters_.creates;
         counters_.hold(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
         map(at, p.bytes, p.id);
         p.is_temporary = true;
@@ -160,7 +159,6 @@ class page_compact {
       throw;
     }
     source_.destroy(old.id, old.bytes);
-    ++counters_.destroys;
     counters_.release(old.home, old.bytes, addresses_.zone_at(old.home));
   }
 
@@ -175,7 +173,6 @@ class page_compact {
     for (part const& p : parts) {
       if (!p.is_created) continue;
       source_.destroy(p.id, p.bytes);
-      ++counters_.destroys;
       counters_.release(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
     }
   }

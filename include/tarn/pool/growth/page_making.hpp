@@ -49,13 +49,11 @@ class page_making {
  private:
   void make(made_handle& c, std::uintptr_t address) {
     c.id = source_.create(c.bytes);
-    ++counters_.creates;
     counters_.hold(address, c.bytes, addresses_.zone_at(address));
     try {
       source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
     } catch (...) {
       source_.destroy(c.id, c.bytes);
-      ++counters_.destroys;
       counters_.release(address, c.bytes, addresses_.zone_at(address));
       throw;
     }
@@ -67,7 +65,6 @@ class page_making {
       if (!c.mapped) break;
       unmap(address, c.bytes);
       source_.destroy(c.id, c.bytes);
-      ++counters_.destroys;
       counters_.release(address, c.bytes, addresses_.zone_at(address));
       address += c.bytes;
     }

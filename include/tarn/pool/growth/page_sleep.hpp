@@ -161,7 +161,6 @@ class page_sleep {
     if (p.state == backing::mapped) unmap_home(p);
     if (p.state == backing::released) return 0;
     source_.destroy(p.id, p.bytes);
-    ++counters_.destroys;
     counters_.release(p.home, p.bytes, addresses_.zone_at(p.home));
     map_.set(h, page_handle{}, backing::released);
     return p.bytes;
@@ -257,7 +256,6 @@ class page_sleep {
   void create(handle_ref h) {
     physical const p = map_[h];
     map_.set(h, source_.create(p.bytes), backing::unmapped);
-    ++counters_.creates;
     counters_.hold(p.home, p.bytes, addresses_.zone_at(p.home));
   }
   void map_home(handle_ref h) {

@@ -158,11 +158,9 @@ class segment_growth {
  private:
   using layer_type = layer_behind<Source>;
   void count_made(void const* base, std::size_t bytes, zone where) noexcept {
-    ++counters_.creates;
     counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, where);
   }
   void count_given(void const* base, std::size_t bytes, zone where) noexcept {
-    ++counters_.destroys;
     counters_.release(reinterpret_cast<std::uintptr_t>(base), bytes, where);
   }
   /// Takes a block with as much alignment as the source has.

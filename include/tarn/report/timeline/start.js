@@ -16,7 +16,7 @@ const showTop = () => {
   if (info.forgotten) about.push(`${counted(info.forgotten, 'earlier one')} not kept`);
   byId('about').textContent = about.join(' · ');
   const peakLive = model.live[model.peak], live = model.live[model.known], requested = model.requested[model.known];
-  const reservedPeak = Math.max(info.pool.reservedPeak, model.reservedNow);
+  const reservedPeak = Math.max(info.pool.reserved_peak, model.reservedNow);
   const occupied = Math.max(0, live - requested);
   const refusals = Math.max(info.pool.ooms, events.kind.reduce((n, kind) => n + (kind === refused), 0));
   const tiles = [
@@ -89,7 +89,7 @@ byId('locations-part').hidden = info.locations.length < 2;
 const hasReserved = model.knowsReserved || model.reservedNow > 0;
 byId('show-reserved').hidden = !hasReserved;
 // If far more bytes are reserved than were ever live, their curve would flatten the live one: it is initially off.
-view.reserved = hasReserved && Math.max(info.pool.reservedPeak, model.reservedNow) < 8 * model.live[model.peak];
+view.reserved = hasReserved && Math.max(info.pool.reserved_peak, model.reservedNow) < 8 * model.live[model.peak];
 pressed(byId('show-reserved'), view.reserved);
 byId('map-view').hidden = segments.length === 0;
 showTop();
