@@ -7,6 +7,7 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
