@@ -2005,8 +2005,8 @@ PLANTED = {
         Mutant(
             "an imported handle is not given back",
             "raii/imported_block.hpp",
-            "    (void)driver_.destroy_pages(handle);\n    must_succeed(s);",
-            "    must_succeed(s);",
+            "    (void)driver_.destroy_pages(handle);\n    must_succeed(driver_, s);",
+            "    must_succeed(driver_, s);",
             finder="tests/raii/sharing.cpp",
         ),
         Mutant(

@@ -113,6 +113,14 @@ class cuda_error : public detail::error_of<std::exception, 448> {
   int device_;
 };
 
+namespace detail {
+/// Throws a cuda_error unless a driver call succeeded.
+template <class Driver>
+void must_succeed(Driver const& driver, status const& s, source_location where = {}) {
+  if (!s.ok()) throw cuda_error(s, driver.device().value, where);
+}
+}  // namespace detail
+
 /// The live bytes of one tag, see core/tag.
 struct bytes_of_tag {
   char const* name = nullptr;  ///< static storage; null: none

@@ -65,8 +65,7 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
     tarn::copy(driver, from, to, stream, where);
   } else {
-    status const s = driver.convert(stream, to.data(), from.data(), from.size());
-    if (!s.ok()) throw cuda_error(s, driver.device().value, where);
+    detail::must_succeed(driver, driver.convert(stream, to.data(), from.data(), from.size()), where);
   }
 }
 

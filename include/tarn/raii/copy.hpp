@@ -45,8 +45,7 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
     throw detail::at(where, length_error(text.view()));
   }
   if (from.empty()) return;
-  status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());
-  if (!s.ok()) throw cuda_error(s, driver.device().value, where);
+  detail::must_succeed(driver, driver.copy(stream, to.data(), from.data(), from.size_bytes()), where);
 }
 
 /// Copies as copy() does, then waits on the host for the stream.
@@ -55,8 +54,7 @@ template <stream_driver Driver, class From, class To>
 void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
                source_location where = source_location::current()) {
   tarn::copy(driver, from, to, stream, where);
-  if (status const s = driver.synchronize_stream(stream); !s.ok())
-    throw cuda_error(s, driver.device().value, where);
+  detail::must_succeed(driver, driver.synchronize_stream(stream), where);
 }
 
 }  // namespace tarn

@@ -134,8 +134,7 @@ class [[nodiscard]] exported_block {
   [[nodiscard]] exported_pages pages(std::size_t index) const {
     page_export exported;
     exported.type = description_.type;
-    status const s = driver_.export_pages(handles_[index], exported);
-    if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
+    detail::must_succeed(driver_, driver_.export_pages(handles_[index], exported));
     return exported_pages(exported);
   }
 
@@ -179,9 +178,7 @@ class [[nodiscard]] exported_block {
   /// An import is aligned as far as its handles are.
   void require_alignment(void const* p, std::size_t alignment) const {
     std::size_t limit = 0;
-    if (status const s = driver_.page_granularity(limit); !s.ok()) {
-      throw cuda_error(s, driver_.device().value, source_location{});
-    }
+    detail::must_succeed(driver_, driver_.page_granularity(limit));
     auto const address = reinterpret_cast<std::uintptr_t>(p);
     if (address % limit != 0) limit = std::size_t{1} << std::countr_zero(address);
     if (!is_alignment(alignment) || alignment > limit) throw bad_alignment(alignment, limit);
@@ -201,9 +198,7 @@ class [[nodiscard]] exported_block {
     description_.bytes = bytes;
     description_.offset = segments.front().offset;
     description_.alignment = alignment;
-    if (status const s = driver_.uuid(description_.device); !s.ok()) {
-      throw cuda_error(s, driver_.device().value, source_location{});
-    }
+    detail::must_succeed(driver_, driver_.uuid(description_.device));
     // A handle is exported with the type that it was created with, and another is an invalid value.
     for (auto const type : {allocation_handle_type::posix_file_descriptor, allocation_handle_type::fabric}) {
       page_export exported;
@@ -283,9 +278,8 @@ class [[nodiscard]] dma_buf {
     auto const address = reinterpret_cast<std::uintptr_t>(segments.front().address);
     offset_ = address % host_page;
     int made = -1;
-    status const s = driver.export_dma_buf(reinterpret_cast<void*>(address - offset_),
-                                           align_up(bytes + offset_, host_page), made);
-    if (!s.ok()) throw cuda_error(s, driver.device().value, source_location{});
+    detail::must_succeed(driver, driver.export_dma_buf(reinterpret_cast<void*>(address - offset_),
+                                                       align_up(bytes + offset_, host_page), made));
     descriptor_ = unique_descriptor(made);
     descriptor_.close_on_exec();
   }

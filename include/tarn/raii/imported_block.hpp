@@ -60,7 +60,7 @@ class imported_mapping {
   /// @throws sharing_error (damaged), cuda_error
   void reserve(std::vector<std::size_t> sizes, std::size_t offset, std::size_t alignment) {
     std::size_t granularity = 0;
-    must_succeed(driver_.page_granularity(granularity));
+    must_succeed(driver_, driver_.page_granularity(granularity));
     std::size_t sum = 0;
     for (std::size_t const bytes : sizes) {
       if (bytes % granularity != 0) {
@@ -74,26 +74,22 @@ class imported_mapping {
       throw sharing_error(sharing_failure::damaged, "the block cannot be aligned as its description says");
     }
     sizes_ = std::move(sizes);
-    must_succeed(driver_.reserve_range(sum, granularity, range_));
+    must_succeed(driver_, driver_.reserve_range(sum, granularity, range_));
     bytes_ = sum;
   }
   /// Maps the next handle. It then lives as long as the mapping. @throws cuda_error
   void add(page_export const& pages) {
     page_handle handle{};
-    must_succeed(driver_.import_pages(pages, handle));
+    must_succeed(driver_, driver_.import_pages(pages, handle));
     status const s = driver_.map_pages(data(next_), sizes_[mapped_], handle);
     (void)driver_.destroy_pages(handle);
-    must_succeed(s);
+    must_succeed(driver_, s);
     next_ += sizes_[mapped_++];
   }
   [[nodiscard]] void* data(std::size_t offset) const noexcept { return static_cast<char*>(range_) + offset; }
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
 
  private:
-  void must_succeed(status const& s) const {
-    if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
-  }
-
   D driver_;
   creating_process process_{};
   void* range_ = nullptr;
@@ -109,8 +105,7 @@ void require_importable(D const& driver, block_description const& d) {
   if (!d.is_consistent())
     throw sharing_error(sharing_failure::damaged, "the description of the block contradicts itself");
   device_uuid own{};
-  if (status const s = driver.uuid(own); !s.ok())
-    throw cuda_error(s, driver.device().value, source_location{});
+  must_succeed(driver, driver.uuid(own));
   process_identity const here = this_process_identity();
   if (d.type == allocation_handle_type::posix_file_descriptor && d.exporter.machine != here.machine) {
     throw sharing_error(

@@ -25,11 +25,11 @@ class shared_event {
  public:
   /// Creates one. @throws cuda_error
   shared_event(D driver, shared_event_token& token) : driver_(std::move(driver)) {
-    must_succeed(driver_.create_shared_event(event_, token));
+    must_succeed(driver_, driver_.create_shared_event(event_, token));
   }
   /// Opens another process's. @throws cuda_error
   shared_event(shared_event_token const& token, D driver) : driver_(std::move(driver)) {
-    must_succeed(driver_.open_shared_event(token, event_));
+    must_succeed(driver_, driver_.open_shared_event(token, event_));
   }
   shared_event(shared_event&& other) noexcept
       : driver_(other.driver_), process_(other.process_), event_(std::exchange(other.event_, nullptr)) {}
@@ -44,7 +44,7 @@ class shared_event {
   }
 
   /// @throws cuda_error
-  void record(stream_ref stream) const { must_succeed(record_in_order(driver_, event_, stream)); }
+  void record(stream_ref stream) const { must_succeed(driver_, record_in_order(driver_, event_, stream)); }
   /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process that recorded it, and
   /// throws `ended` instead if that work cannot end any more. Does not wait.
   /// @throws cuda_error; sharing_error (ended)
@@ -52,7 +52,7 @@ class shared_event {
   void wait(stream_ref stream, sharing_failure ended, HasEnded const& has_ended) const {
     // Queried again after the question: what the process did before its end counts.
     if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);
-    must_succeed(driver_.wait_event(stream, event_));
+    must_succeed(driver_, driver_.wait_event(stream, event_));
   }
   /// Waits on the host until the recorded work has ended. A device that waits for an event cannot stop when the process that
   /// recorded it is killed, so this queries the event, and asks `has_ended` about that process.
@@ -86,11 +86,8 @@ class shared_event {
   [[nodiscard]] bool is_reached() const {
     status const s = driver_.query_event(event_);
     if (s.kind == failure::not_ready) return false;
-    must_succeed(s);
+    must_succeed(driver_, s);
     return true;
-  }
-  void must_succeed(status const& s) const {
-    if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
   }
 
   D driver_;

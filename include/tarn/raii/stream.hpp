@@ -83,8 +83,7 @@ class basic_stream {
  public:
   /// @throws cuda_error
   explicit basic_stream(Driver driver = Driver{}) : driver_(std::move(driver)) {
-    if (status const s = driver_.create_stream(stream_); !s.ok())
-      throw cuda_error(s, driver_.device().value, source_location{});
+    detail::must_succeed(driver_, driver_.create_stream(stream_));
     try {
       stream_ = identified(driver_, stream_, source_location{});
     } catch (...) {
@@ -116,8 +115,7 @@ class basic_stream {
 
   /// Waits on the host for the stream's work. @throws cuda_error  also for errors of earlier kernels
   void synchronize(source_location where = source_location::current()) const {
-    if (status const s = driver_.synchronize_stream(stream_); !s.ok())
-      throw cuda_error(s, driver_.device().value, where);
+    detail::must_succeed(driver_, driver_.synchronize_stream(stream_), where);
   }
 
  private:
@@ -168,8 +166,7 @@ void order_streams(Driver const& driver_of_after, stream_ref after, Driver const
   Driver const of_after = driver_of(driver_of_after, after);
   Driver const of_before = driver_of(driver_of_before, before);
   if (of_after.device() == of_before.device() && same_stream(after, before)) return;
-  status const s = make_wait(of_after, after, of_before, before);
-  if (!s.ok()) throw cuda_error(s, of_after.device().value, where);
+  detail::must_succeed(of_after, make_wait(of_after, after, of_before, before), where);
 }
 template <stream_driver Driver>
 void order_streams(Driver const& driver, stream_ref after, stream_ref before,

@@ -210,8 +210,7 @@ template <has_driver Resource>
 [[nodiscard]] memory_info mem_get_info(Resource const& memory,
                                        source_location where = source_location::current()) {
   memory_info info;
-  status const s = memory.driver().memory_info(info.free, info.total);
-  if (!s.ok()) throw cuda_error(s, memory.device().value, where);
+  detail::must_succeed(memory, memory.driver().memory_info(info.free, info.total), where);
   return info;
 }
 

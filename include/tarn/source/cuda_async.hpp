@@ -90,8 +90,7 @@ template <block_driver D>
   requires requires(D const& driver) { driver.set_release_threshold(std::size_t{}); }
 void set_release_threshold(basic_async<D> const& memory, std::size_t bytes,
                            source_location where = source_location::current()) {
-  status const s = memory.driver().set_release_threshold(bytes);
-  if (!s.ok()) throw cuda_error(s, memory.device().value, where);
+  detail::must_succeed(memory, memory.driver().set_release_threshold(bytes), where);
 }
 
 #if TARN_HAS_CUDA

@@ -138,11 +138,12 @@ class page_compact {
         counters_.hold(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
         map(at, p.bytes, p.id);
         p.is_temporary = true;
-        must_succeed(source_.driver().copy(stream, reinterpret_cast<void*>(at),
+        must_succeed(source_.driver(),
+                     source_.driver().copy(stream, reinterpret_cast<void*>(at),
                                            reinterpret_cast<void const*>(old.home + p.offset), p.bytes));
         at += p.bytes;
       }
-      must_succeed(source_.driver().synchronize_stream(stream));
+      must_succeed(source_.driver(), source_.driver().synchronize_stream(stream));
       unmap_temporary(parts, temporary);
       for (std::uintptr_t const place : places) unmap(place, old.bytes);
       is_unmapped = true;
@@ -264,9 +265,6 @@ class page_compact {
   void unmap(std::uintptr_t address, std::size_t bytes) noexcept {
     source_.unmap(reinterpret_cast<void*>(address), bytes);
     ++counters_.unmaps;
-  }
-  void must_succeed(status const& s) const {
-    if (!s.ok()) throw cuda_error(s, source_.driver().device().value);
   }
 
   Source& source_;
