@@ -27,13 +27,9 @@ TEST_CASE("this_thread_number is never reused by a later thread", "[core][thread
   std::uint64_t const mine = this_thread_number();
   CHECK(mine != 0);
   CHECK(this_thread_number() == mine);
-  CHECK(thread_number_of(this_thread_tag()) == mine);
   std::set<std::uint64_t> numbers{mine};
   for (int i = 0; i < 8; ++i) {  // consecutive threads often have the same tag address
-    std::thread([&] {
-      CHECK(thread_number_of(this_thread_tag()) == 0);
-      numbers.insert(this_thread_number());
-    }).join();
+    std::thread([&] { numbers.insert(this_thread_number()); }).join();
   }
   CHECK(numbers.size() == 9);
 }

@@ -13,6 +13,10 @@ namespace tarn::detail {
   return number;
 }
 
+/// The last number given; constant-initialised, so that it exists before any thread uses it. A module of the process may have one of
+/// its own (a plug-in with hidden symbols).
+inline constinit std::atomic<std::uint64_t> last_thread_number{0};
+
 /// Returns an address unique among running threads; a later thread may get the same one.
 inline void const* this_thread_tag() noexcept {
   return &thread_number_place();
@@ -20,16 +24,9 @@ inline void const* this_thread_tag() noexcept {
 
 /// Returns a number unique to this thread and never reused; never 0. Assigned at the first call.
 [[nodiscard]] inline std::uint64_t this_thread_number() noexcept {
-  static constinit std::atomic<std::uint64_t> last{0};
   std::uint64_t& number = thread_number_place();
-  if (number == 0) number = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (number == 0) number = last_thread_number.fetch_add(1, std::memory_order_relaxed) + 1;
   return number;
-}
-
-/// Returns the number of the thread with this tag, 0 if it has none. The thread must be running and not obtain a number
-/// concurrently.
-[[nodiscard]] inline std::uint64_t thread_number_of(void const* tag) noexcept {
-  return *static_cast<std::uint64_t const*>(tag);
 }
 
 }  // namespace tarn::detail

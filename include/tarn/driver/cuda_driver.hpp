@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/thread_tag.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/captured_handles.hpp"
 #include "tarn/driver/cuda_entry_points.hpp"
@@ -22,7 +23,6 @@
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
-#include "tarn/driver/thread_number.hpp"
 
 namespace tarn {
 
@@ -663,10 +663,10 @@ class basic_cuda_driver {
   //                 visibility have their own counter, and no two threads collide before 2^54 threads
   [[nodiscard]] static stream_id per_thread_id(int device) noexcept {
     auto const counter =
-        static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(&detail::next_thread_number));
+        static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(&detail::last_thread_number));
     std::uint64_t const start = counter * 0x9E3779B97F4A7C15U >> 10;
     return stream_id{3} << 62 | bits_of(device) |
-           ((start + detail::thread_number()) & ((stream_id{1} << 54) - 1));
+           ((start + detail::this_thread_number()) & ((stream_id{1} << 54) - 1));
   }
   [[nodiscard]] static stream_id bits_of(int device) noexcept {
     return stream_id{static_cast<unsigned>(device) & 0xffU} << 54;

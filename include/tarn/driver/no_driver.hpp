@@ -11,9 +11,9 @@
 #endif
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/thread_tag.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/driver_call.hpp"
-#include "tarn/driver/thread_number.hpp"
 
 namespace tarn {
 
@@ -42,7 +42,7 @@ class no_driver {
     if (handle <= 1) {
       id = 1;
     } else if (handle == 2) {
-      id = per_thread_bit | detail::thread_number();
+      id = per_thread_bit | detail::this_thread_number();
     } else {
       id = handle;
     }

@@ -18,10 +18,10 @@
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
 #include "tarn/core/pool_call.hpp"
+#include "tarn/core/thread_tag.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
-#include "tarn/driver/thread_number.hpp"
 #include "tarn/policy/block_history.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/fences.hpp"
@@ -248,7 +248,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     detail::block_event e;
     e.where = location_scope::current();
     e.call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
-    e.thread = detail::thread_number();
+    e.thread = detail::this_thread_number();
     if (stream.id() != stream_ref::unknown_id) {
       e.stream = stream.id();
     } else {

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "tarn/core/stream.hpp"
+#include "tarn/core/thread_tag.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/sim/sim_order.hpp"
 #include "tarn/driver/sim/sim_status.hpp"
 #include "tarn/driver/sim/sim_stream.hpp"
-#include "tarn/driver/thread_number.hpp"
 
 namespace tarn::detail {
 
@@ -156,7 +156,7 @@ class sim_stream_table {
   }
   sim_stream& own_default_stream(int device) {
     auto& streams_here = devices_[static_cast<std::size_t>(device)].per_thread;
-    auto const thread = thread_number();
+    auto const thread = this_thread_number();
     auto it = streams_here.find(thread);
     if (it == streams_here.end()) {
       it = streams_here.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tarn/core/stream.hpp"
+#include "tarn/core/thread_tag.hpp"
 #include "tarn/driver/sim/sim_capture.hpp"
 #include "tarn/driver/sim/sim_cost.hpp"
 #include "tarn/driver/sim/sim_memory.hpp"
@@ -20,7 +21,6 @@
 #include "tarn/driver/sim/sim_timeline.hpp"
 #include "tarn/driver/sim/sim_tsan.hpp"
 #include "tarn/driver/sim/sim_work.hpp"
-#include "tarn/driver/thread_number.hpp"
 
 namespace tarn {
 
@@ -289,7 +289,7 @@ class sim_streams : public sim_stream_table {
   /// The calling thread's agent in the order checker.
   [[nodiscard]] sim_agent host() {
     if (hosts_ == sim_hosts::one_timeline) return host_;
-    auto const thread = thread_number();
+    auto const thread = this_thread_number();
     auto it = threads_.find(thread);
     if (it == threads_.end()) it = threads_.emplace(thread, order_->add_agent("thread", thread)).first;
     return it->second;
