@@ -166,24 +166,21 @@ void measure(Source const& source, extent const& e, auto const& on_figure) {
     auto const rate = [&](double seconds) { return static_cast<double>(bytes) / seconds / 1e9; };
     on_figure({"plain pinned copy", gib(bytes) + " to the host", "GB/s", rate(plain[0]), 0});
     on_figure({"plain pinned copy", gib(bytes) + " to the device", "GB/s", rate(plain[1]), 0});
-    for (contents const where : {contents::in_pinned_memory, contents::in_host_memory}) {
-      std::string const name = where == contents::in_pinned_memory ? " in pinned memory" : " in host memory";
-      std::vector<double> down;
-      std::vector<double> up;
-      for (int i = 0; i <= e.repetitions; ++i) {
-        double const d = seconds_of([&] { (void)sleep(memory, where); });
-        double const u = seconds_of([&] { (void)wake(memory, after_waking::keep_host_memory); });
-        if (i == 0) {
-          on_figure(
-              {"first sleep", gib(bytes) + name + ", which it allocates", "GB/s", rate(d), plain[0] / d});
-          continue;
-        }
-        down.push_back(d);
-        up.push_back(u);
+    std::string const way = gib(bytes) + " in pinned memory";
+    std::vector<double> down;
+    std::vector<double> up;
+    for (int i = 0; i <= e.repetitions; ++i) {
+      double const d = seconds_of([&] { (void)sleep(memory); });
+      double const u = seconds_of([&] { (void)wake(memory, after_waking::keep_host_memory); });
+      if (i == 0) {
+        on_figure({"first sleep", way + ", which it allocates", "GB/s", rate(d), plain[0] / d});
+        continue;
       }
-      on_figure({"sleep", gib(bytes) + name, "GB/s", rate(median(down)), plain[0] / median(down)});
-      on_figure({"wake", gib(bytes) + name, "GB/s", rate(median(up)), plain[1] / median(up)});
+      down.push_back(d);
+      up.push_back(u);
     }
+    on_figure({"sleep", way, "GB/s", rate(median(down)), plain[0] / median(down)});
+    on_figure({"wake", way, "GB/s", rate(median(up)), plain[1] / median(up)});
   }
   {  // small cycles
     auto memory = source | pooled{};

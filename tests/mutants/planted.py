@@ -1858,7 +1858,7 @@ PLANTED = {
         Mutant(
             "memory is unmapped before the copies to the host are done",
             "pool/growth/page_sleep.hpp",
-            "if (next != first && are_saved && !copy_is_done(saved_[next - 1])) {",
+            "if (next != first && are_saved && !copy_.wait_for(saved_[next - 1].end())) {",
             "if (next != first && !are_saved) {",
             finder="tests/raii/sleep.cpp",
         ),
@@ -1875,20 +1875,6 @@ PLANTED = {
             "        keeps_handles_ = true;  // what a failing restore() must not destroy\n",
             "",
             finder="tests/raii/sleep.cpp",
-        ),
-        Mutant(
-            "the last staging buffer but one is not moved to ordinary memory",
-            "pool/growth/host_copy.hpp",
-            "      store(buffers_[current_ ^ 1]);\n",
-            "",
-            finder="tests/pool/host_copy.cpp",
-        ),
-        Mutant(
-            "a staging buffer is filled while the device still reads it",
-            "pool/growth/host_copy.hpp",
-            "        wait(*b);\n        fetch",
-            "        fetch",
-            finder="tests/pool/host_copy.cpp",
         ),
         Mutant(
             "memory of handles whose blocks were freed meanwhile is taken again",

@@ -422,7 +422,7 @@ void sleep_without_pages(stack_under_test const& stack, test_device& device, tes
   counts const before = counts_of(stack, memory);
   bool is_refused = false;
   try {
-    (void)memory.sleep(tarn::contents::in_host_memory);
+    (void)memory.sleep(tarn::contents::in_pinned_memory);
   } catch (tarn::cuda_error const& error) {
     is_refused = error.kind() == tarn::failure::unsupported;
   }
@@ -453,8 +453,7 @@ void sleep(stack_under_test const& stack, test_device& device, test_memory& memo
   if (!stack.can.sleep) return;
   if (!device.has_pages()) return sleep_without_pages(stack, device, memory, out);
   stream_ref const s = device.new_stream();
-  for (auto const where :
-       {tarn::contents::in_pinned_memory, tarn::contents::in_host_memory, tarn::contents::discarded}) {
+  for (auto const where : {tarn::contents::in_pinned_memory, tarn::contents::discarded}) {
     constexpr std::size_t large = 3_MiB;
     constexpr std::size_t small = 700;
     void* const kept = memory.allocate(s, large, 256, tarn::source_location::current());

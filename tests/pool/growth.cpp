@@ -260,7 +260,7 @@ TEST_CASE("with handles_per_block::one each block lies within one handle, also a
         for (stream_ref const s : streams) REQUIRE(driver.synchronize_stream(s).ok());
         compact(memory);
       } else {
-        (void)sleep(memory, contents::in_host_memory);
+        (void)sleep(memory);
         (void)wake(memory);
       }
       check_all();

@@ -416,7 +416,7 @@ TEST_CASE("sleep of a pool without pages is refused and changes nothing", "[pool
   auto pool = d.pages() | limited{1_GiB} | pooled{} | tracked{};
   void* const p = pool.allocate(d.a, 10_MiB);
   cache(pool, d.a, 20_MiB);
-  for (contents const where : {contents::in_pinned_memory, contents::in_host_memory, contents::discarded}) {
+  for (contents const where : {contents::in_pinned_memory, contents::discarded}) {
     std::string const text = refusal([&] { (void)tarn::sleep(pool, where); });
     CHECK(has(text, "could not keep its addresses"));
     CHECK(has(text, "no virtual memory management on this device"));

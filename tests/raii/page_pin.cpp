@@ -378,7 +378,7 @@ TEST_CASE("compact gives back no part of a pinned handle", "[raii][page_pin][com
 
 TEST_CASE("a pool sleeps but for its pins, whose contents stay on the device",
           "[raii][page_pin][sleep][pages]") {
-  for (contents const where : {contents::in_pinned_memory, contents::in_host_memory, contents::discarded}) {
+  for (contents const where : {contents::in_pinned_memory, contents::discarded}) {
     sim_machine const machine(small_machine());
     auto const kept = std::make_shared<kept_addresses>();
     {
@@ -446,7 +446,7 @@ TEST_CASE("a pool may end asleep after its pins", "[raii][page_pin][sleep][pages
     scattered block(memory);
     {
       page_pin const pin(memory, block.p, block.bytes);
-      (void)sleep(memory, contents::in_host_memory);
+      (void)sleep(memory);
     }
   }
   CHECK(machine.leaks().total() == 0);

@@ -178,7 +178,7 @@ TEST_CASE("registered pages stay mapped while the pool frees, trims, compacts an
   t.memory.deallocate({}, other, 40_MiB);
   compact(t.memory);
   CHECK(t.known->are_mapped());
-  sleep(t.memory, contents::in_host_memory);
+  sleep(t.memory);
   CHECK(t.known->are_mapped());
   wake(t.memory);
   CHECK(bytes[0] == 7);

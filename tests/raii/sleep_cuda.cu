@@ -90,7 +90,7 @@ TEST_CASE(
     "[raii][sleep][cuda]") {
   if (!has_cuda_devices()) return;
   if (cuda_driver{}.memory_tool()) return;  // the pool then keeps its memory, in cudaMalloc blocks
-  for (contents const where : {contents::in_pinned_memory, contents::in_host_memory, contents::discarded}) {
+  for (contents const where : {contents::in_pinned_memory, contents::discarded}) {
     auto memory = cuda_pages{} | limited{440_MiB} | pooled{};
     sleep_cuda_test::blocks held(memory);
     held.fill();

@@ -37,7 +37,7 @@ using tarn_test::next_failing;
 
 namespace {
 
-constexpr contents all_kinds[] = {contents::in_pinned_memory, contents::in_host_memory, contents::discarded};
+constexpr contents all_kinds[] = {contents::in_pinned_memory, contents::discarded};
 
 sim_options small_machine(std::size_t capacity = 512_MiB) {
   sim_options o;
@@ -394,7 +394,7 @@ TEST_CASE("a child that is forked while another thread puts the pool to sleep do
     std::atomic<bool> stop{false};
     std::thread other([&] {
       while (!stop) {
-        (void)sleep(p.memory, contents::in_host_memory);
+        (void)sleep(p.memory);
         (void)wake(p.memory);
       }
     });

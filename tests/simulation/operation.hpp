@@ -51,7 +51,7 @@ enum class act : std::uint8_t {
   open_capture,     ///< a capture_scope on a stream, and the capture
   join_capture,     /// < another stream becomes part of an open one; `how`: with join() or not
   close_capture,    /// < ends the capture, keeps the graph and closes the scope
-  sleep_pool,       /// < `how`: whether contents are kept, and in which memory
+  sleep_pool,       /// < `how`: whether contents are kept
   wake_pool,        ///< a sleeping one
   compact_pool,     ///< gives back the free memory between live blocks
   pin_block,        ///< a page_pin of a slot's block; `how`: of all of it, or of a part

@@ -457,7 +457,9 @@ class pool_of final : public pool_under_test {
   bool can_sleep() const noexcept override { return sleeps; }
   std::size_t sleep(unsigned how) override {
     in_library const now;
-    if constexpr (sleeps) return tarn::sleep(memory_, static_cast<tarn::contents>(how % 3));
+    if constexpr (sleeps)
+      return tarn::sleep(memory_,
+                         how % 3 == 2 ? tarn::contents::discarded : tarn::contents::in_pinned_memory);
     return 0;
   }
   std::size_t wake(unsigned how) override {

@@ -156,19 +156,17 @@ struct memory_report {
 /// changed.
 class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
  public:
-  explicit out_of_memory(memory_report const& report) noexcept : out_of_memory(report, {}) {}
+  /// @param advice  what to try, static storage; empty: chosen from the report
+  explicit out_of_memory(memory_report const& report, std::string_view advice = {}) noexcept
+      : advice_(advice) {
+    set_report(report);
+  }
   [[nodiscard]] memory_report const& report() const noexcept { return report_; }
   [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
   /// Replaces the report, in what() too: for layers that catch the error, add to its report and throw it on.
   void set_report(memory_report const& report) noexcept {
     report_ = report;
     rewrite_text([this] { write_report(); });
-  }
-
- protected:
-  /// @param advice  what to try, static storage; empty: chosen from the report
-  out_of_memory(memory_report const& report, std::string_view advice) noexcept : advice_(advice) {
-    set_report(report);
   }
 
  private:

@@ -11,14 +11,13 @@ namespace tarn {
 /// Where the contents of live blocks stay while a pool sleeps.
 enum class contents : std::uint8_t {
   in_pinned_memory,  ///< copied at the full rate of the bus; allocating it takes 460 ms/GiB
-  in_host_memory,    ///< ordinary memory, copied through two pinned buffers of 32 MiB
   discarded          ///< not kept: indeterminate after waking
 };
 
-/// What wake() does with the host memory that held the contents.
+/// What wake() does with the pinned memory that held the contents.
 enum class after_waking : std::uint8_t {
   free_host_memory,
-  keep_host_memory  ///< for the next sleep with the same `contents`, which then allocates nothing
+  keep_host_memory  ///< for the next sleep that keeps contents, which then allocates nothing
 };
 
 /// What compact() reached; bytes. Without the memory of graph_memories.

@@ -104,7 +104,7 @@ template <class D>
   }
 }
 
-/// Requirements of a page source.
+/// Requirements of a page source. Pinned memory keeps the contents of a pool that sleeps.
 template <class D>
 concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, std::size_t& out, void* p,
                                                    void*& new_p, page_handle h, page_handle& new_h) {
@@ -115,6 +115,8 @@ concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes
   { d.destroy_pages(h) } noexcept -> std::same_as<status>;
   { d.map_pages(p, bytes, h) } noexcept -> std::same_as<status>;
   { d.unmap_pages(p, bytes) } noexcept -> std::same_as<status>;
+  { d.malloc_pinned(bytes, new_p) } noexcept -> std::same_as<status>;
+  { d.free_pinned(p) } noexcept -> std::same_as<status>;
 };
 
 /// Requirements of the block sources.

@@ -168,10 +168,10 @@ class pool_parts {
   /// streams that did, also for those that freed blocks. Until then allocations throw pool_asleep; all other calls work. Does
   /// nothing if the pool is asleep.
   /// Waits on the host for the copies of the contents. Other threads continue; their cached blocks are returned to the heap.
-  /// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; the pool is awake, only its cache is empty
-  /// @throws cuda_error                     likewise; also while a capture_scope is open
-  /// @throws cuda_error                     of kind `unsupported`: the device has no virtual memory management; nothing has changed
-  /// @throws misuse                         called by a handler of the pool's own growth
+  /// @throws out_of_memory               pinned memory for the contents is lacking; the pool is awake, only its cache is empty
+  /// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open
+  /// @throws cuda_error                  of kind `unsupported`: the device has no virtual memory management; nothing has changed
+  /// @throws misuse                      called by a handler of the pool's own growth
   /// O(handles + slots of views + ranges), 35 us per handle on an H200, plus the copies.
   std::size_t sleep(contents where)
     requires page_source<typename heap<Upstream>::source_type>

@@ -45,14 +45,14 @@ inline constexpr bool require_can_sleep() noexcept {
 /// The memory of the pool's graph_memories sleeps and wakes with it, all or none. A capture_scope may be opened while the pool
 /// sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the addresses that the pool keeps. In a forked child whose
 /// driver survives the fork the pool is asleep if its parent's was; in any other child sleep() and wake() do nothing, and return 0.
-/// @param where  whether contents are kept, and in which memory
+/// @param where  whether contents are kept
 /// @returns the bytes given back, cached memory included; less if the driver does not report that a copy is complete: handles whose
 ///          contents are not known to be saved keep their memory
-/// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; the pool is awake
-/// @throws cuda_error                     likewise; also while a capture_scope is open, in any pool of the process
-/// @throws cuda_error                     of kind `unsupported`: the device has no virtual memory management, so the addresses could
-///                                        not be kept; nothing has changed. empty_cache() gives back what is free
-/// @throws misuse                         called by a handler of the pool's own growth
+/// @throws out_of_memory               pinned memory for the contents is lacking; the pool is awake, nothing has changed
+/// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool of the process
+/// @throws cuda_error                  of kind `unsupported`: the device has no virtual memory management, so the addresses could
+///                                     not be kept; nothing has changed. empty_cache() gives back what is free
+/// @throws misuse                      called by a handler of the pool's own growth
 /// Waits on the host for the copies. Thread-safe. O(handles + ranges): 35 us per handle on an H200, plus the copies.
 template <class Memory>
 std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_memory,

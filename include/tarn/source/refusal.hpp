@@ -28,13 +28,14 @@ template <class D>
 
 /// Throws for a driver call that failed.
 /// @param of_host  whether the memory is pinned or managed
+/// @param advice   see out_of_memory
 /// @throws out_of_memory  the driver had no memory left; reports which call refused and what the device has
 /// @throws cuda_error     anything else
 template <class D>
 [[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
                                        std::size_t bytes, std::size_t alignment,
                                        source_location where = source_location::current(),
-                                       bool of_host = false) {
+                                       bool of_host = false, std::string_view advice = {}) {
   if (failed.kind != failure::out_of_memory) throw cuda_error(failed, driver.device().value, where);
   memory_report report;
   report.asked = bytes;
@@ -55,7 +56,7 @@ template <class D>
     report.refused_by = of_host ? "the host" : name_of_memory(driver);
     report.call = failed.call;
   }
-  throw at(where, out_of_memory(report));
+  throw at(where, out_of_memory(report, advice));
 }
 
 /// The status of a request too large to try: rounding it up could overflow.

@@ -16,15 +16,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "tarn/core/error.hpp"
-#include "tarn/core/owned.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sleeping.hpp"
 #include "tarn/driver/all_work.hpp"
-#include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/growth/address_space.hpp"
@@ -53,8 +50,8 @@ class page_sleep {
 
   /// Enqueues copies of kept contents to the host, for release() or forget(). No work on the device uses the memory until wake()
   /// returns.
-  /// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; nothing has changed
-  /// @throws cuda_error                     nothing has changed
+  /// @throws out_of_memory               pinned memory is lacking; nothing has changed
+  /// @throws cuda_error, std::bad_alloc  nothing has changed
   void save(arena const& a, may_release hot, contents const where) {
     sequence<stretch> found;
     std::size_t kept = 0;
@@ -67,7 +64,7 @@ class page_sleep {
       });
     }
     unlocked const open(hot);
-    if (kept != 0) copy_all(found, kept, where);
+    if (kept != 0) copy_all(found, kept);
     saved_.swap(found);
   }
   /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so. If the
@@ -85,7 +82,7 @@ class page_sleep {
       std::size_t const first = next;
       while (next < saved_.size() && saved_[next].handle == h) ++next;
       if (map_[h].bytes == 0 || map_[h].stays) continue;
-      if (next != first && are_saved && !copy_is_done(saved_[next - 1])) {
+      if (next != first && are_saved && !copy_.wait_for(saved_[next - 1].end())) {
         are_saved = false;
         copies_may_run_ = true;
         keeps_handles_ = true;  // what a failing restore() must not destroy
@@ -94,7 +91,7 @@ class page_sleep {
       }
       if (are_saved) given += destroy(h);
     }
-    end_copies();
+    copy_.end();
     return given;
   }
   /// Unmaps everything, and keeps the handles and what is in them for restore().
@@ -113,12 +110,7 @@ class page_sleep {
     if (status const done = finish_copies(); !done.ok())
       throw cuda_error(done, source_.driver().device().value);
     std::size_t const bytes = missing();
-    if (saved_.empty()) {
-      restore_on(stream_ref{});
-    } else {
-      own_stream const stream(source_.driver());
-      restore_on(stream.get());
-    }
+    restore_all();
     return bytes;
   }
   /// Ends the sleep after restore().
@@ -149,8 +141,6 @@ class page_sleep {
   /// Frees the contents on the host. The handles are as save() found them.
   void forget() noexcept {
     map_.treat_all_alike();
-    if (stream_.get() != nullptr) copy_.abandon(stream_->get());
-    end_copies();
     copy_.close();
     sequence<stretch>().swap(saved_);
   }
@@ -178,36 +168,22 @@ class page_sleep {
     std::size_t offset = 0;  ///< in the handle
     std::size_t bytes = 0;
     std::size_t position = 0;  ///< in the copy
+
+    [[nodiscard]] std::size_t end() const noexcept { return position + bytes; }
   };
 
   [[nodiscard]] void* address_of(stretch const& s) const noexcept {
     return reinterpret_cast<void*>(map_[s.handle].home + s.offset);
   }
 
-  void copy_all(sequence<stretch> const& found, std::size_t bytes, contents where) {
-    owned<own_stream<driver_type>> stream(new own_stream<driver_type>(source_.driver()));
+  void copy_all(sequence<stretch> const& found, std::size_t bytes) {
     try {
-      copy_.open(bytes, where);
-      copy_.begin();
-      for (stretch const& s : found) {
-        copy_.save(stream->get(), s.position, address_of(s), s.bytes);
-        copy_.mark(stream->get(), s.position + s.bytes);
-      }
-      if (copy_.is_staged()) copy_.finish(stream->get());
+      copy_.open(bytes);
+      for (stretch const& s : found) copy_.save(s.position, address_of(s), s.bytes);
     } catch (...) {
-      copy_.abandon(stream->get());
       copy_.close();
       throw;
     }
-    stream_ = std::move(stream);
-  }
-  [[nodiscard]] bool copy_is_done(stretch const& s) noexcept {
-    return stream_.get() == nullptr || copy_.wait_for(stream_->get(), s.position + s.bytes);
-  }
-  /// Frees what the copies of save() needed. They are complete, or the driver does not report it.
-  void end_copies() noexcept {
-    copy_.end();
-    stream_ = {};
   }
 
   void unmap_home(physical const& p) noexcept {
@@ -222,26 +198,23 @@ class page_sleep {
       map_.set(h, p.id, backing::unmapped);
     }
   }
-  /// Restores all, or leaves the pool asleep. @param stream  of the copies
-  void restore_on(stream_ref stream) {
+  /// Restores all, or leaves the pool asleep.
+  void restore_all() {
     bool has_views = false;
     try {
-      copy_.begin();
-      make_handles(stream);
+      make_handles();
       views_.map_all();
       has_views = true;
-      if (!saved_.empty()) copy_.finish(stream);
-      copy_.end();
+      copy_.finish();
     } catch (...) {
-      if (!saved_.empty()) copy_.abandon(stream);
-      copy_.end();
+      copy_.abandon();
       if (!has_views) unmap_homes();  // release() must not unmap a view then
       (void)release();
       throw;
     }
   }
   /// Creates and maps the handles, and enqueues the copies of what they held.
-  void make_handles(stream_ref stream) {
+  void make_handles() {
     std::size_t next = 0;
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes != 0 && map_[h].state == backing::released) create(h);
@@ -249,7 +222,7 @@ class page_sleep {
       for (; next < saved_.size() && saved_[next].handle == h; ++next) {
         stretch const& s = saved_[next];
         // A handle whose blocks were all freed meanwhile is gone.
-        if (map_[h].bytes != 0) copy_.load(stream, s.position, address_of(s), s.bytes);
+        if (map_[h].bytes != 0) copy_.load(s.position, address_of(s), s.bytes);
       }
     }
   }
@@ -271,10 +244,9 @@ class page_sleep {
   address_space const& addresses_;
   page_views<Source>& views_;
   host_copy<driver_type> copy_;
-  sequence<stretch> saved_;                ///< by handle; empty unless contents are kept on the host
-  owned<own_stream<driver_type>> stream_;  ///< of the copies between save() and release()
+  sequence<stretch> saved_;  ///< by handle; empty unless contents are kept on the host
   bool copies_may_run_ =
-      false;  ///< asleep, and the copies from handles that are still mapped may not be complete
+      false;                    ///< asleep, and copies from handles that are still mapped may not be complete
   bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
 };
 
