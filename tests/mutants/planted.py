@@ -150,7 +150,7 @@ PLANTED = {
         Mutant(
             "the pool is destroyed before the work of its streams is complete",
             "pool/heap.hpp",
-            """    finish_all(space_, order, may_release(held));
+            """    finish_all(growing, space_, order_, may_release(held));
     // A stream whose end the driver does not report: its work must not see its memory unmapped.
     if (!has_unfinished(space_) && !asks_for_device) return true;""",
             """    // A stream whose end the driver does not report: its work must not see its memory unmapped.
@@ -301,32 +301,16 @@ PLANTED = {
         Mutant(
             "a captured stream waits for an event",
             "pool/order/ordering.hpp",
-            """    bool capturing = true;
-    return !driver_.is_capturing(stream, capturing).ok() || capturing;
-  }
-
-  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
-  bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
-    stream_ref const stream = a.streams[taker].stream;
-    event_handle const event = a.streams[owner].event;
-    bool done = false;
-    {
-      unlocked const open(hot);
-      bool capturing = true;
+            "return !driver.is_capturing(stream, capturing).ok() || capturing;",
+            "return !driver.is_capturing(stream, capturing).ok();",
+            more=(
+                (
+                    """      bool capturing = true;
       done = driver_.is_capturing(stream, capturing).ok() && !capturing &&
              driver_.wait_event(stream, event).ok();""",
-            """    bool capturing = true;
-    return !driver_.is_capturing(stream, capturing).ok();
-  }
-
-  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
-  bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
-    stream_ref const stream = a.streams[taker].stream;
-    event_handle const event = a.streams[owner].event;
-    bool done = false;
-    {
-      unlocked const open(hot);
-      done = driver_.wait_event(stream, event).ok();""",
+                    "      done = driver_.wait_event(stream, event).ok();",
+                ),
+            ),
         ),
     ],
     "records of ended streams and threads are removed, and none too early": [
@@ -808,14 +792,14 @@ PLANTED = {
         Mutant(
             "the taker's ranges become neutral and its own again",
             "pool/order/reclaim.hpp",
-            "d == keeps ? return_foreign(space, d) : neutralise(space, d);",
-            "neutralise(space, d);",
+            "d == keeps ? return_foreign(space, d) : neutralise(growing, space, d);",
+            "neutralise(growing, space, d);",
             finder="tests/pool/refusal_time.cpp",
         ),
         Mutant(
             "free neighbours of two streams are not joined before a refusal",
             "pool/order/reclaim.hpp",
-            "  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(space, keeps);\n",
+            "  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(growing, space, keeps);\n",
             "",
         ),
     ],
@@ -925,15 +909,15 @@ PLANTED = {
         Mutant(
             "a pool gives back while a thread of its own grows it",
             "pool/cache_misses.hpp",
-            "    if (!heap_.cold.try_lock()) return 0;\n    std::lock_guard const cold(heap_.cold, std::adopt_lock);\n",
-            "",
+            "    if (!heap_.growth_mutex.try_lock()) return 0;\n    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);\n",
+            "    recursive_fork_mutex none;\n    growth_lock const growing(none);\n",
         ),
         Mutant(
             "a pool that grows holds its lock while it asks others for theirs",
             "pool/cache_misses.hpp",
             "    try {\n      with_help_of_others([&] { climb_alone(",
-            "    std::lock_guard const all(heap_.cold);\n    try {\n      with_help_of_others([&] { climb_alone(",
-            more=(("    if (!heap_.cold.try_lock()) return 0;\n", "    heap_.cold.lock();\n"),),
+            "    growth_lock const all(heap_.growth_mutex);\n    try {\n      with_help_of_others([&] { climb_alone(",
+            more=(("    if (!heap_.growth_mutex.try_lock()) return 0;\n", "    heap_.growth_mutex.lock();\n"),),
         ),
         Mutant(
             "a pool that was asked counts as asked for good",
@@ -1247,11 +1231,11 @@ PLANTED = {
             "a pin that ends while the pool sleeps stays counted",
             "pool/pool_parts.hpp",
             """    if (heap_.is_lost()) return;
-    if (heap_.growth.contains(reinterpret_cast<std::uintptr_t>(p)))
-      return heap_.growth.unpin(""",
+    if (heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p)))
+      return heap_.growth(growing).unpin(""",
             """    if (heap_.is_lost() || heap_.is_asleep()) return;
-    if (heap_.growth.contains(reinterpret_cast<std::uintptr_t>(p)))
-      return heap_.growth.unpin(""",
+    if (heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p)))
+      return heap_.growth(growing).unpin(""",
         ),
         Mutant(
             "sleep unmaps the views of pinned handles",
@@ -1262,14 +1246,17 @@ PLANTED = {
         Mutant(
             "the lock is released between finding and pinning segments",
             "pool/pool_parts.hpp",
-            """    std::lock_guard const cold(heap_.cold);
-    find_segments({"page_pin", p, bytes}, found,
+            """    growth_lock const growing(heap_.growth_mutex);
+    find_segments(growing, {"page_pin", p, bytes}, found,
 """,
-            """    find_segments({"page_pin", p, bytes}, found, [](auto&) noexcept {});
-    std::lock_guard const cold(heap_.cold);
-    if (auto const at = reinterpret_cast<std::uintptr_t>(p); heap_.growth.contains(at))
-      return heap_.growth.pin(at, bytes);
-    find_segments({"page_pin", p, bytes}, found,
+            """    {
+      growth_lock const before(heap_.growth_mutex);
+      find_segments(before, {"page_pin", p, bytes}, found, [](auto&) noexcept {});
+    }
+    growth_lock const growing(heap_.growth_mutex);
+    if (auto const at = reinterpret_cast<std::uintptr_t>(p); heap_.growth(growing).contains(at))
+      return heap_.growth(growing).pin(at, bytes);
+    find_segments(growing, {"page_pin", p, bytes}, found,
 """,
         ),
         Mutant(
@@ -1289,10 +1276,10 @@ PLANTED = {
         Mutant(
             "the part of an ended graph_memory goes in spite of a pin",
             "pool/pool_parts.hpp",
-            "graphs_.add_reference(p);",
+            "graphs_.add_reference(growing, p);",
             "(void)p;",
             finder="tests/raii/page_pin.cpp",
-            more=(("    graphs_.remove_reference(p);\n", ""),),
+            more=(("    graphs_.remove_reference(growing, p);\n", ""),),
         ),
     ],
     "a reservation keeps its bytes for its task": [
@@ -1446,7 +1433,7 @@ PLANTED = {
         Mutant(
             "the ladder does not empty the caches again after the source was asked",
             "pool/ladder.hpp",
-            "threads have cached blocks again.\n      front_.flush_all();\n",
+            "threads have cached blocks again.\n      front_.flush_all(growing_);\n",
             "threads have cached blocks again.\n",
             finder="tests/pool/growth.cpp",
         ),
@@ -1900,14 +1887,14 @@ PLANTED = {
         Mutant(
             "graph memories stay asleep if their pool cannot sleep",
             "pool/pool_parts.hpp",
-            "      graphs_.for_each_pool([](auto& part) { part.cancel_sleep(); });\n",
+            "      graphs_.for_each_pool(growing, [&](auto& part) { part.cancel_sleep(growing); });\n",
             "",
             finder="tests/raii/sleep_together.cpp",
         ),
         Mutant(
             "graph memories keep their memory if their pool cannot be woken",
             "pool/pool_parts.hpp",
-            "      graphs_.for_each_pool([](auto& part) { (void)part.release_asleep(); });\n",
+            "      graphs_.for_each_pool(growing, [&](auto& part) { (void)part.release_asleep(growing); });\n",
             "",
             finder="tests/raii/sleep_together.cpp",
         ),
@@ -1930,11 +1917,11 @@ PLANTED = {
         Mutant(
             "the stream of the copies is made under the hot lock",
             "pool/heap.hpp",
-            """      own_stream const stream(growth.source().driver());  // not made or destroyed under the hot lock
+            """      own_stream const stream(driver());  // not made or destroyed under the hot lock
       hot_lock held(hot);
 """,
             """      hot_lock held(hot);
-      own_stream const stream(growth.source().driver());
+      own_stream const stream(driver());
 """,
         ),
         Mutant(
@@ -1975,7 +1962,7 @@ PLANTED = {
         Mutant(
             "a handle that compact could not map stays unmapped",
             "pool/pool_parts.hpp",
-            "      if (heap_.growth.unmap_incomplete()) refuse_allocations();\n",
+            "      if (heap_.growth(growing).unmap_incomplete()) refuse_allocations(growing);\n",
             "",
             finder="tests/raii/compact.cpp",
         ),
@@ -2367,8 +2354,8 @@ PLANTED = {
         Mutant(
             "a pool that ends does not wait for graphs that use what it kept",
             "pool/cache_misses.hpp",
-            "heap_.finish(waiting_.asks_for_device() || graphs_.keeps_until_end());",
-            "heap_.finish(waiting_.asks_for_device());",
+            "heap_.finish(growing, waiting_.asks_for_device() || graphs_.keeps_until_end());",
+            "heap_.finish(growing, waiting_.asks_for_device());",
             finder="tests/pool/captures_without_scope.cpp",
         ),
         Mutant(
@@ -2403,7 +2390,7 @@ PLANTED = {
         Mutant(
             "a captured stream keeps its caches on all threads",
             "pool/graph/graph_captures.hpp",
-            "    front_.drop_stream(id);\n",
+            "    front_.drop_stream(growing, id);\n",
             "",
             finder="tests/raii/graph_memory.cpp",
         ),
@@ -2445,8 +2432,8 @@ PLANTED = {
         Mutant(
             "blocks in the cache of a capture stay noted after its scope",
             "pool/graph/graph_memories.hpp",
-            "if (captures_.end_cached(owner, number)) clear(owner);",
-            "(void)captures_.end_cached(owner, number);",
+            "if (captures_.end_cached(growing, owner, number)) clear(owner);",
+            "(void)captures_.end_cached(growing, owner, number);",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2473,7 +2460,7 @@ PLANTED = {
         Mutant(
             "the thread of a scope stays on its warm path, so that streams that joined are not seen",
             "pool/graph/graph_captures.hpp",
-            "    made.watched = front_.watch_this_thread();\n",
+            "    made.watched = front_.watch_this_thread(growing);\n",
             "",
             finder="tests/raii/graph_memory.cpp",
         ),
@@ -2602,7 +2589,7 @@ PLANTED = {
         Mutant(
             "a pool without pages falls asleep",
             "pool/pool_parts.hpp",
-            "    if (!heap_.is_lost()) require_pages(heap_.growth.source(), sleep_refused);\n",
+            "    if (!heap_.is_lost()) require_pages(heap_.source(), sleep_refused);\n",
             "",
             finder="policies",
         ),
@@ -2623,7 +2610,7 @@ PLANTED = {
         Mutant(
             "a pool is made over a layer that has neither pages nor blocks",
             "pool/heap.hpp",
-            "      require_pages(growth.source(), layer_keeps_blocks);\n",
+            "      require_pages(source(), layer_keeps_blocks);\n",
             "      static_cast<void>(0);\n",
             finder="tests/pool/without_pages.cpp",
         ),

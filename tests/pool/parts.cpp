@@ -262,6 +262,8 @@ TEST_CASE("address_index::open replaces an earlier range", "[pool][address_index
 TEST_CASE("stream_table marks a stream as gone when its handle returns with another id",
           "[pool][stream_order]") {
   stream_table streams;
+  recursive_fork_mutex mutex;
+  growth_lock const growing(mutex);
   int handle = 0;
   domain_ref const old = streams.get(5, stream_ref::from(&handle));
   (void)streams[old].mark();  // its work may still run
@@ -270,7 +272,7 @@ TEST_CASE("stream_table marks a stream as gone when its handle returns with anot
   CHECK(streams[old].gone);
   CHECK_FALSE(streams[fresh].gone);
   CHECK(streams.find(5) == old);
-  streams.forget(old);
+  streams.forget(growing, old);
   CHECK(streams.find(5) == neutral);
   CHECK(streams.get(7, stream_ref::from(&streams)) == old);
   // A stream that freed nothing may be forgotten; the next stream takes its slot.
@@ -279,7 +281,7 @@ TEST_CASE("stream_table marks a stream as gone when its handle returns with anot
   CHECK_FALSE(streams[brief].is_over());
   domain_ref const living = streams.get(11, stream_ref::from(&other));
   CHECK(streams[brief].is_over());
-  streams.forget(brief);
+  streams.forget(growing, brief);
   CHECK(streams.find(10) == neutral);
   CHECK(streams.find(11) == living);
   // A late free on the old stream does not mark the new one as destroyed.

@@ -77,7 +77,7 @@ struct counted_splits {
   std::array<std::int64_t, 3> blocks{}, bytes{};
 
   template <class Heap, class Front, class Waiting, class Graphs>
-  void operator()(Heap& heap, Front&, Waiting&, Graphs&) {
+  void operator()(detail::growth_lock const&, Heap& heap, Front&, Waiting&, Graphs&) {
     detail::hot_lock const held(heap.hot);
     detail::arena& space = heap.space(held);
     for (detail::range_ref r = 1; r < space.ranges.size(); ++r) {

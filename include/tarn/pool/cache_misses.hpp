@@ -22,6 +22,7 @@
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/front/front.hpp"
 #include "tarn/pool/front/magazine.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/heap.hpp"
 #include "tarn/pool/inspection/described_blocks.hpp"
 #include "tarn/pool/ladder.hpp"
@@ -55,44 +56,40 @@ class cache_misses : public pool_parts<Upstream> {
 
   /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
   /// host can wait only for what was marked before.
-  void prepare_for_capture() {
-    std::lock_guard const cold(heap_.cold);
-    front_.flush_all();
-    waiting_.release(false);
+  void prepare_for_capture(growth_lock const& growing) {
+    front_.flush_all(growing);
+    waiting_.release(growing, false);
     hot_lock held(heap_.hot);
-    collect_finished(heap_.space(held), heap_.order, may_release(held), neutral);
+    collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held), neutral);
   }
   /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
-  [[nodiscard]] bool can_end_now() {
-    std::lock_guard const cold(heap_.cold);
-    prepare_for_capture();
+  [[nodiscard]] bool can_end_now(growth_lock const& growing) {
+    prepare_for_capture(growing);
     if (waiting_.asks_for_device() || this->state().pending != 0) return false;
     hot_lock held(heap_.hot);
     return !has_unfinished(heap_.space(held));
   }
   /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
-  [[nodiscard]] bool finish_work() noexcept {
-    std::lock_guard const cold(heap_.cold);
-    bool const graphs_done = graphs_.finish(whole());
-    collect();
-    bool const done = heap_.finish(waiting_.asks_for_device() || graphs_.keeps_until_end());
+  [[nodiscard]] bool finish_work(growth_lock const& growing) noexcept {
+    bool const graphs_done = graphs_.finish(growing, whole());
+    collect(growing);
+    bool const done = heap_.finish(growing, waiting_.asks_for_device() || graphs_.keeps_until_end());
     return done && graphs_done;
   }
   /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
-  void finish_or_keep_mapped() noexcept {
-    std::lock_guard const cold(heap_.cold);
+  void finish_or_keep_mapped(growth_lock const& growing) noexcept {
     bool done = false;
     for (int tries = 0; tries < 8 && !heap_.keeps_mapped(); ++tries) {  // the next capture may have begun
       bool const in_scope = capture_gate::has_captures();
-      done = finish_work();
+      done = finish_work(growing);
       if (done && !waiting_.waits_for_capture()) return;
       // A capture without a scope is not waited for: nothing reports its end.
       if ((tries != 0 && !in_scope) || !capture_gate::wait_for_captures()) break;
     }
     // Recorded uses on a stream that is captured without a scope are never waited for.
     if (done && !capture_gate::has_captures()) return;
-    keep_mapped();
-    graphs_.keep_mapped();
+    keep_mapped(growing);
+    graphs_.keep_mapped(growing);
   }
   /// Allocates a block of a graph memory; see graph_memory::allocate(). @throws as allocate()
   template <class Part>
@@ -104,16 +101,17 @@ class cache_misses : public pool_parts<Upstream> {
     return graphs_.allocate_from(whole(), from, id, stream, bytes, alignment);
   }
   /// Work may still use the memory when the pool ends: none of it is given back.
-  void keep_mapped() noexcept { heap_.keep_mapped(); }
+  void keep_mapped(growth_lock const& growing) noexcept { heap_.keep_mapped(growing); }
   /// For the pool of a graph_memory: keeps the order of a captured stream from now on. There is room for as many as a pool has.
-  void open_capture(stream_id kept_as) noexcept { heap_.kept_as.set(heap_.kept_as.free_place(), kept_as); }
+  void open_capture(growth_lock const&, stream_id kept_as) noexcept {
+    heap_.kept_as.set(heap_.kept_as.free_place(), kept_as);
+  }
   /// For the pool of a graph_memory: makes what a captured stream freed usable by the next capture.
-  void end_capture(stream_id kept_as) noexcept {
-    std::lock_guard const cold(heap_.cold);
-    front_.drop_stream(kept_as);
+  void end_capture(growth_lock const& growing, stream_id kept_as) noexcept {
+    front_.drop_stream(growing, kept_as);
     hot_lock held(heap_.hot);
     heap_.kept_as.clear(heap_.kept_as.find(kept_as));
-    end_captured_stream(heap_.space(held), kept_as);
+    end_captured_stream(growing, heap_.space(held), kept_as);
   }
 
  protected:
@@ -123,17 +121,17 @@ class cache_misses : public pool_parts<Upstream> {
   using parts::waiting_;
   using typename parts::front_type;
 
-  cache_misses(Upstream upstream, pooled const& options, recursive_fork_mutex* growth_lock)
-      : parts(std::move(upstream), options, growth_lock),
-        others_(heap_.driver(), this, &give_back_cached, place_in_list(growth_lock != nullptr)) {}
+  cache_misses(Upstream upstream, pooled const& options, recursive_fork_mutex* shared)
+      : parts(std::move(upstream), options, shared),
+        others_(heap_.driver(), this, &give_back_cached, place_in_list(shared != nullptr)) {}
   ~cache_misses() = default;
 
   /// Waits until no other pool asks this one for memory. The destructor's first step.
   void leave_others() noexcept { others_.leave(); }
 
   /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
-  /// scope: an answer that was far from scarce holds for some captures, unless the pool grows. Under the growth lock.
-  [[nodiscard]] bool is_memory_scarce() noexcept {
+  /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
+  [[nodiscard]] bool is_memory_scarce(growth_lock const&) noexcept {
     std::size_t const reserved = heap_.sums.reserved;
     if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
       --captures_with_ample_memory_;
@@ -193,8 +191,9 @@ class cache_misses : public pool_parts<Upstream> {
     }
     misuse_report const last = report_misuse_at_end();
     if (heap_.is_crowded()) [[unlikely]]
-      heap_.sweep_streams(id != neutral_id && heap_.order.is_capturing(stream) ? sweep_of::default_streams
-                                                                               : sweep_of::all_streams);
+      heap_.sweep_streams(id != neutral_id && may_be_capturing(heap_.driver(), stream)
+                              ? sweep_of::default_streams
+                              : sweep_of::all_streams);
     room_to_describe room(heap_.description);
     std::size_t const guard = heap_.description.active() ? guard_bytes : 0;
     block_request const request(id, stream, bytes, bytes + guard, alignment);
@@ -248,14 +247,14 @@ class cache_misses : public pool_parts<Upstream> {
 
   TARN_NOINLINE void climb(typename front_type::cache_position const& position, block_request const& request,
                            block_batch& batch) {
-    if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
+    if (heap_.growth_mutex.is_mine()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
                    "the pool, because a handler of its own growth called it");
     try {
       with_help_of_others([&] { climb_alone(position, request, batch); },
                           [&](memory_report const& refused) { return lacking(refused, request); });
     } catch (out_of_memory const&) {
-      std::lock_guard const cold(heap_.cold);
+      growth_lock const growing(heap_.growth_mutex);
       ++heap_.counters.ooms;
       throw;
     }
@@ -295,31 +294,31 @@ class cache_misses : public pool_parts<Upstream> {
   /// Climbs with the memory that this pool has or gets.
   void climb_alone(typename front_type::cache_position const& position, block_request const& request,
                    block_batch& batch) {
-    std::lock_guard const cold(heap_.cold);
+    growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_asleep()) [[unlikely]]
       heap_.refuse_asleep(request.asked);
-    waiting_.release(false);
-    if (graphs_.has_ended_parts()) (void)graphs_.reap(whole(), false);
+    waiting_.release(growing, false);
+    if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, whole(), false);
     try {
-      climb_once(position, request, batch);
+      climb_once(growing, position, request, batch);
     } catch (out_of_memory const&) {
-      if (!graphs_.has_ended_parts() || !graphs_.reap(whole(), true)) throw;
-      climb_once(position, request, batch);
+      if (!graphs_.has_ended_parts() || !graphs_.reap(growing, whole(), true)) throw;
+      climb_once(growing, position, request, batch);
     }
   }
-  void climb_once(typename front_type::cache_position const& position, block_request const& request,
-                  block_batch& batch) {
+  void climb_once(growth_lock const& growing, typename front_type::cache_position const& position,
+                  block_request const& request, block_batch& batch) {
     hot_lock held(heap_.hot);
-    ladder(heap_, front_, waiting_, may_release(held), request, batch).climb();
+    ladder(growing, heap_, front_, waiting_, may_release(held), request, batch).climb();
     heap_.count_if_uncached(held, request, position.cache == nullptr);
   }
 
   /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made from within a climb.
   TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
-    if (heap_.cold.is_mine() || !heap_.cold.try_lock()) return;
-    std::lock_guard const cold(heap_.cold, std::adopt_lock);
+    if (heap_.growth_mutex.is_mine() || !heap_.growth_mutex.try_lock()) return;
+    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
     try {
-      heap_.give_back_unused(id);
+      heap_.give_back_unused(growing, id);
     } catch (...) {  // no host memory for the lists: a later step gives back
     }
   }
@@ -371,11 +370,11 @@ class cache_misses : public pool_parts<Upstream> {
   }
 
   /// Returns to the heap the blocks in thread caches and in quarantine, and the waiting blocks after the host has waited for
-  /// their uses. The caller holds the growth lock.
-  void collect() noexcept {
-    front_.flush_all();
+  /// their uses.
+  void collect(growth_lock const& growing) noexcept {
+    front_.flush_all(growing);
     end_quarantine(heap_);
-    waiting_.release(true);
+    waiting_.release(growing, true);
   }
 
   // ---- for other pools on the device
@@ -390,23 +389,23 @@ class cache_misses : public pool_parts<Upstream> {
   }
   std::size_t give_back_cached(std::size_t bytes, giving how) {
     misuse_report const last = report_misuse_at_end();
-    if (!heap_.cold.try_lock()) return 0;
-    std::lock_guard const cold(heap_.cold, std::adopt_lock);
+    if (!heap_.growth_mutex.try_lock()) return 0;
+    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
     bool const waits = how == giving::what_is_waited_for;
     std::size_t const before = heap_.sums.reserved;
-    if (graphs_.has_ended_parts()) (void)graphs_.reap(whole(), waits);
+    if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, whole(), waits);
     std::size_t const given = before - heap_.sums.reserved;
     if (given >= bytes) return given;
     std::size_t const reserved = heap_.counters.reserved;
     std::size_t const keep = reserved > bytes - given ? reserved - (bytes - given) : 0;
     if (waits) {
-      collect();
-      return given + heap_.shrink(keep);
+      collect(growing);
+      return given + heap_.shrink(growing, keep);
     }
-    front_.flush_all();
-    waiting_.release(false);
-    return given + heap_.shrink_idle(keep);
+    front_.flush_all(growing);
+    waiting_.release(growing, false);
+    return given + heap_.shrink_idle(growing, keep);
   }
 
  private:

@@ -6,18 +6,17 @@
 //
 // Two locks, in this order:
 //
-//   cold   the growth lock. One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a
-//          handler of the upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
-//   hot    the arena's lock. Held for tens of nanoseconds, never across a driver call.
+//   growth lock   One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a handler of the
+//                 upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
+//   hot lock      The arena's. Held for tens of nanoseconds, never across a driver call.
 //
-// No deallocation waits for `cold`: its owner may be waiting for the device.
+// No deallocation waits for the growth lock: its owner may be waiting for the device.
 //
 // Over 400 lines: all that takes the hot lock for a caller is here.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -37,6 +36,7 @@
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/growth/memory_left.hpp"
 #include "tarn/pool/growth/page_growth.hpp"
 #include "tarn/pool/growth/page_or_block_growth.hpp"
@@ -77,32 +77,30 @@ class heap {
   static constexpr bool describes = is_describable<Upstream>;
 
   /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
-  /// @param growth_lock  of the pool that this one is a part of; null: its own
-  heap(Upstream upstream, pooled const& chosen, recursive_fork_mutex* growth_lock)
+  /// @param shared  the growth mutex of the pool that this one is a part of; null: its own
+  heap(Upstream upstream, pooled const& chosen, recursive_fork_mutex* shared)
       : options(chosen),
-        cold(growth_lock != nullptr ? *growth_lock : own_cold_),
-        order(upstream.driver(), named),
-        growth(described::wrap(std::move(upstream), description), counters),
-        description(order.driver()) {
+        growth_mutex(shared != nullptr ? *shared : own_growth_mutex_),
+        order_(upstream.driver(), named),
+        growth_(described::wrap(std::move(upstream), description), counters),
+        description(driver()) {
     counters.sums = &sums;
     if (page_source<source_type> && !pages_or_blocks<source_type>)
-      require_pages(growth.source(), layer_keeps_blocks);
-    bool const by_pages = page_source<source_type> && has_pages(growth.source());
+      require_pages(source(), layer_keeps_blocks);
+    bool const by_pages = page_source<source_type> && has_pages(source());
     space_.keeps_handles_whole = by_pages && may_remap(options);
     space_.joins_handles = !by_pages || options.handles == handles_per_block::any;
   }
   heap(heap const&) = delete;
   heap& operator=(heap const&) = delete;
 
-  // State. Members are protected by `cold` unless marked otherwise.
+  // State. Members are protected by the growth lock unless marked otherwise.
   pooled const options;
   mutable hot_mutex hot;
-  recursive_fork_mutex&
-      cold;  ///< shared by a pool and its graph memories, so that there is one order of locks
+  /// Shared by a pool and its graph memories, so that there is one order of locks.
+  recursive_fork_mutex& growth_mutex;
   growth_counters counters;
   known_left left;  ///< how much the growth can still create
-  ordering<driver_type> order;
-  growth_type growth;
   pool_totals totals_reset;
   captured_streams kept_as;               ///< in the pool of a graph_memory: identities of open captures
   captured_streams captured;              ///< whose calls go to graph memories (graph/)
@@ -115,13 +113,18 @@ class heap {
   /// The arena, under the hot lock.
   [[nodiscard]] arena& space(hot_lock const&) noexcept { return space_; }
   [[nodiscard]] arena const& space(hot_lock const&) const noexcept { return space_; }
+  /// What holds memory from the source, under the growth lock.
+  [[nodiscard]] growth_type& growth(growth_lock const&) noexcept { return growth_; }
+  /// The order of streams, under the growth lock.
+  [[nodiscard]] ordering<driver_type>& order(growth_lock const&) noexcept { return order_; }
 
-  [[nodiscard]] driver_type const& driver() const noexcept { return order.driver(); }
-  [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(growth.source()); }
+  [[nodiscard]] driver_type const& driver() const noexcept { return order_.driver(); }
+  [[nodiscard]] source_type& source() noexcept { return growth_.source(); }
+  [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(source()); }
   /// Whether the memory is plain blocks in place of what the source is made for. May become true before the first growth.
   [[nodiscard]] bool uses_plain_blocks() const noexcept {
-    if constexpr (has_plain_blocks<Upstream> && requires { growth.source().uses_blocks(); }) {
-      return growth.source().uses_blocks();
+    if constexpr (has_plain_blocks<Upstream> && requires { growth_.source().uses_blocks(); }) {
+      return growth_.source().uses_blocks();
     } else {
       return false;
     }
@@ -147,7 +150,7 @@ class heap {
     return batch.count != 0;
   }
 
-  // ---- giving back: never throws, never waits for `cold`
+  // ---- giving back: never throws, never waits for the growth lock
 
   /// Returns blocks of a size class to the arena.
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
@@ -267,20 +270,20 @@ class heap {
   /// Forgets streams that no longer use the pool, including default streams of ended threads. If another thread is climbing, a
   /// later call does it.
   TARN_NOINLINE void sweep_streams(sweep_of which) noexcept {
-    if (!cold.try_lock()) return;
-    std::lock_guard const guard(cold, std::adopt_lock);
+    if (!growth_mutex.try_lock()) return;
+    growth_lock const growing(growth_mutex, std::adopt_lock);
     hot_lock held(hot);
-    if (is_crowded()) sweep(space_, order, may_release(held), which);
+    if (is_crowded()) sweep(growing, space_, order_, may_release(held), which);
   }
 
   // ---- under the growth lock
 
   /// Gives free memory back to the source until at most `keep_bytes` are reserved, after the host has waited for the streams
   /// that freed it. Returns the bytes given back.
-  std::size_t shrink(std::size_t keep_bytes) {
+  std::size_t shrink(growth_lock const& growing, std::size_t keep_bytes) {
     hot_lock held(hot);
-    finish_all(space_, order, may_release(held));
-    std::size_t const given = growth.shrink(space_, may_release(held), keep_bytes);
+    finish_all(growing, space_, order_, may_release(held));
+    std::size_t const given = growth_.shrink(space_, may_release(held), keep_bytes);
     // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
     // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
     space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters.reserved));
@@ -288,10 +291,10 @@ class heap {
     return given;
   }
   /// The same without waiting: what streams may still use stays.
-  std::size_t shrink_idle(std::size_t keep_bytes) {
+  std::size_t shrink_idle(growth_lock const& growing, std::size_t keep_bytes) {
     hot_lock held(hot);
-    collect_finished(space_, order, may_release(held), neutral);
-    std::size_t const given = growth.shrink(space_, may_release(held), keep_bytes);
+    collect_finished(growing, space_, order_, may_release(held), neutral);
+    std::size_t const given = growth_.shrink(space_, may_release(held), keep_bytes);
     space_.count_splits();
     return given;
   }
@@ -299,7 +302,7 @@ class heap {
   /// no work uses. Never waits: work of all streams is marked, and what is not complete stays until a later step, after as many
   /// allocated bytes as live_window counts. To wait here would stall an allocate() for the whole queue of the device, for memory
   /// that no request lacks. Only where memory is pages, since the driver waits for the device before it frees a plain block.
-  void give_back_unused(stream_id id) {
+  void give_back_unused(growth_lock const& growing, stream_id id) {
     if (is_asleep()) return;
     hot_lock held(hot);
     may_release const releasing(held);
@@ -314,37 +317,37 @@ class heap {
       bool is_captured = true;
       {
         unlocked const open(releasing);
-        is_captured = order.is_capturing(stream);
+        is_captured = may_be_capturing(driver(), stream);
       }
       if (is_captured) return;
       // The mark of the step before: where the device is always behind, a new one would never be found complete.
-      if (!order.is_running(space_, releasing, d)) (void)order.settle(space_, releasing, d);
+      if (!order_.is_running(space_, releasing, d)) (void)order_.settle(space_, releasing, d);
     }
-    mark_other_streams(releasing, id);
-    std::size_t const given = growth.shrink(space_, releasing, keep);
+    mark_other_streams(growing, releasing, id);
+    std::size_t const given = growth_.shrink(space_, releasing, keep);
     space_.window.note_given(given, counters.reserved);
     if (counters.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
     space_.count_splits();
   }
   /// Copies what sleep must keep to the host, after shrink(0); returns the bytes that this gave back. The pool is marked asleep.
-  std::size_t prepare_sleep(contents where) {
-    std::size_t const given = shrink(0);
+  std::size_t prepare_sleep(growth_lock const& growing, contents where) {
+    std::size_t const given = shrink(growing, 0);
     hot_lock held(hot);
-    growth.save(space_, may_release(held), where);
+    growth_.save(space_, may_release(held), where);
     return given;
   }
   /// Gives up what was freed while the pool slept; returns the bytes that restore() takes. The pool is still marked asleep.
-  std::size_t prepare_wake() {
+  std::size_t prepare_wake(growth_lock const& growing) {
     hot_lock held(hot);
-    finish_all(space_, order, may_release(held));
-    std::size_t const bytes = growth.prepare_restore(space_, may_release(held));
+    finish_all(growing, space_, order_, may_release(held));
+    std::size_t const bytes = growth_.prepare_restore(space_, may_release(held));
     space_.count_splits();
     return bytes;
   }
   /// Takes the memory of a sleeping pool again; returns the bytes taken. The pool is still marked asleep.
-  std::size_t restore() {
+  std::size_t restore(growth_lock const&) {
     hot_lock held(hot);
-    return growth.restore(may_release(held));
+    return growth_.restore(may_release(held));
   }
   /// Refuses to wake if the device, or a limit that no layer can raise, does not have `bytes`.
   void require_free(std::size_t bytes) {
@@ -363,14 +366,14 @@ class heap {
     throw out_of_memory(r);
   }
   /// Gives back all granules without live bytes, after shrink(0).
-  compaction compact() {
+  compaction compact(growth_lock const& growing) {
     compaction result;
     std::size_t const reserved = counters.reserved;
-    (void)shrink(0);
+    (void)shrink(growing, 0);
     if (uses_pages()) {
-      own_stream const stream(growth.source().driver());  // not made or destroyed under the hot lock
+      own_stream const stream(driver());  // not made or destroyed under the hot lock
       hot_lock held(hot);
-      result.stretches = growth.compact(space_, may_release(held), stream.get());
+      result.stretches = growth_.compact(space_, may_release(held), stream.get());
     }
     hot_lock const held(hot);
     space_.count_splits();
@@ -381,9 +384,9 @@ class heap {
   }
   /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
   /// @param asks_for_device  whether blocks wait for uses that only a device synchronisation covers
-  [[nodiscard]] bool finish(bool asks_for_device) noexcept {
+  [[nodiscard]] bool finish(growth_lock const& growing, bool asks_for_device) noexcept {
     hot_lock held(hot);
-    finish_all(space_, order, may_release(held));
+    finish_all(growing, space_, order_, may_release(held));
     // A stream whose end the driver does not report: its work must not see its memory unmapped.
     if (!has_unfinished(space_) && !asks_for_device) return true;
     status s = wait_for_device(may_release(held));
@@ -391,12 +394,12 @@ class heap {
     return !is_of_capture(s);
   }
   /// Work may still use the memory when the pool ends: close() will give none of it back.
-  void keep_mapped() noexcept { keeps_mapped_ = true; }
+  void keep_mapped(growth_lock const&) noexcept { keeps_mapped_ = true; }
   [[nodiscard]] bool keeps_mapped() const noexcept { return keeps_mapped_; }
   /// Gives everything back to the source, unless keep_mapped() was called.
-  void close() noexcept {
-    order.close(space_);
-    if (!keeps_mapped_) growth.close();
+  void close(growth_lock const&) noexcept {
+    order_.close(space_);
+    if (!keeps_mapped_) growth_.close();
   }
 
   // ---- fork
@@ -407,7 +410,7 @@ class heap {
   void set_lost(bool lost) noexcept { lost_.store(lost, std::memory_order_relaxed); }
   /// Whether the pool sleeps: its thread caches are closed, so every call reaches a check of this. Changed under both locks.
   [[nodiscard]] bool is_asleep() const noexcept { return asleep_.load(std::memory_order_relaxed); }
-  void set_asleep(bool asleep) noexcept {
+  void set_asleep(growth_lock const&, bool asleep) noexcept {
     hot_lock const held(hot);
     asleep_.store(asleep, std::memory_order_relaxed);
   }
@@ -471,11 +474,12 @@ class heap {
   }
   /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are complete. Without it, a
   /// stream that has queued work, but allocates nothing, would keep what it freed. Never waits.
-  void mark_other_streams(may_release held, stream_id id) {
+  void mark_other_streams(growth_lock const&, may_release held, stream_id id) {
     for (domain_ref d = 1; d < space_.streams.size(); ++d) {
       stream_domain const& domain = space_.streams[d];
       if (domain.id == 0 || domain.id == id || !domain.has_free() || domain.is_completed()) continue;
-      if (!order.is_running(space_, held, d)) (void)order.settle(space_, held, d, gone_stream::stays_unknown);
+      if (!order_.is_running(space_, held, d))
+        (void)order_.settle(space_, held, d, gone_stream::stays_unknown);
     }
   }
   /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
@@ -484,9 +488,11 @@ class heap {
     return wait_for_all_work(driver());
   }
 
+  ordering<driver_type> order_;
+  growth_type growth_;
   arena space_;
   std::atomic<bool> lost_{false};
-  recursive_fork_mutex own_cold_;
+  recursive_fork_mutex own_growth_mutex_;
   std::atomic<bool> asleep_{false};
   bool keeps_mapped_ = false;
 

@@ -29,6 +29,7 @@
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/front/front.hpp"
 #include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/growth/memory_left.hpp"
 #include "tarn/pool/inspection/described_blocks.hpp"
 #include "tarn/pool/options.hpp"
@@ -57,9 +58,15 @@ class ladder {
   using source_type = typename Heap::source_type;
 
   /// @param found  receives the block, and others of its class
-  ladder(Heap& heap, Front& front, Waiting& waiting, may_release hot, block_request const& wanted,
-         block_batch& found)
-      : heap_(heap), front_(front), waiting_(waiting), hot_(hot), wanted_(wanted), batch_(found) {
+  ladder(growth_lock const& growing, Heap& heap, Front& front, Waiting& waiting, may_release hot,
+         block_request const& wanted, block_batch& found)
+      : growing_(growing),
+        heap_(heap),
+        front_(front),
+        waiting_(waiting),
+        hot_(hot),
+        wanted_(wanted),
+        batch_(found) {
     request_.taker = space().streams.get(wanted.id, wanted.stream);
     request_.where = wanted.where;
     request_.bytes = wanted.in_run ? run_bytes(wanted.size_class) : wanted.block;
@@ -72,7 +79,7 @@ class ladder {
   /// @throws out_of_memory  every rung failed, or the request is above a limit; nothing has changed
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
-    idle_blocks const idle = front_.idle();
+    idle_blocks const idle = front_.idle(growing_);
     if (take()) return;
     refuse_above_limit();
     // What was known may be too low, too.
@@ -83,12 +90,12 @@ class ladder {
     if (idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved) {
       {
         unlocked const open(hot_);
-        front_.flush_all();
+        front_.flush_all(growing_);
       }
       if (take()) return;
     }
     if (take_from_others()) return;
-    refusal last(heap_);
+    refusal last(*this);
     try {
       for (int attempt = 0; attempt < 3; ++attempt) {
         set_budget();
@@ -103,7 +110,7 @@ class ladder {
     request_.segment = 0;
     ++heap_.counters.alloc_retries;
     if (take_what_is_waited_for() || put_together()) return;
-    bool const has_given = heap_.growth.shrink(space(), hot_, 0) != 0;
+    bool const has_given = growth().shrink(space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
       request_.may_exceed = true;
       request_.extend = true;
@@ -120,8 +127,8 @@ class ladder {
  private:
   /// Why the last growth was refused.
   struct refusal {
-    explicit refusal(Heap const& heap) noexcept
-        : creates(heap.counters.creates), waits(heap.order.host_waits()) {}
+    explicit refusal(ladder& at) noexcept
+        : creates(at.heap_.counters.creates), waits(at.order().host_waits()) {}
     void set(memory_report const& report) noexcept {
       why = report;
       by_source = true;
@@ -150,6 +157,8 @@ class ladder {
   };
 
   [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
+  [[nodiscard]] auto& growth() noexcept { return heap_.growth(growing_); }
+  [[nodiscard]] auto& order() noexcept { return heap_.order(growing_); }
 
   bool take() {
     space().make_room();
@@ -160,7 +169,7 @@ class ladder {
   /// @throws what the source throws, nothing has changed
   bool grow() {
     void* block = nullptr;
-    if (!heap_.growth.grow(space(), hot_, heap_.order, request_, block)) return false;
+    if (!growth().grow(space(), hot_, order(), request_, block)) return false;
     if (block == nullptr) return take();
     batch_.blocks[0] = block;
     batch_.count = 1;
@@ -172,13 +181,13 @@ class ladder {
   /// capture, which the driver's calls could invalidate.
   void give_back_spare() {
     if (capture_gate::has_captures()) return;
-    if (heap_.counters.reserved <= heap_.growth.keep_before(space(), request_)) return;
+    if (heap_.counters.reserved <= growth().keep_before(space(), request_)) return;
     if (domain_ref const taker = request_.taker; taker != neutral) {
       if (is_captured()) return;
       // Where the device is always behind, a new mark for each growth would never be found complete.
-      if (!heap_.order.is_running(space(), hot_, taker)) (void)heap_.order.settle(space(), hot_, taker);
+      if (!order().is_running(space(), hot_, taker)) (void)order().settle(space(), hot_, taker);
     }
-    (void)heap_.growth.shrink(space(), hot_, heap_.growth.keep_before(space(), request_));
+    (void)growth().shrink(space(), hot_, growth().keep_before(space(), request_));
   }
 
   /// Before rung 4, over a source that has no pages: lets other blocks share the new segment. Not where another layer could find memory
@@ -194,7 +203,7 @@ class ladder {
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
     std::size_t const reserved = heap_.counters.reserved;
-    std::size_t const limit = min_of(roomy_limit * threads, heap_.growth.device_bytes() / roomy_part);
+    std::size_t const limit = min_of(roomy_limit * threads, growth().device_bytes() / roomy_part);
     if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
     growth_request const usual = request_;
     request_.may_create = limit - reserved;
@@ -216,9 +225,9 @@ class ladder {
     domain_ref const taker = request_.taker;
     // While a stream is captured its frees cannot be marked, and others' must not wait for it.
     if (!others_have_free(space(), taker) || !is_captured()) {
-      collect_finished(space(), heap_.order, hot_, taker);
+      collect_finished(growing_, space(), order(), hot_, taker);
       if (take()) return true;
-      steal(space(), heap_.order, hot_, taker);
+      steal(growing_, space(), order(), hot_, taker);
       if (take()) return true;
     }
     // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
@@ -231,11 +240,11 @@ class ladder {
     {
       unlocked const open(hot_);
       // Also after rung 1: the lock was released since, and threads have cached blocks again.
-      front_.flush_all();
+      front_.flush_all(growing_);
       end_quarantine(heap_);
-      waiting_.release(true);
+      waiting_.release(growing_, true);
     }
-    if (!is_captured()) finish_all(space(), heap_.order, hot_, request_.taker);
+    if (!is_captured()) finish_all(growing_, space(), order(), hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
     space().make_room();
     space().search_limit = ~std::size_t{0};
@@ -263,7 +272,7 @@ class ladder {
     if (is_capture_stream(space().streams[request_.taker].id)) return true;
     stream_ref const stream = space().streams[request_.taker].stream;
     unlocked const open(hot_);
-    return heap_.order.is_capturing(stream);
+    return may_be_capturing(heap_.driver(), stream);
   }
 
   /// Finds out how much can still be created.
@@ -301,9 +310,9 @@ class ladder {
   }
   /// Whether another growth would be refused again, after free memory was put together and none was given back: the source did not
   /// have even one handle of the smallest size, and the host has not waited since.
-  [[nodiscard]] bool is_final(refusal const& last) const noexcept {
+  [[nodiscard]] bool is_final(refusal const& last) noexcept {
     return is_bounded_source && heap_.uses_pages() && last.took_nothing(heap_) &&
-           last.why.asked <= usual_granule && last.waits == heap_.order.host_waits();
+           last.why.asked <= usual_granule && last.waits == order().host_waits();
   }
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
@@ -370,6 +379,7 @@ class ladder {
     return r;
   }
 
+  growth_lock const& growing_;
   Heap& heap_;
   Front& front_;
   Waiting& waiting_;

@@ -24,7 +24,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
 #include "tarn/core/graph_owner.hpp"
@@ -35,6 +34,7 @@
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/cache_misses.hpp"
 #include "tarn/pool/graph/graph_owner_of.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/heap.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/pool_parts.hpp"
@@ -64,8 +64,8 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   explicit pool(Upstream upstream, pooled const& options = {})
       : misses(std::move(upstream), options, nullptr) {}
   /// The pool of a graph_memory, which shares the growth lock of the pool that it is a part of.
-  pool(Upstream upstream, pooled const& options, detail::recursive_fork_mutex& growth_lock)
-      : misses(std::move(upstream), options, &growth_lock) {}
+  pool(Upstream upstream, pooled const& options, detail::recursive_fork_mutex& shared)
+      : misses(std::move(upstream), options, &shared) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
@@ -77,14 +77,14 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     misuse_report const last = report_misuse_at_end();
     front_.detach();
     if (heap_.is_lost()) return;
-    std::lock_guard const cold(heap_.cold);
+    detail::growth_lock const growing(heap_.growth_mutex);
     if constexpr (heap_type::describes) {
       if (heap_.description.active() && detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
         heap_.description.abandon();
     }
-    misses::finish_or_keep_mapped();
+    misses::finish_or_keep_mapped(growing);
     waiting_.close();
-    heap_.close();
+    heap_.close(growing);
   }
 
   /// Allocates for work on `stream`.
@@ -166,35 +166,36 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   /// threads continue meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t trim(std::size_t keep_bytes) {
     misuse_report const last = report_misuse_at_end();
-    std::lock_guard const cold(heap_.cold);
+    detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost()) return 0;
     std::size_t given = 0;
     if (graphs_.has_ended_parts()) {
-      given = graphs_.reserved_by_ended();
-      (void)graphs_.reap(*this, true);
-      given -= graphs_.reserved_by_ended();
+      given = graphs_.reserved_by_ended(growing);
+      (void)graphs_.reap(growing, *this, true);
+      given -= graphs_.reserved_by_ended(growing);
     }
-    std::size_t const kept_apart = graphs_.reserved();
+    std::size_t const kept_apart = graphs_.reserved(growing);
     keep_bytes = keep_bytes > kept_apart ? keep_bytes - kept_apart : 0;
     if (heap_.counters.reserved <= keep_bytes) return given;
-    collect();
-    return given + heap_.shrink(keep_bytes);
+    collect(growing);
+    return given + heap_.shrink(growing, keep_bytes);
   }
 
   /// The largest block that allocate() would serve now, see tarn::largest_available_block().
   /// @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t largest_available_block() {
     misuse_report const last = report_misuse_at_end();
-    std::lock_guard const cold(heap_.cold);
+    detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
-    if (graphs_.has_ended_parts()) (void)graphs_.reap(*this, false);
-    front_.flush_all();
+    if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, false);
+    front_.flush_all(growing);
     detail::end_quarantine(heap_);
-    waiting_.release(false);
+    waiting_.release(growing, false);
     detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));
     if (!left.query.ok()) throw cuda_error(left.query, heap_.driver().device().value);
     detail::hot_lock held(heap_.hot);
-    return heap_.growth.largest_block(heap_.space(held), left.bytes, detail::may_remap(heap_.options));
+    return heap_.growth(growing).largest_block(heap_.space(held), left.bytes,
+                                               detail::may_remap(heap_.options));
   }
 
   /// For the pool of a graph_memory: a block that the calling thread caches for a captured stream; null if there is none.

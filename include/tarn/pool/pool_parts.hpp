@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -21,6 +20,7 @@
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/pool/front/front.hpp"
 #include "tarn/pool/graph/graph_memories.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/heap.hpp"
 #include "tarn/pool/inspection/described_blocks.hpp"
 #include "tarn/pool/misuse_notes.hpp"
@@ -42,12 +42,9 @@ class pool_parts {
 
   /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
   [[nodiscard]] bool owns(void const* p) const noexcept {
-    {
-      std::lock_guard const cold(heap_.cold);
-      if (heap_.growth.contains(reinterpret_cast<std::uintptr_t>(p))) return true;
-    }
-    bool found = false;
-    graphs_.for_each_pool([&](auto const& pool) { found = found || pool.owns(p); });
+    growth_lock const growing(heap_.growth_mutex);
+    bool found = heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
+    graphs_.for_each_pool(growing, [&](auto const& pool) { found = found || pool.owns(p); });
     return found;
   }
 
@@ -81,10 +78,10 @@ class pool_parts {
   /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
   /// O(free ranges + threads), for each graph memory.
   [[nodiscard]] pool_state state() const {
-    std::lock_guard const cold(heap_.cold);
-    pool_state all = detail::read_state(heap_, front_, waiting_);
+    growth_lock const growing(heap_.growth_mutex);
+    pool_state all = detail::read_state(growing, heap_, front_, waiting_);
     if (heap_.graph_memory != 0) return all;
-    graphs_.for_each_pool([&](auto const& pool) {
+    graphs_.for_each_pool(growing, [&](auto const& pool) {
       pool_state of_graphs = pool.state();
       of_graphs.pending = of_graphs.pending_blocks = 0;  // `all` has counted them, and the sums these
       all = sum_of_states(all, of_graphs);
@@ -97,21 +94,17 @@ class pool_parts {
 
   /// Restarts the peaks from the current values.
   void reset_peaks() noexcept {
-    {
-      std::lock_guard const cold(heap_.cold);
-      detail::reset_peaks(heap_);
-    }
-    graphs_.for_each_pool([](auto& pool) { pool.reset_peaks(); });
+    growth_lock const growing(heap_.growth_mutex);
+    detail::reset_peaks(growing, heap_);
+    graphs_.for_each_pool(growing, [](auto& pool) { pool.reset_peaks(); });
   }
 
   /// Restarts the totals of `small`, `large` and `split` from zero. The other totals continue; `totals_reset` holds their
   /// values at this call.
   void reset_totals() noexcept {
-    {
-      std::lock_guard const cold(heap_.cold);
-      detail::reset_totals(heap_, state());
-    }
-    graphs_.for_each_pool([](auto& pool) { pool.reset_totals(); });
+    growth_lock const growing(heap_.growth_mutex);
+    detail::reset_totals(growing, heap_, state());
+    graphs_.for_each_pool(growing, [](auto& pool) { pool.reset_totals(); });
   }
 
   /// Notifies `observer` when a freed block starts or stops waiting for other streams, until end_observation().
@@ -122,30 +115,26 @@ class pool_parts {
   /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
   /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, growth_notes::clock_type clock) {
-    {
-      std::lock_guard const cold(heap_.cold);
-      heap_.counters.notes.open(most, clock);
-    }
-    graphs_.for_each_pool([&](auto& pool) { pool.note_growth(most, clock); });
+    growth_lock const growing(heap_.growth_mutex);
+    heap_.counters.notes.open(most, clock);
+    graphs_.for_each_pool(growing, [&](auto& pool) { pool.note_growth(most, clock); });
   }
 
   /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, growth_notes::clock_type clock) {
-    {
-      std::lock_guard const cold(heap_.cold);
-      if (!heap_.counters.notes.is_open()) heap_.counters.notes.open(most, clock);
-    }
-    graphs_.for_each_pool([&](auto& pool) { pool.note_growth_from_now(most, clock); });
+    growth_lock const growing(heap_.growth_mutex);
+    if (!heap_.counters.notes.is_open()) heap_.counters.notes.open(most, clock);
+    graphs_.for_each_pool(growing, [&](auto& pool) { pool.note_growth_from_now(most, clock); });
   }
 
-  /// Calls `look(heap, front, waiting blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
+  /// Calls `look(lock, heap, front, waiting blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
   /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
-    std::lock_guard const cold(heap_.cold);
+    growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost()) return;
-    look(heap_, front_, waiting_, graphs_);
-    graphs_.for_each_pool([&](auto& pool) { pool.inspect(look); });
+    look(growing, heap_, front_, waiting_, graphs_);
+    graphs_.for_each_pool(growing, [&](auto& pool) { pool.inspect(look); });
   }
 
   /// Counts a block of a graph_memory that another one keeps as waiting, or as waiting no more.
@@ -177,22 +166,22 @@ class pool_parts {
     requires page_source<typename heap<Upstream>::source_type>
   {
     require_no_growth("sleep");
-    if (!heap_.is_lost()) require_pages(heap_.growth.source(), sleep_refused);
+    if (!heap_.is_lost()) require_pages(heap_.source(), sleep_refused);
     misuse_report const last(heap_.notes, heap_.hot);
-    std::lock_guard const cold(heap_.cold);
+    growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
     require_no_capture("sleep");
     std::size_t given = 0;
     try {
-      graphs_.for_each_pool([&](auto& part) { given += part.prepare_sleep(where); });
-      given += prepare_sleep(where);
+      graphs_.for_each_pool(growing, [&](auto& part) { given += part.prepare_sleep(growing, where); });
+      given += prepare_sleep(growing, where);
     } catch (...) {
-      graphs_.for_each_pool([](auto& part) { part.cancel_sleep(); });
-      cancel_sleep();
+      graphs_.for_each_pool(growing, [&](auto& part) { part.cancel_sleep(growing); });
+      cancel_sleep(growing);
       throw;
     }
-    graphs_.for_each_pool([&](auto& part) { given += part.release_asleep(); });
-    return given + release_asleep();
+    graphs_.for_each_pool(growing, [&](auto& part) { given += part.release_asleep(growing); });
+    return given + release_asleep(growing);
   }
   /// Takes the memory again, at the same addresses, with the contents that were kept; returns the bytes taken. Blocks that were
   /// freed meanwhile need none. Does nothing if the pool is awake.
@@ -205,22 +194,22 @@ class pool_parts {
     requires page_source<typename heap<Upstream>::source_type>
   {
     if (heap_.is_asleep()) require_no_growth("wake");
-    std::lock_guard const cold(heap_.cold);
+    growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost() || !heap_.is_asleep()) return 0;
     require_no_capture("wake");
-    std::size_t lacking = prepare_wake();
-    graphs_.for_each_pool([&](auto& part) { lacking += part.prepare_wake(); });
+    std::size_t lacking = prepare_wake(growing);
+    graphs_.for_each_pool(growing, [&](auto& part) { lacking += part.prepare_wake(growing); });
     heap_.require_free(lacking);
     std::size_t taken = 0;
     try {
-      graphs_.for_each_pool([&](auto& part) { taken += part.restore(); });
-      taken += restore();
+      graphs_.for_each_pool(growing, [&](auto& part) { taken += part.restore(growing); });
+      taken += restore(growing);
     } catch (...) {
-      graphs_.for_each_pool([](auto& part) { (void)part.release_asleep(); });
+      graphs_.for_each_pool(growing, [&](auto& part) { (void)part.release_asleep(growing); });
       throw;
     }
-    graphs_.for_each_pool([&](auto& part) { part.end_sleep(then); });
-    end_sleep(then);
+    graphs_.for_each_pool(growing, [&](auto& part) { part.end_sleep(growing, then); });
+    end_sleep(growing, then);
     return taken;
   }
   /// Gives back all granules without a live byte, at unchanged addresses; see tarn::compact(). The promise is that of sleep(). A pool
@@ -234,16 +223,16 @@ class pool_parts {
   {
     require_no_growth("compact");
     misuse_report const last(heap_.notes, heap_.hot);
-    std::lock_guard const cold(heap_.cold);
+    growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost() || heap_.is_asleep()) return {};
     require_no_capture("compact");
-    front_.flush_all();
+    front_.flush_all(growing);
     end_quarantine(heap_);
-    waiting_.release(true);
+    waiting_.release(growing, true);
     try {
-      return heap_.compact();
+      return heap_.compact(growing);
     } catch (...) {
-      if (heap_.growth.unmap_incomplete()) refuse_allocations();
+      if (heap_.growth(growing).unmap_incomplete()) refuse_allocations(growing);
       throw;
     }
   }
@@ -264,7 +253,8 @@ class pool_parts {
     requires page_source<typename heap<Upstream>::source_type>
   {
     sequence<memory_segment> found;
-    find_segments({"segments_of", p, bytes}, found, [](auto&) noexcept {});
+    growth_lock const growing(heap_.growth_mutex);
+    find_segments(growing, {"segments_of", p, bytes}, found, [](auto&) noexcept {});
     for (memory_segment const& s : found) f(s);
   }
   /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved or put to sleep, also
@@ -273,21 +263,23 @@ class pool_parts {
     requires page_source<typename heap<Upstream>::source_type>
   {
     sequence<memory_segment> found;
-    std::lock_guard const cold(heap_.cold);
-    find_segments({"page_pin", p, bytes}, found,
+    growth_lock const growing(heap_.growth_mutex);
+    find_segments(growing, {"page_pin", p, bytes}, found,
                   [&](auto& growth) noexcept { growth.pin(reinterpret_cast<std::uintptr_t>(p), bytes); });
-    if (!heap_.growth.contains(reinterpret_cast<std::uintptr_t>(p))) graphs_.add_reference(p);
+    if (!heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p)))
+      graphs_.add_reference(growing, p);
   }
-  /// Finds the segments, and calls then(growth) under the growth lock if all of them are there. For the parts of a pool.
+  /// Finds the segments, and calls then(growth) if all of them are there. For the parts of a pool.
   template <class Then>
-  void find_segments(segments_wanted const& wanted, sequence<memory_segment>& found, Then const& then)
+  void find_segments(growth_lock const& growing, segments_wanted const& wanted,
+                     sequence<memory_segment>& found, Then const& then)
     requires page_source<typename heap<Upstream>::source_type>
   {
-    if (find_own_segments(heap_, front_, wanted, found, then)) return;
+    if (find_own_segments(growing, heap_, front_, wanted, found, then)) return;
     bool is_found = false;
-    graphs_.for_each_pool([&](auto& part) {
+    graphs_.for_each_pool(growing, [&](auto& part) {
       if (is_found || !part.owns(wanted.p)) return;
-      part.find_segments(wanted, found, then);
+      part.find_segments(growing, wanted, found, then);
       is_found = true;
     });
     if (!is_found) refuse_segments(wanted);
@@ -296,46 +288,50 @@ class pool_parts {
   void unpin(void const* p, std::size_t bytes) noexcept
     requires page_source<typename heap<Upstream>::source_type>
   {
-    std::lock_guard const cold(heap_.cold);
+    growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost()) return;
-    if (heap_.growth.contains(reinterpret_cast<std::uintptr_t>(p)))
-      return heap_.growth.unpin(reinterpret_cast<std::uintptr_t>(p), bytes);
-    graphs_.for_each_pool([&](auto& part) {
+    if (heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p)))
+      return heap_.growth(growing).unpin(reinterpret_cast<std::uintptr_t>(p), bytes);
+    graphs_.for_each_pool(growing, [&](auto& part) {
       if (part.owns(p)) part.unpin(p, bytes);
     });
-    graphs_.remove_reference(p);
+    graphs_.remove_reference(growing, p);
   }
 
-  // The steps of sleep() and wake(), for the pools of graph memories. The caller holds the growth lock.
+  // The steps of sleep() and wake(), for the pools of graph memories.
 
   /// Step 1 of sleep(): all that can fail. Returns the bytes given back; after an exception call cancel_sleep().
-  std::size_t prepare_sleep(contents where) {
-    refuse_allocations();
+  std::size_t prepare_sleep(growth_lock const& growing, contents where) {
+    refuse_allocations(growing);
     end_quarantine(heap_);
-    waiting_.release(true);
-    return heap_.prepare_sleep(where);
+    waiting_.release(growing, true);
+    return heap_.prepare_sleep(growing, where);
   }
   /// Undoes step 1, also if it failed or was not reached.
-  void cancel_sleep() noexcept {
+  void cancel_sleep(growth_lock const& growing) noexcept {
     if (!heap_.is_asleep()) return;
-    heap_.growth.forget();
-    let_allocate();
+    heap_.growth(growing).forget();
+    let_allocate(growing);
   }
   /// Step 2 of sleep(), and undoes step 2 of wake(): gives everything back. A graph_memory that was made meanwhile is awake.
-  std::size_t release_asleep() noexcept { return heap_.is_asleep() ? heap_.growth.release() : 0; }
+  std::size_t release_asleep(growth_lock const& growing) noexcept {
+    return heap_.is_asleep() ? heap_.growth(growing).release() : 0;
+  }
   /// Step 1 of wake(): returns the bytes that step 2 takes.
-  std::size_t prepare_wake() { return heap_.is_asleep() ? heap_.prepare_wake() : 0; }
+  std::size_t prepare_wake(growth_lock const& growing) {
+    return heap_.is_asleep() ? heap_.prepare_wake(growing) : 0;
+  }
   /// Step 2 of wake(): all that can fail; returns the bytes taken.
-  std::size_t restore() { return heap_.is_asleep() ? heap_.restore() : 0; }
+  std::size_t restore(growth_lock const& growing) { return heap_.is_asleep() ? heap_.restore(growing) : 0; }
   /// Step 3 of wake().
-  void end_sleep(after_waking then) noexcept {
+  void end_sleep(growth_lock const& growing, after_waking then) noexcept {
     if (!heap_.is_asleep()) return;
-    heap_.growth.keep(then);
-    let_allocate();
+    heap_.growth(growing).keep(then);
+    let_allocate(growing);
   }
 
   [[nodiscard]] Upstream& upstream() noexcept { return heap_.upstream(); }
-  [[nodiscard]] driver_type const& driver() const noexcept { return heap_.growth.source().driver(); }
+  [[nodiscard]] driver_type const& driver() const noexcept { return heap_.driver(); }
 
  protected:
   using heap_type = heap<Upstream>;
@@ -343,8 +339,8 @@ class pool_parts {
   using waiting_type = waiting_blocks<heap_type>;
   using graphs_type = graph_memories<Upstream, heap_type, front_type, waiting_type>;
 
-  pool_parts(Upstream upstream, pooled const& options, recursive_fork_mutex* growth_lock)
-      : heap_(std::move(upstream), options, growth_lock) {}
+  pool_parts(Upstream upstream, pooled const& options, recursive_fork_mutex* shared)
+      : heap_(std::move(upstream), options, shared) {}
   ~pool_parts() = default;
 
   mutable heap_type heap_;
@@ -353,17 +349,17 @@ class pool_parts {
   mutable graphs_type graphs_{heap_, front_, waiting_};
 
  private:
-  void refuse_allocations() noexcept {
-    heap_.set_asleep(true);
-    front_.close();
+  void refuse_allocations(growth_lock const& growing) noexcept {
+    heap_.set_asleep(growing, true);
+    front_.close(growing);
   }
-  void let_allocate() noexcept {
-    heap_.set_asleep(false);
-    front_.open_again();
+  void let_allocate(growth_lock const& growing) noexcept {
+    heap_.set_asleep(growing, false);
+    front_.open_again(growing);
   }
   /// A handler of the source runs inside a growth, which would continue on memory that is gone.
   void require_no_growth(std::string_view call) const {
-    if (!heap_.cold.is_mine()) return;
+    if (!heap_.growth_mutex.is_mine()) return;
     message<128> text;
     text.add(call).add(
         "() was called by a handler of the pool's own growth; call it when the allocation has returned");
@@ -378,7 +374,7 @@ class pool_parts {
   /// Keeps every thread out. The caller has taken the locks that were made before this pool's at_fork.
   [[nodiscard]] bool prepare_fork() noexcept {
     if (heap_.is_lost()) return true;
-    if (!heap_.cold.is_mine()) return false;
+    if (!heap_.growth_mutex.is_mine()) return false;
     front_.keep_threads_out();
     heap_.hot.lock();
     return true;

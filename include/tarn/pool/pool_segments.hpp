@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string_view>
 
 #include "tarn/core/bytes.hpp"
@@ -13,6 +12,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/source/missing_pages.hpp"
 
 namespace tarn::detail {
@@ -31,29 +31,29 @@ struct segments_wanted {
   throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
 }
 
-/// Finds the segments of a live block in one pool, and calls then(growth) under the growth lock. Returns false if the pool has not
+/// Finds the segments of a live block in one pool, and calls then(growth). Returns false if the pool has not
 /// reserved the address. First returns all threads' cached blocks to the heap, so that those are seen to be free.
 /// @throws misuse       not all of the bytes are live
 /// @throws pool_asleep  the pool sleeps
 /// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here; std::bad_alloc: nothing has changed
 template <class Heap, class Front, class Then>
-[[nodiscard]] bool find_own_segments(Heap& heap, Front& front, segments_wanted const& wanted,
-                                     sequence<memory_segment>& found, Then const& then) {
+[[nodiscard]] bool find_own_segments(growth_lock const& growing, Heap& heap, Front& front,
+                                     segments_wanted const& wanted, sequence<memory_segment>& found,
+                                     Then const& then) {
   auto const address = reinterpret_cast<std::uintptr_t>(wanted.p);
-  std::lock_guard const cold(heap.cold);
   if (heap.is_lost()) heap.refuse_forked();
-  if (!heap.growth.contains(address)) return false;
+  if (!heap.growth(growing).contains(address)) return false;
   if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
   if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
-  front.flush_all();
+  front.flush_all(growing);
   bool are_live = false;
   {
     hot_lock const held(heap.hot);
-    are_live = heap.growth.each_segment(heap.space(held), address, wanted.bytes,
-                                        [&](memory_segment const& s) { found.push_back(s); });
+    are_live = heap.growth(growing).each_segment(heap.space(held), address, wanted.bytes,
+                                                 [&](memory_segment const& s) { found.push_back(s); });
   }
   if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
-  then(heap.growth);
+  then(heap.growth(growing));
   return true;
 }
 

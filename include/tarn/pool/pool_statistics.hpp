@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reads and resets the statistics of a pool. The caller holds the growth lock.
+// Reads and resets the statistics of a pool.
 
 #include <cstddef>
 
@@ -9,6 +9,7 @@
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/pool_state.hpp"
 
 namespace tarn::detail {
@@ -61,13 +62,14 @@ inline void add_ended(pool_state& sums, pool_state const& ended) noexcept {
 
 /// O(free ranges + threads).
 template <class Heap, class Front, class Waiting>
-[[nodiscard]] pool_state read_state(Heap& heap, Front const& front, Waiting const& waiting) {
+[[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
+                                    Waiting const& waiting) {
   pool_state s = static_cast<pool_state const&>(heap.counters);
-  auto live = front.live();
+  auto live = front.live(growing);
   waiting_amount const awaiting = waiting.now();
   s.pending = awaiting.bytes > 0 ? static_cast<std::size_t>(awaiting.bytes) : 0;
   s.pending_blocks = awaiting.blocks > 0 ? static_cast<std::size_t>(awaiting.blocks) : 0;
-  s.host_bytes = front.host_bytes() + waiting.host_bytes();
+  s.host_bytes = front.host_bytes(growing) + waiting.host_bytes();
   hot_lock const held(heap.hot);
   arena& space = heap.space(held);
   live.bytes += heap.uncached_live_bytes;
@@ -78,15 +80,15 @@ template <class Heap, class Front, class Waiting>
   s.largest_free_range = space.largest_free();
   space.count_splits();  // includes the changes of a call that threw
   add_free_ranges(s, space);
-  s.host_waits = heap.order.host_waits();
-  s.device_waits = heap.order.device_waits();
-  s.host_bytes += space.host_bytes() + heap.growth.host_bytes() + heap.counters.notes.host_bytes();
+  s.host_waits = heap.order(growing).host_waits();
+  s.device_waits = heap.order(growing).device_waits();
+  s.host_bytes += space.host_bytes() + heap.growth(growing).host_bytes() + heap.counters.notes.host_bytes();
   return s;
 }
 
-/// Calls f(statistic) for those that a pool resets. The caller holds the growth lock.
+/// Calls f(statistic) for those that a pool resets.
 template <class Heap, class F>
-void for_each_stat(Heap& heap, F const& f) noexcept {
+void for_each_stat(growth_lock const&, Heap& heap, F const& f) noexcept {
   for (pool_part* const part : {&heap.sums.smaller, &heap.sums.larger}) {
     f(part->reserved);
     f(part->handles);
@@ -99,20 +101,20 @@ void for_each_stat(Heap& heap, F const& f) noexcept {
 }
 
 template <class Heap>
-void reset_peaks(Heap& heap) noexcept {
+void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
   heap.sums.reserved_peak = heap.sums.reserved;
   heap.sums.handles_peak = heap.sums.handles;
-  for_each_stat(heap, [](stat& s) { s.reset_peak(); });
+  for_each_stat(growing, heap, [](stat& s) { s.reset_peak(); });
 }
 
 /// @param now  the state of the pool
 template <class Heap>
-void reset_totals(Heap& heap, pool_state const& now) noexcept {
+void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now) noexcept {
   for (pool_number const& n : pool_numbers) {
     if (n.at_reset != nullptr) heap.totals_reset.*n.at_reset = now.*n.value;
   }
   heap.sums.split = heap.sums.smaller.split = heap.sums.larger.split = {};
-  for_each_stat(heap, [](stat& s) { s.reset_totals(); });
+  for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
 }
 
 }  // namespace tarn::detail

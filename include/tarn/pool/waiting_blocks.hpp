@@ -13,6 +13,7 @@
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/size_class.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/inspection/described_blocks.hpp"
 #include "tarn/pool/order/recorded_streams.hpp"
 
@@ -70,9 +71,8 @@ class waiting_blocks {
     return false;
   }
 
-  /// Returns blocks whose uses are complete to the heap. `wait` makes the host wait for the uses. The caller holds the growth
-  /// lock.
-  void release(bool const wait) noexcept {
+  /// Returns blocks whose uses are complete to the heap. `wait` makes the host wait for the uses.
+  void release(growth_lock const&, bool const wait) noexcept {
     if (!uses_.any_waiting()) return;
     uses_.settle(wait);
     typename recorded_streams<driver_type>::waiting w;

@@ -82,7 +82,7 @@ class page_map {
     ++count_;
     return h;
   }
-  /// Changes what is behind a handle's addresses. Under the growth lock; the arena reads neither value.
+  /// Changes what is behind a handle's addresses. The arena reads neither value.
   void set(handle_ref h, page_handle id, backing state) noexcept {
     handles_[h].id = id;
     handles_[h].state = state;

@@ -31,6 +31,7 @@
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/range_index.hpp"
 #include "tarn/pool/arena/run.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 
 namespace tarn::detail {
 
@@ -131,9 +132,8 @@ class stream_table {
   }
 
   /// Forgets an empty domain; its place is reused. Epochs continue counting, so that an old mark is never mistaken for a new
-  /// one. Runs that are wholly handed out keep its index and generation: they are neutral from now on. The caller holds the
-  /// growth lock.
-  void forget(domain_ref d) noexcept {
+  /// one. Runs that are wholly handed out keep its index and generation: they are neutral from now on.
+  void forget(growth_lock const&, domain_ref d) noexcept {
     stream_domain& domain = *domains_[d];
     (void)by_id_.erase(domain.id);
     if (newest_of_handle(domain.stream) == d) (void)by_handle_.erase(key_of(domain.stream));

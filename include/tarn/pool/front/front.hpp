@@ -21,6 +21,7 @@
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/front/magazine.hpp"
 #include "tarn/pool/front/thread_cache.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 
 namespace tarn::detail {
@@ -211,16 +212,16 @@ class front {
     return result;
   }
 
-  // ---- all threads; the caller holds the growth lock
+  // ---- all threads, under the growth lock
 
   /// The blocks in the magazines.
-  [[nodiscard]] idle_blocks idle() const noexcept {
+  [[nodiscard]] idle_blocks idle(growth_lock const&) const noexcept {
     idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
     for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
     return sum;
   }
   /// Blocks that callers hold, as counted by threads' caches.
-  [[nodiscard]] live_count live() const noexcept {
+  [[nodiscard]] live_count live(growth_lock const&) const noexcept {
     live_count sum = retired_live_;
     for (auto const& cache : caches_) {
       sum.bytes += cache->live_bytes.load(std::memory_order_relaxed);
@@ -228,7 +229,7 @@ class front {
     }
     return sum;
   }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
+  [[nodiscard]] std::size_t host_bytes(growth_lock const&) const noexcept {
     std::size_t sum = 0;
     for (auto const& cache : caches_)
       sum += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
@@ -236,7 +237,7 @@ class front {
   }
 
   /// Returns the blocks of all threads' caches to the heap.
-  void flush_all() noexcept {
+  void flush_all(growth_lock const&) noexcept {
     thread_cache* const own = local();
     bool any = false;
     for (auto const& cache : caches_) {
@@ -257,7 +258,8 @@ class front {
     }
   }
 
-  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before.
+  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before. At a fork(), which
+  /// takes the growth lock without a growth_lock; see stopped_threads for others.
   void keep_threads_out() noexcept {
     announce();
     remote_barrier();
@@ -276,13 +278,13 @@ class front {
   }
   /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again(). The pool is asleep:
   /// threads that have just begun a slow call may still use their caches.
-  void close() noexcept {
+  void close(growth_lock const&) noexcept {
     closed_ = true;
     announce();
     remote_barrier();
     for (auto const& cache : caches_) empty(*cache);
   }
-  void open_again() noexcept {
+  void open_again(growth_lock const&) noexcept {
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
   }
@@ -295,14 +297,14 @@ class front {
   /// No thread has one yet.
   void watch_all() noexcept { watches_all_ = true; }
   /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
-  [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
+  [[nodiscard]] std::uint64_t watch_this_thread(growth_lock const&) noexcept {
     thread_cache* const own = local_or_new();
     if (own == nullptr) return 0;  // it has none, so that every call takes the slow path
     ++own->watches;
     own->lock.watch();
     return own->serial;
   }
-  void end_watch(std::uint64_t serial) noexcept {
+  void end_watch(growth_lock const&, std::uint64_t serial) noexcept {
     for (auto const& cache : caches_) {
       if (cache->serial == serial && --cache->watches == 0 && !watches_all_) cache->lock.end_watch();
     }
@@ -316,7 +318,7 @@ class front {
   }
 
   /// Empties the caches of a stream, on all threads that used it. While heap::captured has it, none is made.
-  void drop_stream(stream_id id) noexcept {
+  void drop_stream(growth_lock const&, stream_id id) noexcept {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // see thread_cache::announce_stream()
     thread_cache* const own = local();
     bool any = false;
@@ -353,8 +355,8 @@ class front {
     own->capture.store(part, std::memory_order_relaxed);
     return true;
   }
-  /// Ends that on whichever thread it was set. The caller holds the growth lock.
-  void end_capture(void const* part) noexcept {
+  /// Ends that on whichever thread it was set.
+  void end_capture(growth_lock const&, void const* part) noexcept {
     for (auto const& cache : caches_) {
       if (cache->capture.load(std::memory_order_relaxed) == part)
         cache->capture.store(nullptr, std::memory_order_relaxed);
@@ -385,8 +387,9 @@ class front {
       owned made(new thread_cache);
       thread_cache* const cache = made.get();
       // Do not wait for the lock: its holder may be waiting for work that this thread launches after a deallocation.
-      std::unique_lock const cold(heap_.cold, std::try_to_lock);
-      if (!cold.owns_lock() || closed_) return nullptr;
+      if (!heap_.growth_mutex.try_lock()) return nullptr;
+      growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
+      if (closed_) return nullptr;
       caches_.reserve(caches_.size() + 1);
       cache->serial = ++last_serial_;
       if (watches_all_) cache->lock.watch();
@@ -495,8 +498,8 @@ class front {
   bool retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return true;
     misuse_report const last(heap_.notes, heap_.hot);
-    std::unique_lock const cold(heap_.cold, std::try_to_lock);
-    if (!cold.owns_lock()) return false;
+    if (!heap_.growth_mutex.try_lock()) return false;
+    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
     cache->lock.announce();
     remote_barrier();
     empty(*cache);

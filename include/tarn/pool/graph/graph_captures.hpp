@@ -19,6 +19,7 @@
 #include "tarn/pool/front/thread_cache.hpp"
 #include "tarn/pool/graph/capture_cache.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/options.hpp"
 
 namespace tarn::detail {
@@ -29,7 +30,7 @@ enum class if_unknown : std::uint8_t {
   not_captured  ///< nothing: the driver was asked in this call
 };
 
-/// Scopes and streams are added and removed under the growth lock. A scope holds a reference to its owner's part.
+/// A scope holds a reference to its owner's part.
 template <class Part, class Heap, class Front>
 class graph_captures {
  public:
@@ -89,18 +90,18 @@ class graph_captures {
     return owner != nullptr && owner->cache.stream == id && id != stream_ref::unknown_id ? owner : nullptr;
   }
 
-  // ---- scopes; the caller holds the growth lock
+  // ---- scopes
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin(Part& owner, stream_ref stream) {
+  [[nodiscard]] capture_number begin(growth_lock const& growing, Part& owner, stream_ref stream) {
     scope& made = add_scope(owner);
     try {
-      add_stream(stream, {0, made.number, &owner});
+      add_stream(growing, stream, {0, made.number, &owner});
     } catch (...) {
-      remove_scope(made.number);
+      remove_scope(growing, made.number);
       throw;
     }
-    made.watched = front_.watch_this_thread();
+    made.watched = front_.watch_this_thread(growing);
     capture_cache& cache = owner.cache;
     if (cache.kept_as == 0 && front_.capture() == nullptr && front_.set_capture(&owner)) {
       cache.kept_as = known(stream.id()).kept_as;
@@ -111,10 +112,10 @@ class graph_captures {
     return made.number;
   }
   /// Ends the use of the owner's cache. Returns false if this scope does not use it.
-  bool end_cached(Part& owner, capture_number number) noexcept {
+  bool end_cached(growth_lock const& growing, Part& owner, capture_number number) noexcept {
     for (scope& s : scopes_) {
       if (s.number != number || !std::exchange(s.has_cache, false)) continue;
-      front_.end_capture(&owner);
+      front_.end_capture(growing, &owner);
       owner.cache.kept_as = 0;
       owner.cache.stream = stream_ref::unknown_id;
       return true;
@@ -122,14 +123,15 @@ class graph_captures {
     return false;
   }
   /// Adds a stream, unless it is part of a capture. @throws cuda_error  too many streams
-  void add(Part& owner, capture_number number, stream_ref stream) {
-    if (!heap_.captured.has(stream.id())) add_stream(stream, {0, number, &owner});
+  void add(growth_lock const& growing, Part& owner, capture_number number, stream_ref stream) {
+    if (!heap_.captured.has(stream.id())) add_stream(growing, stream, {0, number, &owner});
   }
-  void end(Part& owner, capture_number number) noexcept {
-    for (stream_id kept_as = 0; (kept_as = take_stream(number)) != 0;) owner.memory.end_capture(kept_as);
+  void end(growth_lock const& growing, Part& owner, capture_number number) noexcept {
+    for (stream_id kept_as = 0; (kept_as = take_stream(growing, number)) != 0;)
+      owner.memory.end_capture(growing, kept_as);
     capture_gate::end_capture();
     captured_handles::end_capture();
-    remove_scope(number);
+    remove_scope(growing, number);
   }
 
  private:
@@ -171,7 +173,7 @@ class graph_captures {
   }
   /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
   [[nodiscard]] capture join(stream_ref stream) {
-    std::lock_guard const cold(heap_.cold);
+    growth_lock const growing(heap_.growth_mutex);
     capture of;
     {
       std::lock_guard const guard(mutex_);
@@ -179,7 +181,7 @@ class graph_captures {
       if (guessed == nullptr) refuse_unknown();
       of = {0, guessed->number, guessed->owner};
     }
-    if (!heap_.captured.has(stream.id())) add_stream(stream, of);
+    if (!heap_.captured.has(stream.id())) add_stream(growing, stream, of);
     return known(stream.id());
   }
   /// The scope of the calling thread; null if it has none or several. Under the mutex.
@@ -200,34 +202,34 @@ class graph_captures {
     ++owner.references;
     return scopes_.back();
   }
-  void remove_scope(capture_number number) noexcept {
+  void remove_scope(growth_lock const& growing, capture_number number) noexcept {
     std::lock_guard const guard(mutex_);
     for (std::size_t i = 0; i < scopes_.size(); ++i) {
       if (scopes_[i].number != number) continue;
-      if (scopes_[i].watched != 0) front_.end_watch(scopes_[i].watched);
+      if (scopes_[i].watched != 0) front_.end_watch(growing, scopes_[i].watched);
       --scopes_[i].owner->references;
       return scopes_.erase_unordered(i);
     }
   }
-  /// Closes the caches of a stream. Under the growth lock.
-  void add_stream(stream_ref stream, capture of) {
+  /// Closes the caches of a stream.
+  void add_stream(growth_lock const& growing, stream_ref stream, capture of) {
     stream_id const id = stream.id();
     std::size_t const place = heap_.captured.free_place();
     if (heap_.captured.has(id)) refuse("capture_scope (this stream is already part of an open one)");
     if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
     of.kept_as = capture_stream_id(++last_identity_);
     of.stream = id;
-    of.owner->memory.open_capture(of.kept_as);
+    of.owner->memory.open_capture(growing, of.kept_as);
     captured_handles::add(stream);
     {
       std::lock_guard const guard(mutex_);
       streams_[place] = of;
       heap_.captured.set(place, id);
     }
-    front_.drop_stream(id);
+    front_.drop_stream(growing, id);
   }
-  /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left. Under the growth lock.
-  stream_id take_stream(capture_number number) noexcept {
+  /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
+  stream_id take_stream(growth_lock const&, capture_number number) noexcept {
     for (std::size_t i = 0; i < captured_streams::most; ++i) {
       if (streams_[i].capture != number) continue;
       std::lock_guard const guard(mutex_);

@@ -43,7 +43,7 @@
 
 namespace tarn::detail {
 
-/// What a pool keeps of its graph memories. Parts are made and destroyed under the growth lock. Mutexes are never held across a call
+/// What a pool keeps of its graph memories. Mutexes are never held across a call
 /// of a pool or driver.
 template <class Upstream, class Heap, class Front, class Waiting>
 class graph_memories {
@@ -166,10 +166,10 @@ class graph_memories {
     return true;
   }
 
-  // ---- owners and captures; the caller holds the growth lock
+  // ---- owners and captures
 
   /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
-  [[nodiscard]] part& make_part() {
+  [[nodiscard]] part& make_part(growth_lock const&) {
     owned<part> made(new part(heap_, waiting_, ++last_number_));
     made->memory.observe_waiting(made->observer);
     made->memory.mark_as_graph_memory(made->number, heap_.sums);
@@ -182,9 +182,9 @@ class graph_memories {
   /// Waits for the graphs that the device still runs, and gives back what ended owners had. The pool ends: there is no owner left.
   /// Returns false if a capture prevents it.
   template <class Pool>
-  [[nodiscard]] bool finish(Pool& whole) noexcept {
+  [[nodiscard]] bool finish(growth_lock const& growing, Pool& whole) noexcept {
     for (auto& p : parts_) (void)p->end.is_complete(true);
-    (void)reap(whole, true);
+    (void)reap(growing, whole, true);
     for (auto& p : parts_) {
       if (p->end.waits_for_capture()) return false;
     }
@@ -195,41 +195,41 @@ class graph_memories {
     return keeps_until_end_.load(std::memory_order_relaxed);
   }
   /// The pool ends while work may use what its ended owners had: none of it is given back.
-  void keep_mapped() noexcept {
-    for (auto& p : parts_) p->memory.keep_mapped();
+  void keep_mapped(growth_lock const& growing) noexcept {
+    for (auto& p : parts_) p->memory.keep_mapped(growing);
   }
   /// Ends an owner. Its memory is given back now if the device has completed its work, else later.
   template <class Pool>
-  void end_part(Pool& whole, part& of) noexcept {
+  void end_part(growth_lock const& growing, Pool& whole, part& of) noexcept {
     {
       std::lock_guard const guard(mutex_);
       of.is_over = true;
       ++over_count_;
     }
-    if (!heap_.is_lost()) (void)reap(whole, false);
+    if (!heap_.is_lost()) (void)reap(growing, whole, false);
   }
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin_capture(part& owner, stream_ref stream) {
-    owner.memory.prepare_for_capture();
+  [[nodiscard]] capture_number begin_capture(growth_lock const& growing, part& owner, stream_ref stream) {
+    owner.memory.prepare_for_capture(growing);
     {
       std::lock_guard const guard(mutex_);
       owner.kept.reserve(owner.kept.size() + kept_at_least);
     }
-    return captures_.begin(owner, stream);
+    return captures_.begin(growing, owner, stream);
   }
-  void join_capture(part& owner, capture_number number, stream_ref stream) {
-    captures_.add(owner, number, stream);
+  void join_capture(growth_lock const& growing, part& owner, capture_number number, stream_ref stream) {
+    captures_.add(growing, owner, number, stream);
   }
-  void end_capture(part& owner, capture_number number) noexcept {
-    if (captures_.end_cached(owner, number)) clear(owner);
-    captures_.end(owner, number);
+  void end_capture(growth_lock const& growing, part& owner, capture_number number) noexcept {
+    if (captures_.end_cached(growing, owner, number)) clear(owner);
+    captures_.end(growing, owner, number);
   }
 
   /// Gives back what ended owners had, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
-  /// true if anything was given back. The caller holds the growth lock.
+  /// true if anything was given back.
   template <class Pool>
-  bool reap(Pool& whole, bool const wait) noexcept {
+  bool reap(growth_lock const& growing, Pool& whole, bool const wait) noexcept {
     bool any = false;
     for (std::uint64_t last = 0; over_count_ != 0;) {
       part* const p = next_over(last);
@@ -244,7 +244,7 @@ class graph_memories {
       bool const gave_kept = give_back_all_kept(whole, *p);
       // Its destructor must find nothing to wait for: a capture may open at any moment.
       bool const can_end =
-          p->memory.can_end_now() || (!capture_gate::has_captures() && p->memory.finish_work());
+          p->memory.can_end_now(growing) || (!capture_gate::has_captures() && p->memory.finish_work(growing));
       owned<part> const gone = can_end ? take_part(*p) : owned<part>();
       if (gave_kept || gone.get() != nullptr) {
         any = true;
@@ -256,8 +256,8 @@ class graph_memories {
     }
     return any;
   }
-  /// Bytes that ended owners still hold. The caller holds the growth lock.
-  [[nodiscard]] std::size_t reserved_by_ended() const {
+  /// Bytes that ended owners still hold.
+  [[nodiscard]] std::size_t reserved_by_ended(growth_lock const&) const {
     std::size_t sum = 0;
     if (over_count_ == 0) return sum;
     for (auto const& p : parts_) {
@@ -265,8 +265,8 @@ class graph_memories {
     }
     return sum;
   }
-  /// Bytes that all graph memories hold. The caller holds the growth lock.
-  [[nodiscard]] std::size_t reserved() const {
+  /// Bytes that all graph memories hold.
+  [[nodiscard]] std::size_t reserved(growth_lock const&) const {
     std::size_t sum = 0;
     for (auto const& p : parts_) sum += p->memory.state().reserved;
     return sum;
@@ -280,10 +280,9 @@ class graph_memories {
     std::lock_guard const guard(mutex_);
     return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes, of.number};
   }
-  /// Calls f(pool) for each part under the growth lock, since reap() leaves alone what a call refers to.
+  /// Calls f(pool) for each part. reap() leaves alone what a call refers to.
   template <class F>
-  void for_each_pool(F const& f) {
-    std::lock_guard const cold(heap_.cold);
+  void for_each_pool(growth_lock const&, F const& f) {
     part* p = nullptr;
     for (std::uint64_t last = 0; (p = next_part(last)) != nullptr;) {
       call_in_progress const call(*p);
@@ -293,10 +292,9 @@ class graph_memories {
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
   /// Calls f(address, bytes, number of the owner) for each block that a graph keeps; the number is 0 if the pool keeps it until it
-  /// ends. The caller holds the growth lock: none of them is
-  /// given back meanwhile.
+  /// ends.
   template <class F>
-  void for_each_kept(F const& f) const {
+  void for_each_kept(growth_lock const&, F const& f) const {
     std::lock_guard const guard(mutex_);
     for (auto const& p : parts_) {
       for (auto const& b : p->kept) f(b.p, b.bytes, p->number);
@@ -304,10 +302,10 @@ class graph_memories {
     for (auto const& b : kept_until_end_) f(b.p, b.bytes, std::uint64_t{0});
   }
 
-  // ---- pins: a part stays, also after its owner has ended. The caller holds the growth lock.
+  // ---- pins: a part stays, also after its owner has ended.
 
-  void add_reference(void const* p) noexcept { ++part_with(p)->references; }
-  void remove_reference(void const* p) noexcept { --part_with(p)->references; }
+  void add_reference(growth_lock const&, void const* p) noexcept { ++part_with(p)->references; }
+  void remove_reference(growth_lock const&, void const* p) noexcept { --part_with(p)->references; }
 
  private:
   using kept_type = kept_block<part>;

@@ -3,11 +3,11 @@
 // The owner of a part of a pool, as graph_memory holds it.
 
 #include <cstddef>
-#include <mutex>
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/stream.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 
 namespace tarn::detail {
 
@@ -20,15 +20,15 @@ class graph_owner_of final : public graph_owner {
   graph_owner_of(graph_owner_of const&) = delete;
   graph_owner_of& operator=(graph_owner_of const&) = delete;
   ~graph_owner_of() override {
-    std::lock_guard const cold(whole_.heap_.cold);
-    whole_.graphs_.end_part(whole_, part_);
+    growth_lock const growing(whole_.heap_.growth_mutex);
+    whole_.graphs_.end_part(growing, whole_, part_);
   }
 
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
-    std::lock_guard const cold(whole_.heap_.cold);
-    if (whole_.is_memory_scarce()) whole_.prepare_for_capture();
-    return whole_.graphs_.begin_capture(part_, stream);
+    growth_lock const growing(whole_.heap_.growth_mutex);
+    if (whole_.is_memory_scarce(growing)) whole_.prepare_for_capture(growing);
+    return whole_.graphs_.begin_capture(growing, part_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
     stream_id id = stream.id();
@@ -36,12 +36,12 @@ class graph_owner_of final : public graph_owner {
       status const s = whole_.driver().identify(stream, id);
       if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
     }
-    std::lock_guard const cold(whole_.heap_.cold);
-    whole_.graphs_.join_capture(part_, capture, stream_ref::from(stream.handle(), id));
+    growth_lock const growing(whole_.heap_.growth_mutex);
+    whole_.graphs_.join_capture(growing, part_, capture, stream_ref::from(stream.handle(), id));
   }
   void end_capture(capture_number capture) noexcept override {
-    std::lock_guard const cold(whole_.heap_.cold);
-    whole_.graphs_.end_capture(part_, capture);
+    growth_lock const growing(whole_.heap_.growth_mutex);
+    whole_.graphs_.end_capture(growing, part_, capture);
   }
   [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(part_); }
   /// See graph_memory::allocate(); `bytes` is not 0.
@@ -53,9 +53,9 @@ class graph_owner_of final : public graph_owner {
   using part_type = typename Pool::graphs_type::part;
 
   static part_type& make(Pool& whole) {
-    std::lock_guard const cold(whole.heap_.cold);
-    (void)whole.graphs_.reap(whole, false);
-    return whole.graphs_.make_part();
+    growth_lock const growing(whole.heap_.growth_mutex);
+    (void)whole.graphs_.reap(growing, whole, false);
+    return whole.graphs_.make_part(growing);
   }
 
   Pool& whole_;

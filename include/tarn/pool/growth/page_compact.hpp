@@ -29,7 +29,7 @@
 
 namespace tarn::detail {
 
-/// Under the growth lock. Other threads may free blocks meanwhile, and allocate where no granule is wholly free.
+/// Other threads may free blocks meanwhile, and allocate where no granule is wholly free.
 template <page_source Source>
 class page_compact {
  public:

@@ -155,7 +155,7 @@ class page_growth {
     return true;
   }
 
-  /// Calls f(held_memory) for each handle, also while it is asleep. Under the growth lock.
+  /// Calls f(held_memory) for each handle, also while it is asleep.
   template <class F>
   void for_each_held(F const& f) const {
     for (handle_ref h = 1; h < map_.size(); ++h) {
@@ -164,7 +164,7 @@ class page_growth {
     }
   }
 
-  // Segments and pins; see page_segments. Both locks are held by callers of each_segment(), the growth lock by the others.
+  // Segments and pins; see page_segments.
 
   template <class F>
   [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {

@@ -23,7 +23,7 @@ struct made_handle {
   bool mapped = false;
 };
 
-/// No lock but the growth lock is held.
+/// The hot lock is not held.
 template <page_source Source>
 class page_making {
  public:

@@ -22,7 +22,7 @@ class page_segments {
   page_segments(page_map& map, page_views<Source>& views) noexcept : map_(map), views_(views) {}
 
   /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all live: then f was
-  /// called for some of them. Both locks are held. O(views + segments)
+  /// called for some of them. O(views + segments)
   template <class F>
   [[nodiscard]] bool each(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
     std::size_t done = 0;
@@ -36,8 +36,7 @@ class page_segments {
                 })
         .all;
   }
-  /// Keeps the handles behind these bytes mapped where they are until unpin(). The caller holds the growth lock, and each() has
-  /// found all of them. Pins are counted.
+  /// Keeps the handles behind these bytes mapped where they are until unpin(). each() has found all of them. Pins are counted.
   void pin(std::uintptr_t address, std::size_t bytes) noexcept {
     view* const v = walk(address, bytes, [&](handle_ref h, std::size_t, std::size_t) {
                       map_.pin(h);

@@ -40,7 +40,7 @@ class page_views {
     views_.resize(1);
   }
 
-  /// Serves the request from an existing view, without a driver call; null if none is free. The caller holds both locks.
+  /// Serves the request from an existing view, without a driver call; null if none is free.
   /// @throws std::bad_alloc, nothing has changed
   [[nodiscard]] void* reuse(arena& a, hot_lock const& held, growth_request const& request) {
     if (request.where == zone::smaller || !request.may_remap || in_use_ == 0) return nullptr;
@@ -239,7 +239,7 @@ class page_views {
   void* prolong(arena& a, may_release hot, looked_up<prolongation> const& found,
                 growth_request const& request) {
     prolongation const& p = found.get(hot.held());
-    view& v = views_[p.view];  // protected by the growth lock, as all views are
+    view& v = views_[p.view];
     looked_up<choice> const all(hot.held(), prolonged(v, p));
     v.view_slots.reserve(v.view_slots.size() + p.added.pieces.size());
     sequence<range_ref> carved;
@@ -361,7 +361,7 @@ class page_views {
     if (taker != neutral) {
       stream_ref const stream = a.streams[taker].stream;
       unlocked const open(hot);
-      captured = order.is_capturing(stream);
+      captured = may_be_capturing(order.driver(), stream);
     }
     for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) {
       if (chosen == patience::wait) {

@@ -127,7 +127,7 @@ class segment_growth {
     return given;
   }
 
-  /// Calls f(held_memory) for each segment. Under the growth lock.
+  /// Calls f(held_memory) for each segment.
   template <class F>
   void for_each_held(F const& f) const {
     for (segment const& s : segments_) {

@@ -199,9 +199,9 @@ template <class Memory>
 [[nodiscard]] pool_contents contents_of(Memory& memory) {
   std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
   std::vector<held_block> kept;     // by graphs, in any of these pools
-  auto const look = [&](auto& heap, auto& front, auto& waiting, auto& graphs) {
-    of_each.emplace_back().copy(heap, front, waiting);
-    graphs.for_each_kept([&](void const* p, std::size_t bytes, std::uint64_t number) {
+  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& waiting, auto& graphs) {
+    of_each.emplace_back().copy(growing, heap, front, waiting);
+    graphs.for_each_kept(growing, [&](void const* p, std::size_t bytes, std::uint64_t number) {
       kept.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::awaiting, 0, bytes, number});
     });
   };

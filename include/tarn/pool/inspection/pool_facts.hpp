@@ -11,6 +11,7 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/front/magazine.hpp"
 #include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/inspection/description.hpp"
 #include "tarn/pool/order/recorded_streams.hpp"
 
@@ -36,11 +37,11 @@ struct held_piece {
   std::size_t bytes = 0;
 };
 
-/// Keeps every thread out of its cache. The caller holds the growth lock; the hot lock is taken after this, never before.
+/// Keeps every thread out of its cache. The hot lock is taken after this, never before.
 template <class Front>
 class stopped_threads {
  public:
-  explicit stopped_threads(Front& front) noexcept : front_(front) { front_.keep_threads_out(); }
+  stopped_threads(growth_lock const&, Front& front) noexcept : front_(front) { front_.keep_threads_out(); }
   stopped_threads(stopped_threads const&) = delete;
   stopped_threads& operator=(stopped_threads const&) = delete;
   ~stopped_threads() { front_.let_threads_in(); }
@@ -75,12 +76,12 @@ struct pool_facts {
 
   /// Copies them from a pool. @throws std::bad_alloc
   template <class Heap, class Front, class Waiting>
-  void copy(Heap& heap, Front& front, Waiting const& waiting) {
-    heap.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
+  void copy(growth_lock const& growing, Heap& heap, Front& front, Waiting const& waiting) {
+    heap.growth(growing).for_each_held([&](held_memory const& h) { held.push_back(h); });
     for (std::size_t i = 0; i < heap.counters.notes.size(); ++i) notes.push_back(heap.counters.notes[i]);
     reserved = heap.counters.reserved;
     graph_memory = heap.graph_memory;
-    stopped_threads const stopped(front);
+    stopped_threads const stopped(growing, front);
     // Before the hot lock: no two locks are held at once.
     waiting.for_each([&](auto const& w) {
       awaiting.push_back({address_of(w.p), rounded_bytes(w.bytes, w.alignment), held_use::awaiting,

@@ -28,6 +28,14 @@ enum class gone_stream : std::uint8_t {
   stays_unknown   ///< nothing waits
 };
 
+/// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph: marking other streams'
+/// work would invalidate the capture.
+template <stream_driver Driver>
+[[nodiscard]] bool may_be_capturing(Driver const& driver, stream_ref stream) noexcept {
+  bool capturing = true;
+  return !driver.is_capturing(stream, capturing).ok() || capturing;
+}
+
 template <stream_driver Driver>
 class ordering {
  public:
@@ -38,8 +46,8 @@ class ordering {
   /// queries it. At most five driver calls, none if nothing was freed since the last completed mark; more
   /// where it is unknown on which device the stream lives.
   ///
-  /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
-  /// holds. The mark is taken before the event is recorded, so frees in between get a later mark.
+  /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which protects
+  /// this object. The mark is taken before the event is recorded, so frees in between get a later mark.
   progress settle(arena& a, may_release hot, domain_ref d, gone_stream gone = gone_stream::is_waited_for) {
     stream_domain& domain = a.streams[d];
     if (d == neutral || domain.freed <= domain.completed) return progress::completed;
@@ -100,13 +108,6 @@ class ordering {
     }
     if (done) domain.completed = max_of(domain.completed, covered);
     return done;
-  }
-
-  /// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph: marking other streams'
-  /// work would invalidate the capture.
-  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
-    bool capturing = true;
-    return !driver_.is_capturing(stream, capturing).ok() || capturing;
   }
 
   /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.

@@ -12,6 +12,7 @@
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/order/ordering.hpp"
 
 namespace tarn::detail {
@@ -47,20 +48,21 @@ inline void return_foreign(arena& space, domain_ref d) {
 
 /// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory
 /// that a stream never freed becomes neutral, too: its share of handles that were created for it (marked 0). O(its ranges)
-inline void neutralise(arena& space, domain_ref d) {
+inline void neutralise(growth_lock const& growing, arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
   return_foreign(space, d);
   if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
-  if (domain.is_over()) space.streams.forget(d);
+  if (domain.is_over()) space.streams.forget(growing, d);
 }
 
 /// Makes frees neutral that the device has completed. Never waits.
 template <stream_driver Driver>
-void collect_finished(arena& space, ordering<Driver>& order, may_release hot, domain_ref except) {
+void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+                      domain_ref except) {
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
     if (d == except) continue;
     if (space.streams[d].has_free()) (void)order.settle(space, hot, d);
-    neutralise(space, d);
+    neutralise(growing, space, d);
   }
 }
 
@@ -68,24 +70,25 @@ void collect_finished(arena& space, ordering<Driver>& order, may_release hot, do
 /// stream that was finished earlier, hence the second pass.
 /// @param keeps  its ranges stay its own if no others are free: moving many of them takes milliseconds, and joins nothing
 template <stream_driver Driver>
-void finish_all(arena& space, ordering<Driver>& order, may_release hot, domain_ref keeps = neutral) {
+void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+                domain_ref keeps = neutral) {
   bool has_returned = true;
   for (int pass = 0; pass < 2 && has_returned; ++pass) {
     has_returned = false;
     for (domain_ref d = 1; d < space.streams.size(); ++d) {
       if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, hot, d);
       bool const had_foreign = space.streams[d].foreign_count != 0;
-      d == keeps ? return_foreign(space, d) : neutralise(space, d);
+      d == keeps ? return_foreign(space, d) : neutralise(growing, space, d);
       has_returned = has_returned || had_foreign;
     }
   }
   // Neighbours of different domains are not joined.
-  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(space, keeps);
+  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(growing, space, keeps);
 }
 
 /// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
 /// never replayed together with this one.
-inline void end_captured_stream(arena& space, stream_id kept_as) noexcept {
+inline void end_captured_stream(growth_lock const& growing, arena& space, stream_id kept_as) noexcept {
   domain_ref const d = space.streams.find(kept_as);
   if (d == neutral) return;
   stream_domain& domain = space.streams[d];
@@ -93,7 +96,7 @@ inline void end_captured_stream(arena& space, stream_id kept_as) noexcept {
   if (domain.foreign_count != 0) space.send_foreign_home(d);
   space.hand_over(d, neutral, domain.completed);
   space.neutralise_runs(d);
-  if (domain.is_empty()) space.streams.forget(d);
+  if (domain.is_empty()) space.streams.forget(growing, d);
 }
 
 /// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
@@ -101,13 +104,14 @@ inline void end_captured_stream(arena& space, stream_id kept_as) noexcept {
 /// `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by this stream or by one that
 /// was given its place, has a later mark and stays.
 template <stream_driver Driver>
-void steal(arena& space, ordering<Driver>& order, may_release hot, domain_ref taker) {
+void steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+           domain_ref taker) {
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
     stream_domain const& owner = space.streams[d];
     if (d == taker || owner.free_bytes() == 0) continue;
     if (taker == neutral) {
       (void)order.finish(space, hot, d);
-      neutralise(space, d);
+      neutralise(growing, space, d);
     } else if (std::uint64_t const covered = owner.recorded;
                covered != 0 && order.order(space, hot, taker, d)) {
       space.hand_over(d, taker, covered);
@@ -118,7 +122,8 @@ void steal(arena& space, ordering<Driver>& order, may_release hot, domain_ref ta
 /// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
 /// Waits only for destroyed streams whose work cannot be marked.
 template <stream_driver Driver>
-void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of which) {
+void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+           sweep_of which) {
   std::size_t in_vain = 0;
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
     stream_domain& domain = space.streams[d];
@@ -142,7 +147,7 @@ void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of whic
     if (domain.foreign_count != 0) space.send_foreign_home(d);
     space.hand_over(d, neutral, domain.completed);
     space.neutralise_runs(d);
-    if (domain.is_empty()) space.streams.forget(d);
+    if (domain.is_empty()) space.streams.forget(growing, d);
   }
   space.streams.swept(in_vain);
 }
