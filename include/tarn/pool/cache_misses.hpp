@@ -299,18 +299,15 @@ class cache_misses : public pool_parts<Upstream> {
       heap_.refuse_asleep(request.asked);
     waiting_.release(growing, false);
     if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, whole(), false);
-    try {
-      climb_once(growing, position, request, batch);
-    } catch (out_of_memory const&) {
-      if (!graphs_.has_ended_parts() || !graphs_.reap(growing, whole(), true)) throw;
-      climb_once(growing, position, request, batch);
+    for (;;) {
+      try {
+        hot_lock held(heap_.hot);
+        ladder(growing, heap_, front_, waiting_, may_release(held), request, batch).climb();
+        return heap_.count_if_uncached(held, request, position.cache == nullptr);
+      } catch (out_of_memory const&) {
+        if (!graphs_.has_ended_parts() || !graphs_.reap(growing, whole(), true)) throw;
+      }
     }
-  }
-  void climb_once(growth_lock const& growing, typename front_type::cache_position const& position,
-                  block_request const& request, block_batch& batch) {
-    hot_lock held(heap_.hot);
-    ladder(growing, heap_, front_, waiting_, may_release(held), request, batch).climb();
-    heap_.count_if_uncached(held, request, position.cache == nullptr);
   }
 
   /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made from within a climb.
@@ -369,8 +366,7 @@ class cache_misses : public pool_parts<Upstream> {
     whole().deallocate_sync(p, bytes, alignment);
   }
 
-  /// Returns to the heap the blocks in thread caches and in quarantine, and the waiting blocks after the host has waited for
-  /// their uses.
+  /// Returns to the heap the blocks in thread caches, in quarantine, and waiting, after the host has waited for their uses.
   void collect(growth_lock const& growing) noexcept {
     front_.flush_all(growing);
     end_quarantine(heap_);

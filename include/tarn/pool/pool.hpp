@@ -168,14 +168,12 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
     misuse_report const last = report_misuse_at_end();
     detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost()) return 0;
-    std::size_t given = 0;
-    if (graphs_.has_ended_parts()) {
-      given = graphs_.reserved_by_ended(growing);
-      (void)graphs_.reap(growing, *this, true);
-      given -= graphs_.reserved_by_ended(growing);
-    }
-    std::size_t const kept_apart = graphs_.reserved(growing);
-    keep_bytes = keep_bytes > kept_apart ? keep_bytes - kept_apart : 0;
+    std::size_t const before = heap_.sums.reserved;
+    if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, true);
+    std::size_t const reserved = heap_.sums.reserved;
+    std::size_t const given = before - reserved;
+    std::size_t const of_graphs = reserved - heap_.counters.reserved;
+    keep_bytes = keep_bytes > of_graphs ? keep_bytes - of_graphs : 0;
     if (heap_.counters.reserved <= keep_bytes) return given;
     collect(growing);
     return given + heap_.shrink(growing, keep_bytes);

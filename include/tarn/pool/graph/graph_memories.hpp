@@ -43,8 +43,7 @@
 
 namespace tarn::detail {
 
-/// What a pool keeps of its graph memories. Mutexes are never held across a call
-/// of a pool or driver.
+/// What a pool keeps of its graph memories. Mutexes are never held across a call of a pool or driver.
 template <class Upstream, class Heap, class Front, class Waiting>
 class graph_memories {
  public:
@@ -256,21 +255,6 @@ class graph_memories {
     }
     return any;
   }
-  /// Bytes that ended owners still hold.
-  [[nodiscard]] std::size_t reserved_by_ended(growth_lock const&) const {
-    std::size_t sum = 0;
-    if (over_count_ == 0) return sum;
-    for (auto const& p : parts_) {
-      if (p->is_over) sum += p->memory.state().reserved;
-    }
-    return sum;
-  }
-  /// Bytes that all graph memories hold.
-  [[nodiscard]] std::size_t reserved(growth_lock const&) const {
-    std::size_t sum = 0;
-    for (auto const& p : parts_) sum += p->memory.state().reserved;
-    return sum;
-  }
   [[nodiscard]] bool has_ended_parts() const noexcept { return over_count_ != 0; }
 
   // ---- reports
@@ -291,8 +275,7 @@ class graph_memories {
     }
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
-  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps; the number is 0 if the pool keeps it until it
-  /// ends.
+  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps; the number is 0 if the pool keeps it until it ends.
   template <class F>
   void for_each_kept(growth_lock const&, F const& f) const {
     std::lock_guard const guard(mutex_);
