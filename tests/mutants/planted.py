@@ -493,7 +493,7 @@ PLANTED = {
         Mutant(
             "an emptied pool grows up to its earlier peak before it remaps",
             "pool/heap.hpp",
-            "    space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters.reserved));\n",
+            "    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters.reserved));\n",
             "",
             finder="tests/pool/growth.cpp",
         ),
@@ -894,30 +894,29 @@ PLANTED = {
         ),
         Mutant(
             "another pool gives back all that it caches",
-            "pool/cache_misses.hpp",
-            "reserved > bytes - given ? reserved - (bytes - given) : 0;",
-            "0;",
+            "pool/pool_drain.hpp",
+            "reserved > bytes ? reserved - bytes : 0,",
+            "0,",
             finder="tests/pool/other_pools.cpp",
         ),
         Mutant(
             "another pool waits for its streams before the others are asked",
-            "pool/cache_misses.hpp",
+            "pool/other_pools.hpp",
             "{giving::what_is_idle, giving::what_is_waited_for}",
             "{giving::what_is_waited_for, giving::what_is_idle}",
             finder="tests/pool/other_pools.cpp",
         ),
         Mutant(
             "a pool gives back while a thread of its own grows it",
-            "pool/cache_misses.hpp",
-            "    if (!heap_.growth_mutex.try_lock()) return 0;\n    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);\n",
+            "pool/pool_drain.hpp",
+            "    if (!heap.growth_mutex.try_lock()) return 0;\n    growth_lock const growing(heap.growth_mutex, std::adopt_lock);\n",
             "    recursive_fork_mutex none;\n    growth_lock const growing(none);\n",
         ),
         Mutant(
             "a pool that grows holds its lock while it asks others for theirs",
-            "pool/cache_misses.hpp",
-            "    try {\n      with_help_of_others([&] { climb_alone(",
-            "    growth_lock const all(heap_.growth_mutex);\n    try {\n      with_help_of_others([&] { climb_alone(",
-            more=(("    if (!heap_.growth_mutex.try_lock()) return 0;\n", "    heap_.growth_mutex.lock();\n"),),
+            "pool/slow_path.hpp",
+            "    try {\n      pool_.others_.with_help(",
+            "    growth_lock const all(heap_.growth_mutex);\n    try {\n      pool_.others_.with_help(",
         ),
         Mutant(
             "a pool that was asked counts as asked for good",
@@ -927,23 +926,23 @@ PLANTED = {
         ),
         Mutant(
             "a limit of its own makes a pool ask others",
-            "pool/cache_misses.hpp",
-            "return is_on_device && refused.limit == memory_report::unknown;",
-            "return is_on_device;",
+            "pool/other_pools.hpp",
+            "return to_ != goes_to::no_device && refused.limit == memory_report::unknown;",
+            "return to_ != goes_to::no_device;",
             finder="tests/pool/other_pools.cpp",
         ),
         Mutant(
             "wake asks no other pool",
-            "pool/cache_misses.hpp",
-            "    with_help_of_others([&] { taken = parts::wake(then); },\n                        [](memory_report const& refused) {\n",
-            "    return parts::wake(then);\n    with_help_of_others([&] { taken = parts::wake(then); },\n                        [](memory_report const& refused) {\n",
+            "pool/pool.hpp",
+            "    return others_.with_help([&] { return sleep_.wake(then); },",
+            "    return sleep_.wake(then);\n    return others_.with_help([&] { return sleep_.wake(then); },",
             finder="tests/pool/other_pools.cpp",
         ),
         Mutant(
             "wake asks other pools for all that it takes",
-            "pool/cache_misses.hpp",
-            "return refused.lacking != memory_report::unknown ? refused.lacking : refused.asked;",
-            "return refused.asked;",
+            "pool/pool.hpp",
+            "return refused.lacking != memory_report::unknown ? refused.lacking",
+            "return refused.lacking == 0 ? refused.lacking",
             finder="tests/pool/other_pools.cpp",
         ),
         Mutant(
@@ -1008,7 +1007,7 @@ PLANTED = {
         ),
         Mutant(
             "other pools are not asked for what the driver needs beside the headroom",
-            "pool/cache_misses.hpp",
+            "pool/slow_path.hpp",
             "wanted += refused.headroom + allocation_overhead(heap_.driver());",
             "wanted += refused.headroom;",
             finder="tests/policy/headroom.cpp",
@@ -1229,13 +1228,13 @@ PLANTED = {
         ),
         Mutant(
             "a pin that ends while the pool sleeps stays counted",
-            "pool/pool_parts.hpp",
+            "pool/pool.hpp",
             """    if (heap_.is_lost()) return;
-    if (heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p)))
-      return heap_.growth(growing).unpin(""",
+    for_each_heap(growing, [&](heap_type& each) {
+      if (!each""",
             """    if (heap_.is_lost() || heap_.is_asleep()) return;
-    if (heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p)))
-      return heap_.growth(growing).unpin(""",
+    for_each_heap(growing, [&](heap_type& each) {
+      if (!each""",
         ),
         Mutant(
             "sleep unmaps the views of pinned handles",
@@ -1245,18 +1244,15 @@ PLANTED = {
         ),
         Mutant(
             "the lock is released between finding and pinning segments",
-            "pool/pool_parts.hpp",
-            """    growth_lock const growing(heap_.growth_mutex);
-    find_segments(growing, {"page_pin", p, bytes}, found,
+            "pool/pool.hpp",
+            """    detail::growth_lock const growing(heap_.growth_mutex);
+    heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
 """,
-            """    {
-      growth_lock const before(heap_.growth_mutex);
-      find_segments(before, {"page_pin", p, bytes}, found, [](auto&) noexcept {});
-    }
-    growth_lock const growing(heap_.growth_mutex);
-    if (auto const at = reinterpret_cast<std::uintptr_t>(p); heap_.growth(growing).contains(at))
-      return heap_.growth(growing).pin(at, bytes);
-    find_segments(growing, {"page_pin", p, bytes}, found,
+            """    heap_type& with = [&]() -> heap_type& {
+      detail::growth_lock const before(heap_.growth_mutex);
+      return find_segments(before, {"page_pin", p, bytes}, found);
+    }();
+    detail::growth_lock const growing(heap_.growth_mutex);
 """,
         ),
         Mutant(
@@ -1275,11 +1271,11 @@ PLANTED = {
     "a pin holds the memory of a graph": [
         Mutant(
             "the part of an ended graph_memory goes in spite of a pin",
-            "pool/pool_parts.hpp",
-            "graphs_.add_reference(growing, p);",
-            "(void)p;",
+            "pool/pool.hpp",
+            "    if (&with != &heap_) graphs_.add_reference(growing, p);\n",
+            "",
             finder="tests/raii/page_pin.cpp",
-            more=(("    graphs_.remove_reference(growing, p);\n", ""),),
+            more=(("      if (&each != &heap_) graphs_.remove_reference(growing, p);\n", ""),),
         ),
     ],
     "a reservation keeps its bytes for its task": [
@@ -1886,15 +1882,15 @@ PLANTED = {
         ),
         Mutant(
             "graph memories stay asleep if their pool cannot sleep",
-            "pool/pool_parts.hpp",
-            "      graphs_.for_each_pool(growing, [&](auto& part) { part.cancel_sleep(growing); });\n",
-            "",
+            "pool/pool_sleep.hpp",
+            "      for_each(growing, [&](pool_sleep& each) { each.cancel_sleep(growing); });\n",
+            "      cancel_sleep(growing);\n",
             finder="tests/raii/sleep_together.cpp",
         ),
         Mutant(
             "graph memories keep their memory if their pool cannot be woken",
-            "pool/pool_parts.hpp",
-            "      graphs_.for_each_pool(growing, [&](auto& part) { (void)part.release_asleep(growing); });\n",
+            "pool/pool_sleep.hpp",
+            "      for_each(growing, [&](pool_sleep& each) { (void)each.release(growing); });\n",
             "",
             finder="tests/raii/sleep_together.cpp",
         ),
@@ -1907,21 +1903,21 @@ PLANTED = {
         ),
         Mutant(
             "a pool falls asleep while a graph is captured",
-            "pool/pool_parts.hpp",
-            "    if (capture_gate::has_captures()) throw cuda_error",
-            "    if (false) throw cuda_error",
+            "pool/pool_sleep.hpp",
+            "    if (capture_gate::has_captures())",
+            "    if (false)",
             finder="tests/raii/sleep_together.cpp",
         ),
     ],
     "compact changes no live byte and no address": [
         Mutant(
             "the stream of the copies is made under the hot lock",
-            "pool/heap.hpp",
-            """      own_stream const stream(driver());  // not made or destroyed under the hot lock
-      hot_lock held(hot);
+            "pool/pool_sleep.hpp",
+            """        own_stream const stream(heap_.driver());  // not made or destroyed under the hot lock
+        hot_lock held(heap_.hot);
 """,
-            """      hot_lock held(hot);
-      own_stream const stream(driver());
+            """        hot_lock held(heap_.hot);
+        own_stream const stream(heap_.driver());
 """,
         ),
         Mutant(
@@ -1961,7 +1957,7 @@ PLANTED = {
         ),
         Mutant(
             "a handle that compact could not map stays unmapped",
-            "pool/pool_parts.hpp",
+            "pool/pool_sleep.hpp",
             "      if (heap_.growth(growing).unmap_incomplete()) refuse_allocations(growing);\n",
             "",
             finder="tests/raii/compact.cpp",
@@ -2314,8 +2310,8 @@ PLANTED = {
         Mutant(
             "a deallocation does not ask whether its stream is captured",
             "pool/pool.hpp",
-            "    if (asks && misses::is_freed_in_capture(id, stream) &&",
-            "    if (id == 0 && asks && misses::is_freed_in_capture(id, stream) &&",
+            "    if (asks && is_freed_in_capture(id, stream) &&",
+            "    if (id == 0 && asks && is_freed_in_capture(id, stream) &&",
         ),
         Mutant(
             "record_stream() accepts the stream of a capture without a scope",
@@ -2346,16 +2342,16 @@ PLANTED = {
         ),
         Mutant(
             "a block with a recorded use that a capture frees waits for that use alone",
-            "pool/cache_misses.hpp",
+            "pool/slow_path.hpp",
             "if (graphs_.watches_frees() && graphs_.keep_if_captured(",
             "if (graphs_.is_watching() && graphs_.keep_if_captured(",
             finder="tests/pool/captures_without_scope.cpp",
         ),
         Mutant(
             "a pool that ends does not wait for graphs that use what it kept",
-            "pool/cache_misses.hpp",
-            "heap_.finish(growing, waiting_.asks_for_device() || graphs_.keeps_until_end());",
-            "heap_.finish(growing, waiting_.asks_for_device());",
+            "pool/pool_drain.hpp",
+            "pool_.waiting_.asks_for_device() || pool_.graphs_.keeps_until_end());",
+            "pool_.waiting_.asks_for_device());",
             finder="tests/pool/captures_without_scope.cpp",
         ),
         Mutant(
@@ -2403,7 +2399,7 @@ PLANTED = {
         ),
         Mutant(
             "a capture keeps large blocks although its memory grows",
-            "pool/cache_misses.hpp",
+            "pool/slow_path.hpp",
             " && !take_what_captures_cache(position, request, batch)) {",
             ") {",
             finder="tests/raii/graph_memory.cpp",
@@ -2424,9 +2420,9 @@ PLANTED = {
         ),
         Mutant(
             "a block with a recorded use is reused at once inside its capture",
-            "pool/pool.hpp",
-            "    if (alignment > default_alignment || waiting_.any_noted()) return false;\n",
-            "    if (alignment > default_alignment) return false;\n",
+            "pool/graph/graph_memories.hpp",
+            "if (alignment > default_alignment || memory.waiting_.any_noted() ||",
+            "if (alignment > default_alignment ||",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2466,14 +2462,14 @@ PLANTED = {
         ),
         Mutant(
             "a block of the pool that a capture frees returns to the pool",
-            "pool/cache_misses.hpp",
+            "pool/slow_path.hpp",
             "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;\n",
             "",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "a thread's cache takes a freed block before it is asked whether the stream is captured",
-            "pool/cache_misses.hpp",
+            "pool/slow_path.hpp",
             "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;\n      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n",
             "      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;\n",
             finder="tests/raii/graph_memory.cpp",
@@ -2558,21 +2554,21 @@ PLANTED = {
         ),
         Mutant(
             "a pool that ends does not wait for a capture on another thread",
-            "pool/cache_misses.hpp",
+            "pool/pool_drain.hpp",
             "if ((tries != 0 && !in_scope) || !capture_gate::wait_for_captures()) break;",
             "if (tries != 0 && !in_scope) break;",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "a pool that ends forgets that a capture refused to mark its recorded uses",
-            "pool/cache_misses.hpp",
-            "if (done && !waiting_.waits_for_capture()) return;",
+            "pool/pool_drain.hpp",
+            "if (done && !pool_.waiting_.waits_for_capture()) return;",
             "if (done) return;",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "a pool that ends forgets that a capture refused to mark its replays",
-            "pool/cache_misses.hpp",
+            "pool/pool_drain.hpp",
             "return done && graphs_done;",
             "return done;",
             finder="tests/raii/graph_memory.cpp",
@@ -2588,7 +2584,7 @@ PLANTED = {
         ),
         Mutant(
             "a pool without pages falls asleep",
-            "pool/pool_parts.hpp",
+            "pool/pool_sleep.hpp",
             "    if (!heap_.is_lost()) require_pages(heap_.source(), sleep_refused);\n",
             "",
             finder="policies",
@@ -2644,7 +2640,7 @@ PLANTED = {
         ),
         Mutant(
             "a pool that a tool watches reports pages",
-            "pool/pool_parts.hpp",
+            "pool/pool.hpp",
             "    if (heap_.uses_plain_blocks()) return \"cudaMalloc\";\n",
             "",
             finder="tests/pool/without_pages.cpp",

@@ -77,14 +77,14 @@ struct counted_splits {
   std::array<std::int64_t, 3> blocks{}, bytes{};
 
   template <class Heap, class Front, class Waiting, class Graphs>
-  void operator()(detail::growth_lock const&, Heap& heap, Front&, Waiting&, Graphs&) {
+  void operator()(detail::growth_lock const& growing, Heap& heap, Front&, Waiting&, Graphs&) {
     detail::hot_lock const held(heap.hot);
     detail::arena& space = heap.space(held);
     for (detail::range_ref r = 1; r < space.ranges.size(); ++r) {
       detail::range const& node = space.ranges[r];
       if (node.state != detail::range_state::free) continue;
       std::int64_t split = 0;
-      heap.growth.for_each_held([&](detail::held_memory const& h) {
+      heap.growth(growing).for_each_held([&](detail::held_memory const& h) {
         // The unaligned ends of a segment, which no range can cover, count as part of it.
         std::uintptr_t const from = h.is_handle ? h.address : align_up(h.address, std::size_t{512});
         std::uintptr_t const to =

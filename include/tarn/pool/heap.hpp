@@ -45,6 +45,7 @@
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"
+#include "tarn/pool/other_pools.hpp"
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/source/missing_pages.hpp"
 
@@ -280,21 +281,19 @@ class heap {
 
   /// Gives free memory back to the source until at most `keep_bytes` are reserved, after the host has waited for the streams
   /// that freed it. Returns the bytes given back.
-  std::size_t shrink(growth_lock const& growing, std::size_t keep_bytes) {
+  std::size_t shrink(growth_lock const& growing, std::size_t keep_bytes,
+                     giving how = giving::what_is_waited_for) {
     hot_lock held(hot);
-    finish_all(growing, space_, order_, may_release(held));
+    bool const waits = how == giving::what_is_waited_for;
+    if (waits) {
+      finish_all(growing, space_, order_, may_release(held));
+    } else {
+      collect_finished(growing, space_, order_, may_release(held), neutral);
+    }
     std::size_t const given = growth_.shrink(space_, may_release(held), keep_bytes);
     // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
     // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
-    space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters.reserved));
-    space_.count_splits();
-    return given;
-  }
-  /// The same without waiting: what streams may still use stays.
-  std::size_t shrink_idle(growth_lock const& growing, std::size_t keep_bytes) {
-    hot_lock held(hot);
-    collect_finished(growing, space_, order_, may_release(held), neutral);
-    std::size_t const given = growth_.shrink(space_, may_release(held), keep_bytes);
+    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters.reserved));
     space_.count_splits();
     return given;
   }
@@ -329,26 +328,6 @@ class heap {
     if (counters.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
     space_.count_splits();
   }
-  /// Copies what sleep must keep to the host, after shrink(0); returns the bytes that this gave back. The pool is marked asleep.
-  std::size_t prepare_sleep(growth_lock const& growing, contents where) {
-    std::size_t const given = shrink(growing, 0);
-    hot_lock held(hot);
-    growth_.save(space_, may_release(held), where);
-    return given;
-  }
-  /// Gives up what was freed while the pool slept; returns the bytes that restore() takes. The pool is still marked asleep.
-  std::size_t prepare_wake(growth_lock const& growing) {
-    hot_lock held(hot);
-    finish_all(growing, space_, order_, may_release(held));
-    std::size_t const bytes = growth_.prepare_restore(space_, may_release(held));
-    space_.count_splits();
-    return bytes;
-  }
-  /// Takes the memory of a sleeping pool again; returns the bytes taken. The pool is still marked asleep.
-  std::size_t restore(growth_lock const&) {
-    hot_lock held(hot);
-    return growth_.restore(may_release(held));
-  }
   /// Refuses to wake if the device, or a limit that no layer can raise, does not have `bytes`.
   void require_free(std::size_t bytes) {
     memory_bound const bound = memory_left(layer_of(upstream()));
@@ -364,23 +343,6 @@ class heap {
     if (by_limit) r.refused_by = bound.by;
     r.lacking = bytes - bound.bytes;
     throw out_of_memory(r);
-  }
-  /// Gives back all granules without live bytes, after shrink(0).
-  compaction compact(growth_lock const& growing) {
-    compaction result;
-    std::size_t const reserved = counters.reserved;
-    (void)shrink(growing, 0);
-    if (uses_pages()) {
-      own_stream const stream(driver());  // not made or destroyed under the hot lock
-      hot_lock held(hot);
-      result.stretches = growth_.compact(space_, may_release(held), stream.get());
-    }
-    hot_lock const held(hot);
-    space_.count_splits();
-    result.live = space_.live_bytes;
-    result.reserved = counters.reserved;
-    result.released = reserved - result.reserved;
-    return result;
   }
   /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
   /// @param asks_for_device  whether blocks wait for uses that only a device synchronisation covers
@@ -414,9 +376,25 @@ class heap {
     hot_lock const held(hot);
     asleep_.store(asleep, std::memory_order_relaxed);
   }
+  /// Makes this the heap of a graph_memory, which the sums of its pool count.
+  void join(std::uint64_t number, pool_state& of_pool) noexcept {
+    if constexpr (describes) description.keep_silent();
+    hot_lock const held(hot);
+    space_.keeps_addresses = true;
+    graph_memory = number;
+    counters.sums = &of_pool;
+  }
   /// Used in a forked child if the lock's owner thread does not exist there.
   void renew_hot_lock() noexcept { (void)::new (static_cast<void*>(&hot)) hot_mutex; }
 
+  /// @throws cuda_error of kind `forked`, pool_asleep; out_of_memory: the request is larger than any block
+  void require_ready(stream_id id, std::size_t bytes, std::size_t alignment) const {
+    if (is_lost()) [[unlikely]]
+      refuse_forked();
+    if (is_asleep()) [[unlikely]]
+      refuse_asleep(bytes);
+    if (bytes > max_request_bytes) refuse(id, bytes, alignment);
+  }
   [[noreturn]] void refuse_forked() const {
     status const s{failure::forked, 3, "cudaErrorInitializationError", "allocation in a forked child"};
     throw cuda_error(s, driver().device().value);

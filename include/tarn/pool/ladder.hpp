@@ -12,7 +12,7 @@
 //                   memory is neither joined nor moved, free segments go back first if too much would be reserved
 //   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, free memory is remapped together,
 //                   free handles and segments are given back
-//   6 out_of_memory   or, if the device refused, other pools give back what they cache (cache_misses.hpp, other_pools.hpp)
+//   6 out_of_memory   or, if the device refused, other pools give back what they cache (slow_path.hpp, other_pools.hpp)
 //
 // One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which invalidates
 // everything looked up before.

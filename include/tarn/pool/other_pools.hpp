@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "tarn/core/config.hpp"
+#include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/static_mutex.hpp"
 #include "tarn/core/wait.hpp"
@@ -37,14 +38,15 @@ class other_pools {
 
   /// Where the memory goes that a pool gives back.
   enum class goes_to : std::uint8_t {
-    nowhere,       ///< the pool is not in the list
+    no_device,     ///< host memory: the pool neither asks others nor is asked
+    its_pool,      ///< that of a graph memory, which asks others; its pool is asked
     another_pool,  ///< which is asked later
     the_device
   };
 
   /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock.
   other_pools(Driver const& driver, void* pool, give_back_function give_back, goes_to to)
-      : driver_(driver), pool_(pool), give_back_(give_back), to_(to), has_left_(to == goes_to::nowhere) {
+      : driver_(driver), pool_(pool), give_back_(give_back), to_(to), has_left_(to < goes_to::another_pool) {
     if (has_left_) return;
     std::lock_guard const guard(all_.mutex);
     next_ = all_.latest;
@@ -69,6 +71,25 @@ class other_pools {
         }
       }
       spin_wait(tries);
+    }
+  }
+
+  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
+  /// must wait for, and it is called again. The caller holds no lock of a pool.
+  /// @param lacking  returns what the device lacks after a refusal, bytes
+  /// @throws what the last attempt throws
+  template <class Attempt, class Lacking>
+  auto with_help(Attempt const& attempt, Lacking const& lacking) {
+    constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
+    for (std::size_t asked = 0;;) {
+      try {
+        return attempt();
+      } catch (out_of_memory const& refused) {
+        std::size_t given = 0;
+        while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
+          given = ask(lacking(refused.report()), in_turn[asked++]);
+        if (given == 0) throw;
+      }
     }
   }
 
@@ -102,6 +123,12 @@ class other_pools {
   }
 
  private:
+  /// Whether memory that other pools give back may help.
+  [[nodiscard]] bool is_refused_by_device(memory_report const& refused) const noexcept {
+    if (refused.device_total != memory_report::unknown && refused.asked > refused.device_total) return false;
+    return to_ != goes_to::no_device && refused.limit == memory_report::unknown;
+  }
+
   struct list {
     static_mutex mutex;
     other_pools* latest = nullptr;

@@ -5,7 +5,7 @@
 //   0 core/shared_resource.hpp, policy/tracked.hpp   how a call on device_pool comes here: allocate_sized()
 //   1 arena/size_class.hpp   the request is rounded to a size class, or to 512 bytes; block_request.hpp
 //   2 front/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
-//                            ends here; cache_misses.hpp continues the others
+//                            ends here; slow_path.hpp continues the others
 //   3 heap.hpp               what all threads share, under the hot lock: arena/arena.hpp has the free ranges of each stream
 //                            (arena/stream_order.hpp) and the runs that small blocks are cut from
 //   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
@@ -22,22 +22,43 @@
 // are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus the slack of the
 // requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "tarn/core/graph_owner.hpp"
+#include "tarn/core/layers.hpp"
 #include "tarn/core/owned.hpp"
+#include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/core/sleeping.hpp"
+#include "tarn/core/waiting_block.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/no_driver.hpp"
+#include "tarn/driver/stream_life.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/size_class.hpp"
-#include "tarn/pool/cache_misses.hpp"
+#include "tarn/pool/front/front.hpp"
+#include "tarn/pool/graph/graph_memories.hpp"
 #include "tarn/pool/graph/graph_owner_of.hpp"
 #include "tarn/pool/growth/growth_lock.hpp"
+#include "tarn/pool/growth/memory_left.hpp"
 #include "tarn/pool/heap.hpp"
+#include "tarn/pool/inspection/described_blocks.hpp"
+#include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/options.hpp"
-#include "tarn/pool/pool_parts.hpp"
+#include "tarn/pool/other_pools.hpp"
+#include "tarn/pool/pool_drain.hpp"
+#include "tarn/pool/pool_fork.hpp"
+#include "tarn/pool/pool_segments.hpp"
+#include "tarn/pool/pool_sleep.hpp"
+#include "tarn/pool/pool_state.hpp"
+#include "tarn/pool/pool_statistics.hpp"
+#include "tarn/pool/slow_path.hpp"
 #include "tarn/pool/waiting_blocks.hpp"
 
 namespace tarn {
@@ -51,8 +72,9 @@ namespace tarn {
 /// such as CUDA, refuses in the child: allocation throws cuda_error of kind `forked`, other calls do nothing, and nothing is
 /// freed.
 template <memory_source Upstream>
-class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
-  using misses = detail::cache_misses<pool, Upstream>;
+class pool {
+  using heap_type = detail::heap<Upstream>;
+  static constexpr bool has_page_source = page_source<typename heap_type::source_type>;
 
  public:
   using upstream_type = Upstream;
@@ -61,11 +83,11 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   /// The pool returns pieces of its blocks, so a tool must not treat any of them as a heap.
   static constexpr bool hands_out_pieces = true;
 
-  explicit pool(Upstream upstream, pooled const& options = {})
-      : misses(std::move(upstream), options, nullptr) {}
-  /// The pool of a graph_memory, which shares the growth lock of the pool that it is a part of.
-  pool(Upstream upstream, pooled const& options, detail::recursive_fork_mutex& shared)
-      : misses(std::move(upstream), options, &shared) {}
+  /// @param shared  the growth lock of the pool that this one, which is that of a graph_memory, is a part of
+  explicit pool(Upstream upstream, pooled const& options = {}, detail::recursive_fork_mutex* shared = nullptr)
+      : heap_(std::move(upstream), options, shared),
+        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list(shared != nullptr)) {
+  }
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
@@ -73,8 +95,8 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   /// capture_scope is open on any thread, that work cannot be waited for: the destructor waits until the scopes are closed, up to
   /// 10 s. If one is still open then, as one of the caller's own thread is, the memory stays mapped until the process ends.
   ~pool() {
-    misses::leave_others();
-    misuse_report const last = report_misuse_at_end();
+    others_.leave();
+    detail::misuse_report const last(heap_.notes, heap_.hot);
     front_.detach();
     if (heap_.is_lost()) return;
     detail::growth_lock const growing(heap_.growth_mutex);
@@ -82,7 +104,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
       if (heap_.description.active() && detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
         heap_.description.abandon();
     }
-    misses::finish_or_keep_mapped(growing);
+    drain_.finish_or_keep_mapped(growing);
     waiting_.close();
     heap_.close(growing);
   }
@@ -122,19 +144,19 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   TARN_ALWAYS_INLINE void deallocate_sized(Size size, stream_ref stream, void* p, std::size_t bytes,
                                            std::size_t alignment) noexcept {
     stream_id id = stream.id();
-    bool asks = misses::asks_at_frees();
+    bool asks = asks_at_frees();
     if (id == stream_ref::unknown_id) {
       detail::capture_gate::watch const scopes;
       if (!heap_.identify(stream, id).ok()) [[unlikely]]
-        return misses::deallocate_unknown(stream, p, bytes, alignment);
+        return slow_.deallocate_unknown(stream, p, bytes, alignment);
       // While no scope is open, CUDA refuses to identify a captured stream.
       asks = asks && (scopes.saw_capture() || detail::is_default_stream(stream));
     }
-    if (waiting_.any_noted() && may_be_noted(p) && take_back_noted(id, stream, p, bytes, alignment))
+    if (waiting_.any_noted() && may_be_noted(p) && slow_.take_back_noted(id, stream, p, bytes, alignment))
         [[unlikely]]
       return;
-    if (asks && misses::is_freed_in_capture(id, stream) &&
-        misses::keep_of_capture(id, stream, p, bytes, alignment)) [[unlikely]]
+    if (asks && is_freed_in_capture(id, stream) && graphs_.keep_if_captured(id, stream, p, bytes, alignment))
+        [[unlikely]]
       return;
     deallocate_on(id, stream, p, size, bytes, alignment);
   }
@@ -149,7 +171,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     if (waiting_.any_noted() && may_be_noted(p) &&
-        take_back_noted(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
+        slow_.take_back_noted(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(detail::neutral_id, {}, p, detail::lazy_block_size{bytes}, bytes, alignment);
   }
@@ -165,24 +187,16 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
   /// threads continue meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t trim(std::size_t keep_bytes) {
-    misuse_report const last = report_misuse_at_end();
+    detail::misuse_report const last(heap_.notes, heap_.hot);
     detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost()) return 0;
-    std::size_t const before = heap_.sums.reserved;
-    if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, true);
-    std::size_t const reserved = heap_.sums.reserved;
-    std::size_t const given = before - reserved;
-    std::size_t const of_graphs = reserved - heap_.counters.reserved;
-    keep_bytes = keep_bytes > of_graphs ? keep_bytes - of_graphs : 0;
-    if (heap_.counters.reserved <= keep_bytes) return given;
-    collect(growing);
-    return given + heap_.shrink(growing, keep_bytes);
+    return drain_.give_back(growing, keep_bytes, detail::giving::what_is_waited_for);
   }
 
   /// The largest block that allocate() would serve now, see tarn::largest_available_block().
   /// @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t largest_available_block() {
-    misuse_report const last = report_misuse_at_end();
+    detail::misuse_report const last(heap_.notes, heap_.hot);
     detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
     if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, false);
@@ -196,17 +210,186 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
                                                detail::may_remap(heap_.options));
   }
 
-  /// For the pool of a graph_memory: a block that the calling thread caches for a captured stream; null if there is none.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* take_cached(stream_id id, std::size_t bytes,
-                                                     std::size_t alignment) noexcept {
-    return alignment <= default_alignment ? front_.take(id, detail::lazy_block_size{bytes}) : nullptr;
+  // ---- sleep, for pools over pages; see raii/sleep.hpp and raii/compact.hpp
+
+  /// See tarn::sleep().
+  std::size_t sleep(contents where)
+    requires has_page_source
+  {
+    return sleep_.sleep(where);
   }
-  /// Caches a block in the same way. Returns false if there is no room for it, or if blocks have recorded uses.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool put_cached(stream_id id, void* p, std::size_t bytes,
-                                                   std::size_t alignment) noexcept {
-    if (alignment > default_alignment || waiting_.any_noted()) return false;
-    return front_.put(id, p, detail::lazy_block_size{bytes});
+  /// See tarn::wake(). Before the device refuses, other pools there give back what they cache.
+  std::size_t wake(after_waking then)
+    requires has_page_source
+  {
+    return others_.with_help([&] { return sleep_.wake(then); },
+                             [](memory_report const& refused) {
+                               return refused.lacking != memory_report::unknown ? refused.lacking
+                                                                                : refused.asked;
+                             });
   }
+  /// See tarn::compact(). A pool that uses blocks gives back those without a live byte. If the driver can map a handle neither at its
+  /// new nor at its old place, the pool is asleep and keeps its memory: wake() maps it.
+  compaction compact()
+    requires has_page_source
+  {
+    return sleep_.compact();
+  }
+  [[nodiscard]] bool is_asleep() const noexcept
+    requires has_page_source
+  {
+    return heap_.is_asleep();
+  }
+
+  // ---- segments
+
+  /// Calls f(memory_segment) for each physical segment behind a live block, or a part of one, in order. Returns the cached blocks of
+  /// all threads to the heap first, so that those are seen to be free. The caller holds no lock of the pool; f may throw.
+  /// @throws misuse       not all of the bytes are live in this pool
+  /// @throws pool_asleep  the pool sleeps
+  /// @throws cuda_error   in a forked child; std::bad_alloc. Nothing has changed
+  /// O(views + segments)
+  template <class F>
+  void each_segment(void const* p, std::size_t bytes, F const& f)
+    requires has_page_source
+  {
+    detail::sequence<memory_segment> found;
+    {
+      detail::growth_lock const growing(heap_.growth_mutex);
+      (void)find_segments(growing, {"segments_of", p, bytes}, found);
+    }
+    for (memory_segment const& s : found) f(s);
+  }
+  /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved or put to sleep, also
+  /// after the block is freed. Pins are counted. @throws as each_segment()
+  void pin(void const* p, std::size_t bytes)
+    requires has_page_source
+  {
+    detail::sequence<memory_segment> found;
+    detail::growth_lock const growing(heap_.growth_mutex);
+    heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
+    with.growth(growing).pin(reinterpret_cast<std::uintptr_t>(p), bytes);
+    if (&with != &heap_) graphs_.add_reference(growing, p);
+  }
+  /// Waits for the growth lock.
+  void unpin(void const* p, std::size_t bytes) noexcept
+    requires has_page_source
+  {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    if (heap_.is_lost()) return;
+    for_each_heap(growing, [&](heap_type& each) {
+      if (!each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p))) return;
+      each.growth(growing).unpin(reinterpret_cast<std::uintptr_t>(p), bytes);
+      if (&each != &heap_) graphs_.remove_reference(growing, p);
+    });
+  }
+
+  // ---- facts
+
+  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
+  [[nodiscard]] bool owns(void const* p) const noexcept {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    bool found = false;
+    for_each_heap(growing, [&](heap_type& each) {
+      found = found || each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
+    });
+    return found;
+  }
+
+  /// The largest block that the heap can hand out without a driver call, bytes.
+  [[nodiscard]] std::size_t largest_free_range() const {
+    detail::hot_lock const held(heap_.hot);
+    return heap_.space(held).largest_free();
+  }
+
+  /// Whether the memory is pages, which can be put together: false over blocks, and where pages cannot be used. Needs no lock.
+  [[nodiscard]] bool uses_pages() const noexcept { return heap_.uses_pages(); }
+  /// Whether each block lies within one handle, see pooled::handles.
+  [[nodiscard]] bool has_one_handle_per_block() const noexcept {
+    return heap_.options.handles == handles_per_block::one;
+  }
+  /// Where the memory comes from, see tarn::allocator_backend(). Static storage. Needs no lock.
+  [[nodiscard]] char const* allocator_backend() const noexcept {
+    if (heap_.uses_plain_blocks()) return "cudaMalloc";
+    if constexpr (reachable<Upstream, detail::backend_call>) {
+      return nearest(heap_.upstream(), detail::backend_call{});
+    } else {
+      return page_source<Upstream> ? "pages" : "blocks";
+    }
+  }
+
+  /// Bytes that a request occupies. Pure.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
+    return detail::rounded_bytes(bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return heap_.upstream(); }
+  [[nodiscard]] driver_type const& driver() const noexcept { return heap_.driver(); }
+
+  // ---- statistics
+
+  /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
+  /// O(free ranges + threads), for each graph memory.
+  [[nodiscard]] pool_state state() const {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    pool_state all = detail::read_state(growing, heap_, front_, waiting_);
+    if (heap_.graph_memory != 0) return all;
+    graphs_.for_each_pool(growing, [&](pool const& part) {
+      pool_state of_graphs = part.state();
+      of_graphs.pending = of_graphs.pending_blocks = 0;  // `all` has counted them, and the sums these
+      all = detail::sum_of_states(all, of_graphs);
+    });
+    all.host_bytes += graphs_.host_bytes();
+    all.totals_reset = heap_.totals_reset;
+    detail::add_sums(all, heap_.sums);
+    return all;
+  }
+
+  /// Restarts the peaks from the current values.
+  void reset_peaks() noexcept {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    for_each_heap(growing, [&](heap_type& each) { detail::reset_peaks(growing, each); });
+  }
+
+  /// Restarts the totals of `small`, `large` and `split` from zero. The other totals continue; `totals_reset` holds their
+  /// values at this call.
+  void reset_totals() noexcept {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    pool_state const now = state();
+    for_each_heap(growing, [&](heap_type& each) { detail::reset_totals(growing, each, now); });
+  }
+
+  /// Notifies `observer` when a freed block starts or stops waiting for other streams, until end_observation().
+  /// @throws std::bad_alloc, nothing has changed
+  void observe_waiting(detail::waiting_observer& observer) { waiting_.attach(observer); }
+  void end_observation(detail::waiting_observer& observer) noexcept { waiting_.detach(observer); }
+
+  /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
+  /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
+  void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    for_each_heap(growing, [&](heap_type& each) { each.counters.notes.open(most, clock); });
+  }
+
+  /// Starts recording as above unless it is already on. @throws std::bad_alloc
+  void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    for_each_heap(growing, [&](heap_type& each) {
+      if (!each.counters.notes.is_open()) each.counters.notes.open(most, clock);
+    });
+  }
+
+  /// Calls `look(lock, heap, front, waiting blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
+  /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
+  template <class Look>
+  void inspect(Look&& look) {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    if (heap_.is_lost()) return;
+    look(growing, heap_, front_, waiting_, graphs_);
+    graphs_.for_each_pool(growing, [&](pool& part) { part.inspect(look); });
+  }
+
+  // ---- graph memories
 
   /// Makes an owner for the memory of captured graphs, for graph_memory (raii/graph_memory.hpp).
   /// @throws cuda_error, std::bad_alloc: nothing has changed
@@ -224,19 +407,38 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   }
 
  private:
-  using misses::collect;
-  using misses::front_;
-  using misses::graphs_;
-  using misses::heap_;
-  using misses::report_misuse_at_end;
-  using misses::take_back_noted;
-  using misses::waiting_;
-  using typename misses::graphs_type;
-  using typename misses::heap_type;
-  using misuse_report = detail::misuse_report;
+  using front_type = detail::front<heap_type>;
+  using waiting_type = detail::waiting_blocks<heap_type>;
+  using graphs_type = detail::graph_memories<Upstream, heap_type, front_type, waiting_type>;
+  using others_type = detail::other_pools<driver_type>;
+  using drain_type = detail::pool_drain<pool>;
 
-  friend class detail::graph_owner_of<pool>;
+  friend detail::slow_path<pool>;
+  friend detail::pool_sleep<pool>;
+  friend drain_type;
+  friend graphs_type;
+  friend typename graphs_type::captures_type;
+  friend detail::graph_owner_of<pool>;
 
+  /// Host memory without a device has no streams that can be.
+  static constexpr bool may_be_captured = !std::same_as<driver_type, no_driver>;
+
+  [[nodiscard]] static constexpr typename others_type::goes_to place_in_list(bool is_part) noexcept {
+    using goes_to = typename others_type::goes_to;
+    if (!may_be_captured || has_property<Upstream, host_accessible>) return goes_to::no_device;
+    if (is_part) return goes_to::its_pool;
+    using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Upstream&>()))>;
+    return detail::may_stand_on_a_pool<layer>() ? goes_to::another_pool : goes_to::the_device;
+  }
+
+  /// Whether each deallocation that names a stream asks is_freed_in_capture() first.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool asks_at_frees() const noexcept {
+    return may_be_captured && heap_.options.captures == capture_watch::at_frees;
+  }
+  /// Whether a stream that a block is freed on is captured; at most one driver call.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {
+    return !heap_.is_lost() && detail::is_freed_in_capture(heap_.driver(), stream, id);
+  }
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_be_noted(void const* p) const noexcept {
     return waiting_.may_hold(p) || graphs_.may_hold(p);
   }
@@ -250,7 +452,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
       if (void* const p = front_.take(id, size); p != nullptr) [[likely]]
         return p;
     }
-    return misses::allocate_slow(id, stream, bytes, alignment);
+    return slow_.allocate(id, stream, bytes, alignment);
   }
 
   template <class Size>
@@ -258,8 +460,37 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
                                         std::size_t bytes, std::size_t alignment) noexcept {
     if (alignment <= default_alignment && front_.put(id, p, size)) [[likely]]
       return;
-    misses::deallocate_slow(id, stream, p, bytes, alignment);
+    slow_.deallocate(id, stream, p, bytes, alignment);
   }
+
+  /// Calls f(heap) for the pool's heap and that of each graph memory.
+  template <class F>
+  void for_each_heap(detail::growth_lock const& growing, F const& f) const {
+    f(heap_);
+    graphs_.for_each_pool(growing, [&](pool const& part) { f(part.heap_); });
+  }
+  /// Finds the segments behind a block; returns the heap that has them. @throws as each_segment()
+  heap_type& find_segments(detail::growth_lock const& growing, detail::segments_wanted const& wanted,
+                           detail::sequence<memory_segment>& found) {
+    if (detail::find_own_segments(growing, heap_, front_, wanted, found)) return heap_;
+    heap_type* in = nullptr;
+    graphs_.for_each_pool(growing, [&](pool& part) {
+      if (in == nullptr && detail::find_own_segments(growing, part.heap_, part.front_, wanted, found))
+        in = &part.heap_;
+    });
+    if (in == nullptr) detail::refuse_segments(wanted);
+    return *in;
+  }
+
+  mutable heap_type heap_;
+  waiting_type waiting_{heap_};
+  front_type front_{heap_};
+  mutable graphs_type graphs_{heap_, front_, waiting_};
+  detail::slow_path<pool> slow_{*this};
+  detail::pool_sleep<pool> sleep_{*this};
+  drain_type drain_{*this};
+  detail::pool_fork<heap_type, front_type> fork_{heap_, front_};
+  others_type others_;
 };
 
 }  // namespace tarn

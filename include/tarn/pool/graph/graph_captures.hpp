@@ -15,12 +15,14 @@
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/captured_handles.hpp"
 #include "tarn/driver/stream_life.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 #include "tarn/pool/front/thread_cache.hpp"
 #include "tarn/pool/graph/capture_cache.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/options.hpp"
+#include "tarn/pool/order/reclaim.hpp"
 
 namespace tarn::detail {
 
@@ -92,6 +94,22 @@ class graph_captures {
 
   // ---- scopes
 
+  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
+  /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
+  [[nodiscard]] bool is_memory_scarce(growth_lock const&) noexcept {
+    std::size_t const reserved = heap_.sums.reserved;
+    if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
+      --captures_with_ample_memory_;
+      return false;
+    }
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (!heap_.driver().memory_info(free, total).ok()) return false;
+    captures_with_ample_memory_ = free >= total / 4 ? 63 : 0;
+    ample_up_to_ = reserved + total / 16;
+    return free < total / 8;
+  }
+
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   [[nodiscard]] capture_number begin(growth_lock const& growing, Part& owner, stream_ref stream) {
     scope& made = add_scope(owner);
@@ -127,8 +145,13 @@ class graph_captures {
     if (!heap_.captured.has(stream.id())) add_stream(growing, stream, {0, number, &owner});
   }
   void end(growth_lock const& growing, Part& owner, capture_number number) noexcept {
-    for (stream_id kept_as = 0; (kept_as = take_stream(growing, number)) != 0;)
-      owner.memory.end_capture(growing, kept_as);
+    auto& memory = owner.memory;
+    for (stream_id kept_as = 0; (kept_as = take_stream(growing, number)) != 0;) {
+      memory.front_.drop_stream(growing, kept_as);
+      hot_lock const held(memory.heap_.hot);
+      memory.heap_.kept_as.clear(memory.heap_.kept_as.find(kept_as));
+      end_captured_stream(growing, memory.heap_.space(held), kept_as);
+    }
     capture_gate::end_capture();
     captured_handles::end_capture();
     remove_scope(growing, number);
@@ -219,7 +242,8 @@ class graph_captures {
     if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
     of.kept_as = capture_stream_id(++last_identity_);
     of.stream = id;
-    of.owner->memory.open_capture(growing, of.kept_as);
+    captured_streams& kept_as = of.owner->memory.heap_.kept_as;
+    kept_as.set(kept_as.free_place(), of.kept_as);  // has room for as many as `captured`
     captured_handles::add(stream);
     {
       std::lock_guard const guard(mutex_);
@@ -254,6 +278,8 @@ class graph_captures {
   capture streams_[captured_streams::most];  ///< by their places in heap::captured
   capture_number last_capture_ = 0;
   std::uint64_t last_identity_ = 0;
+  unsigned captures_with_ample_memory_ = 0;  ///< for which is_memory_scarce() does not ask
+  std::size_t ample_up_to_ = 0;              ///< bytes reserved
 };
 
 }  // namespace tarn::detail

@@ -50,6 +50,7 @@ class graph_memories {
   using driver_type = typename Upstream::driver_type;
   using part = graph_part<Upstream, Waiting>;
   using capture = captured_stream<part>;
+  using captures_type = graph_captures<part, Heap, Front>;
 
   graph_memories(Heap& heap, Front& front, Waiting& waiting) noexcept
       : heap_(heap), waiting_(waiting), captures_(heap, front) {}
@@ -77,7 +78,9 @@ class graph_memories {
     if (part* const owner = captures_.cached(id); owner != nullptr) {
       capture_cache& cache = owner->cache;
       stream_ref const as = stream_ref::from(nullptr, cache.kept_as);
-      void* p = owner->memory.take_cached(cache.kept_as, bytes, alignment);
+      void* p = nullptr;
+      if (alignment <= default_alignment)
+        p = owner->memory.front_.take(cache.kept_as, lazy_block_size{bytes});
       if (p == nullptr) p = take(whole, *owner, as, id, bytes, alignment);
       if (cache.is_old()) clear(*owner);
       if (!cache.take(p)) note(p, *owner, as, bytes, alignment, &cache);
@@ -111,8 +114,10 @@ class graph_memories {
     if (part* const owner = captures_.cached(id);
         owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
       stream_id const kept_as = owner->cache.kept_as;
-      if (!owner->memory.put_cached(kept_as, p, bytes, alignment))
-        owner->memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
+      auto& memory = owner->memory;
+      if (alignment > default_alignment || memory.waiting_.any_noted() ||
+          !memory.front_.put(kept_as, p, lazy_block_size{bytes}))
+        memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
       return true;
     }
     auto const of = blocks_.take(p);
@@ -171,7 +176,7 @@ class graph_memories {
   [[nodiscard]] part& make_part(growth_lock const&) {
     owned<part> made(new part(heap_, waiting_, ++last_number_));
     made->memory.observe_waiting(made->observer);
-    made->memory.mark_as_graph_memory(made->number, heap_.sums);
+    made->memory.heap_.join(made->number, heap_.sums);
     if (heap_.counters.notes.is_open())
       made->memory.note_growth(heap_.counters.notes.most(), heap_.counters.notes.clock());
     std::lock_guard const guard(mutex_);
@@ -195,7 +200,7 @@ class graph_memories {
   }
   /// The pool ends while work may use what its ended owners had: none of it is given back.
   void keep_mapped(growth_lock const& growing) noexcept {
-    for (auto& p : parts_) p->memory.keep_mapped(growing);
+    for (auto& p : parts_) p->memory.heap_.keep_mapped(growing);
   }
   /// Ends an owner. Its memory is given back now if the device has completed its work, else later.
   template <class Pool>
@@ -209,8 +214,11 @@ class graph_memories {
   }
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin_capture(growth_lock const& growing, part& owner, stream_ref stream) {
-    owner.memory.prepare_for_capture(growing);
+  template <class Pool>
+  [[nodiscard]] capture_number begin_capture(growth_lock const& growing, Pool& whole, part& owner,
+                                             stream_ref stream) {
+    if (captures_.is_memory_scarce(growing)) whole.drain_.prepare_for_capture(growing);
+    owner.memory.drain_.prepare_for_capture(growing);
     {
       std::lock_guard const guard(mutex_);
       owner.kept.reserve(owner.kept.size() + kept_at_least);
@@ -242,8 +250,8 @@ class graph_memories {
       // Before the part itself: blocks that two ended owners keep of each other, or one of its own, would hold them forever.
       bool const gave_kept = give_back_all_kept(whole, *p);
       // Its destructor must find nothing to wait for: a capture may open at any moment.
-      bool const can_end =
-          p->memory.can_end_now(growing) || (!capture_gate::has_captures() && p->memory.finish_work(growing));
+      bool const can_end = p->memory.drain_.can_end_now(growing) ||
+                           (!capture_gate::has_captures() && p->memory.drain_.finish(growing));
       owned<part> const gone = can_end ? take_part(*p) : owned<part>();
       if (gave_kept || gone.get() != nullptr) {
         any = true;
@@ -251,7 +259,7 @@ class graph_memories {
       }
       if (gone.get() == nullptr) continue;
       add_ended(heap_.sums, gone->memory.state());
-      gone->memory.leave_whole();
+      gone->memory.heap_.counters.leave_sums();
     }
     return any;
   }
@@ -392,7 +400,7 @@ class graph_memories {
     if (b.from == nullptr) {
       waiting_.count_kept(b.bytes, b.alignment, sign);
     } else {
-      b.from->memory.count_kept(b.bytes, b.alignment, sign);
+      b.from->memory.waiting_.count_kept(b.bytes, b.alignment, sign);
     }
   }
   template <class Pool>
@@ -467,7 +475,7 @@ class graph_memories {
 
   Heap& heap_;
   Waiting& waiting_;
-  graph_captures<part, Heap, Front> captures_;
+  captures_type captures_;
   graph_blocks<part> blocks_;
   mutable fork_mutex mutex_;
   sequence<owned<part>> parts_;

@@ -27,8 +27,7 @@ class graph_owner_of final : public graph_owner {
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
     growth_lock const growing(whole_.heap_.growth_mutex);
-    if (whole_.is_memory_scarce(growing)) whole_.prepare_for_capture(growing);
-    return whole_.graphs_.begin_capture(growing, part_, stream);
+    return whole_.graphs_.begin_capture(growing, whole_, part_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
     stream_id id = stream.id();
@@ -46,7 +45,9 @@ class graph_owner_of final : public graph_owner {
   [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(part_); }
   /// See graph_memory::allocate(); `bytes` is not 0.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return whole_.allocate_from(part_, stream, bytes, alignment);
+    stream_id const id = whole_.heap_.identity(stream);
+    whole_.heap_.require_ready(id, bytes, alignment);
+    return whole_.graphs_.allocate_from(whole_, part_, id, stream, bytes, alignment);
   }
 
  private:

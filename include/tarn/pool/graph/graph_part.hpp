@@ -153,7 +153,7 @@ struct graph_part {
   template <class Heap>
   graph_part(Heap& heap, Waiting& waiting, std::uint64_t segment_pool)
       : observer(waiting),
-        memory(heap.upstream(), told(heap.options), heap.growth_mutex),
+        memory(heap.upstream(), told(heap.options), &heap.growth_mutex),
         number(segment_pool),
         end(heap.driver()) {}
 

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How memory that a pool caches returns to the heap and to the driver: for trim(), for another pool on the device, before a capture,
+// and when the pool ends.
+
+#include <cstddef>
+
+#include "tarn/driver/capture_gate.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
+#include "tarn/pool/inspection/described_blocks.hpp"
+#include "tarn/pool/misuse_notes.hpp"
+#include "tarn/pool/order/reclaim.hpp"
+#include "tarn/pool/other_pools.hpp"
+
+namespace tarn::detail {
+
+template <class Pool>
+class pool_drain {
+ public:
+  explicit pool_drain(Pool& pool) noexcept : pool_(pool), heap_(pool.heap_) {}
+  pool_drain(pool_drain const&) = delete;
+  pool_drain& operator=(pool_drain const&) = delete;
+
+  /// Returns to the heap the blocks in thread caches, and the waiting blocks whose uses are complete. If it may wait, those of which
+  /// the host waits for the uses, and those in quarantine, too.
+  void collect(growth_lock const& growing, giving how) noexcept {
+    bool const waits = how == giving::what_is_waited_for;
+    pool_.front_.flush_all(growing);
+    if (waits) end_quarantine(heap_);
+    pool_.waiting_.release(growing, waits);
+  }
+
+  /// Gives cached memory back until the pool and its graph memories hold at most `keep_bytes`. Returns the bytes given back.
+  std::size_t give_back(growth_lock const& growing, std::size_t keep_bytes, giving how) {
+    std::size_t const before = heap_.sums.reserved;
+    if (pool_.graphs_.has_ended_parts())
+      (void)pool_.graphs_.reap(growing, pool_, how == giving::what_is_waited_for);
+    std::size_t const reserved = heap_.sums.reserved;
+    std::size_t const of_graphs = reserved - heap_.counters.reserved;
+    keep_bytes = keep_bytes > of_graphs ? keep_bytes - of_graphs : 0;
+    std::size_t const given = before - reserved;
+    if (heap_.counters.reserved <= keep_bytes) return given;
+    collect(growing, how);
+    return given + heap_.shrink(growing, keep_bytes, how);
+  }
+  /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread grows this pool.
+  static std::size_t give_back_to_others(void* self, std::size_t bytes, giving how) noexcept {
+    auto& drain = *static_cast<pool_drain*>(self);
+    auto& heap = drain.heap_;
+    misuse_report const last(heap.notes, heap.hot);
+    if (!heap.growth_mutex.try_lock()) return 0;
+    growth_lock const growing(heap.growth_mutex, std::adopt_lock);
+    if (heap.is_lost() || heap.is_asleep()) return 0;
+    std::size_t const reserved = heap.sums.reserved;
+    try {
+      return drain.give_back(growing, reserved > bytes ? reserved - bytes : 0, how);
+    } catch (...) {
+      return 0;
+    }
+  }
+
+  /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
+  /// host can wait only for what was marked before.
+  void prepare_for_capture(growth_lock const& growing) {
+    collect(growing, giving::what_is_idle);
+    hot_lock held(heap_.hot);
+    collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held), neutral);
+  }
+  /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
+  [[nodiscard]] bool can_end_now(growth_lock const& growing) {
+    prepare_for_capture(growing);
+    if (pool_.waiting_.asks_for_device() || pool_.waiting_.now().bytes > 0) return false;
+    hot_lock const held(heap_.hot);
+    return !has_unfinished(heap_.space(held));
+  }
+  /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
+  [[nodiscard]] bool finish(growth_lock const& growing) noexcept {
+    bool const graphs_done = pool_.graphs_.finish(growing, pool_);
+    collect(growing, giving::what_is_waited_for);
+    bool const done =
+        heap_.finish(growing, pool_.waiting_.asks_for_device() || pool_.graphs_.keeps_until_end());
+    return done && graphs_done;
+  }
+  /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
+  void finish_or_keep_mapped(growth_lock const& growing) noexcept {
+    bool done = false;
+    for (int tries = 0; tries < 8 && !heap_.keeps_mapped(); ++tries) {  // the next capture may have begun
+      bool const in_scope = capture_gate::has_captures();
+      done = finish(growing);
+      if (done && !pool_.waiting_.waits_for_capture()) return;
+      // A capture without a scope is not waited for: nothing reports its end.
+      if ((tries != 0 && !in_scope) || !capture_gate::wait_for_captures()) break;
+    }
+    // Recorded uses on a stream that is captured without a scope are never waited for.
+    if (done && !capture_gate::has_captures()) return;
+    heap_.keep_mapped(growing);
+    pool_.graphs_.keep_mapped(growing);
+  }
+
+ private:
+  Pool& pool_;
+  typename Pool::heap_type& heap_;
+};
+
+}  // namespace tarn::detail

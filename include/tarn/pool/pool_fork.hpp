@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a pool does when the process forks: every thread is kept out of it until both sides have gone on.
+
+#include "tarn/core/at_fork.hpp"
+
+namespace tarn::detail {
+
+/// Made after the growth mutex, which at_fork takes before and releases after it.
+template <class Heap, class Front>
+class pool_fork {
+ public:
+  pool_fork(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {}
+  pool_fork(pool_fork const&) = delete;
+  pool_fork& operator=(pool_fork const&) = delete;
+
+ private:
+  /// Keeps every thread out. The caller has taken the locks that were made before this pool's at_fork.
+  [[nodiscard]] bool prepare() noexcept {
+    if (heap_.is_lost()) return true;
+    if (!heap_.growth_mutex.is_mine()) return false;
+    front_.keep_threads_out();
+    heap_.hot.lock();
+    return true;
+  }
+  void end(fork_side side) noexcept {
+    if (heap_.is_lost()) return;
+    if (side == fork_side::child_without) {
+      heap_.renew_hot_lock();
+      front_.announce();
+    } else {
+      heap_.hot.unlock();
+    }
+    bool const goes_on =
+        side == fork_side::parent || (side == fork_side::child && survives_fork(heap_.driver()));
+    heap_.set_lost(!goes_on);
+    if (!goes_on) return;
+    if (side == fork_side::parent) {
+      front_.let_threads_in();
+    } else {
+      front_.let_threads_in_child();
+    }
+  }
+
+  Heap& heap_;
+  Front& front_;
+  at_fork member_{this, [](void* self) noexcept { return static_cast<pool_fork*>(self)->prepare(); },
+                  [](void* self, fork_side side) noexcept { static_cast<pool_fork*>(self)->end(side); }};
+};
+
+}  // namespace tarn::detail

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// sleep(), wake() and compact() of a pool. Its graph memories sleep and wake with it, all or none.
+
+#include <cstddef>
+#include <string_view>
+
+#include "tarn/core/error.hpp"
+#include "tarn/core/message.hpp"
+#include "tarn/core/sleeping.hpp"
+#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/stream_life.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
+#include "tarn/pool/inspection/described_blocks.hpp"
+#include "tarn/pool/misuse_notes.hpp"
+#include "tarn/pool/order/reclaim.hpp"
+#include "tarn/pool/other_pools.hpp"
+#include "tarn/source/missing_pages.hpp"
+
+namespace tarn::detail {
+
+template <class Pool>
+class pool_sleep {
+ public:
+  explicit pool_sleep(Pool& pool) noexcept : pool_(pool), heap_(pool.heap_) {}
+  pool_sleep(pool_sleep const&) = delete;
+  pool_sleep& operator=(pool_sleep const&) = delete;
+
+  std::size_t sleep(contents where) {
+    require_no_growth("sleep");
+    if (!heap_.is_lost()) require_pages(heap_.source(), sleep_refused);
+    misuse_report const last(heap_.notes, heap_.hot);
+    growth_lock const growing(heap_.growth_mutex);
+    if (heap_.is_lost() || heap_.is_asleep()) return 0;
+    require_no_capture("sleep");
+    std::size_t given = 0;
+    try {
+      for_each(growing, [&](pool_sleep& each) { given += each.prepare_sleep(growing, where); });
+    } catch (...) {
+      for_each(growing, [&](pool_sleep& each) { each.cancel_sleep(growing); });
+      throw;
+    }
+    for_each(growing, [&](pool_sleep& each) { given += each.release(growing); });
+    return given;
+  }
+  std::size_t wake(after_waking then) {
+    if (heap_.is_asleep()) require_no_growth("wake");
+    growth_lock const growing(heap_.growth_mutex);
+    if (heap_.is_lost() || !heap_.is_asleep()) return 0;
+    require_no_capture("wake");
+    std::size_t lacking = 0;
+    for_each(growing, [&](pool_sleep& each) { lacking += each.prepare_wake(growing); });
+    heap_.require_free(lacking);
+    std::size_t taken = 0;
+    try {
+      for_each(growing, [&](pool_sleep& each) { taken += each.restore(growing); });
+    } catch (...) {
+      for_each(growing, [&](pool_sleep& each) { (void)each.release(growing); });
+      throw;
+    }
+    for_each(growing, [&](pool_sleep& each) { each.end_sleep(growing, then); });
+    return taken;
+  }
+  compaction compact() {
+    require_no_growth("compact");
+    misuse_report const last(heap_.notes, heap_.hot);
+    growth_lock const growing(heap_.growth_mutex);
+    if (heap_.is_lost() || heap_.is_asleep()) return {};
+    require_no_capture("compact");
+    pool_.drain_.collect(growing, giving::what_is_waited_for);
+    compaction result;
+    std::size_t const reserved = heap_.counters.reserved;
+    try {
+      (void)heap_.shrink(growing, 0);
+      if (heap_.uses_pages()) {
+        own_stream const stream(heap_.driver());  // not made or destroyed under the hot lock
+        hot_lock held(heap_.hot);
+        result.stretches = heap_.growth(growing).compact(heap_.space(held), may_release(held), stream.get());
+      }
+    } catch (...) {
+      if (heap_.growth(growing).unmap_incomplete()) refuse_allocations(growing);
+      throw;
+    }
+    hot_lock const held(heap_.hot);
+    heap_.space(held).count_splits();
+    result.live = heap_.space(held).live_bytes;
+    result.reserved = heap_.counters.reserved;
+    result.released = reserved - result.reserved;
+    return result;
+  }
+
+ private:
+  /// Calls f(pool_sleep) for each graph memory, then for the pool. A graph memory that was made while the pool slept is awake.
+  template <class F>
+  void for_each(growth_lock const& growing, F const& f) {
+    pool_.graphs_.for_each_pool(growing, [&](auto& part) { f(part.sleep_); });
+    f(*this);
+  }
+
+  /// Step 1 of sleep(): all that can fail. Returns the bytes given back; after an exception call cancel_sleep().
+  std::size_t prepare_sleep(growth_lock const& growing, contents where) {
+    refuse_allocations(growing);
+    end_quarantine(heap_);
+    pool_.waiting_.release(growing, true);
+    std::size_t const given = heap_.shrink(growing, 0);
+    hot_lock held(heap_.hot);
+    heap_.growth(growing).save(heap_.space(held), may_release(held), where);
+    return given;
+  }
+  /// Undoes step 1, also if it failed or was not reached.
+  void cancel_sleep(growth_lock const& growing) noexcept {
+    if (!heap_.is_asleep()) return;
+    heap_.growth(growing).forget();
+    let_allocate(growing);
+  }
+  /// Step 2 of sleep(), and undoes step 2 of wake(): gives everything back.
+  std::size_t release(growth_lock const& growing) noexcept {
+    return heap_.is_asleep() ? heap_.growth(growing).release() : 0;
+  }
+  /// Step 1 of wake(): gives up what was freed meanwhile; returns the bytes that step 2 takes.
+  std::size_t prepare_wake(growth_lock const& growing) {
+    if (!heap_.is_asleep()) return 0;
+    hot_lock held(heap_.hot);
+    arena& space = heap_.space(held);
+    finish_all(growing, space, heap_.order(growing), may_release(held));
+    std::size_t const bytes = heap_.growth(growing).prepare_restore(space, may_release(held));
+    space.count_splits();
+    return bytes;
+  }
+  /// Step 2 of wake(): all that can fail; returns the bytes taken.
+  std::size_t restore(growth_lock const& growing) {
+    if (!heap_.is_asleep()) return 0;
+    hot_lock held(heap_.hot);
+    return heap_.growth(growing).restore(may_release(held));
+  }
+  /// Step 3 of wake().
+  void end_sleep(growth_lock const& growing, after_waking then) noexcept {
+    if (!heap_.is_asleep()) return;
+    heap_.growth(growing).keep(then);
+    let_allocate(growing);
+  }
+
+  void refuse_allocations(growth_lock const& growing) noexcept {
+    heap_.set_asleep(growing, true);
+    pool_.front_.close(growing);
+  }
+  void let_allocate(growth_lock const& growing) noexcept {
+    heap_.set_asleep(growing, false);
+    pool_.front_.open_again(growing);
+  }
+  /// A handler of the source runs inside a growth, which would continue on memory that is gone.
+  void require_no_growth(std::string_view call) const {
+    if (!heap_.growth_mutex.is_mine()) return;
+    message<128> text;
+    text.add(call).add(
+        "() was called by a handler of the pool's own growth; call it when the allocation has returned");
+    throw misuse(misuse_kind::recursion, nullptr, text.view());
+  }
+  /// Synchronising a stream and pinning host memory would invalidate a capture.
+  void require_no_capture(char const* call) const {
+    if (capture_gate::has_captures())
+      throw cuda_error(refused_for_capture(call), heap_.driver().device().value);
+  }
+
+  Pool& pool_;
+  typename Pool::heap_type& heap_;
+};
+
+}  // namespace tarn::detail
