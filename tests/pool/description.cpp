@@ -13,7 +13,6 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
-#include "tarn/pool/inspection/described_source.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"

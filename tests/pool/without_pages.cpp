@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pool over pages on a device without virtual memory management: it works on plain blocks, and reports it.
-#include "tarn/pool/growth/page_or_block_growth.hpp"
+#include "tarn/pool/growth/pool_growth.hpp"
 
 #include <cstddef>
 #include <random>

@@ -38,10 +38,7 @@
 #include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/growth/memory_left.hpp"
-#include "tarn/pool/growth/page_growth.hpp"
-#include "tarn/pool/growth/page_or_block_growth.hpp"
-#include "tarn/pool/growth/segment_growth.hpp"
-#include "tarn/pool/inspection/described_source.hpp"
+#include "tarn/pool/growth/pool_growth.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"
@@ -51,29 +48,12 @@
 
 namespace tarn::detail {
 
-/// How a pool grows over a source. Over cuda_pages it is page_or_block_growth, which is page_growth unless the device has no pages
-/// or compute-sanitizer is attached.
-template <class Source>
-struct growth_for {
-  using type = segment_growth<Source>;
-};
-template <page_source Source>
-struct growth_for<Source> {
-  using type = page_growth<Source>;
-};
-template <pages_or_blocks Source>
-struct growth_for<Source> {
-  using type = page_or_block_growth<Source>;
-};
-
 template <memory_source Upstream>
 class heap {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
-  using described = description_of<Upstream>;
-  using source_type = typename described::source_type;
-  using growth_type = typename growth_for<source_type>::type;
+  using growth_type = pool_growth<Upstream>;
   /// Whether a tool that watches memory may be notified of the blocks.
   static constexpr bool describes = is_describable<Upstream>;
 
@@ -83,12 +63,10 @@ class heap {
       : options(chosen),
         growth_mutex(shared != nullptr ? *shared : own_growth_mutex_),
         order_(upstream.driver(), named),
-        growth_(described::wrap(std::move(upstream), description), counters),
+        growth_(std::move(upstream), counters, description),
         description(driver()) {
     counters.sums = &sums;
-    if (page_source<source_type> && !pages_or_blocks<source_type>)
-      require_pages(source(), layer_keeps_blocks);
-    bool const by_pages = page_source<source_type> && has_pages(source());
+    bool const by_pages = page_source<Upstream> && growth_.has_pages();
     space_.keeps_handles_whole = by_pages && may_remap(options);
     space_.joins_handles = !by_pages || options.handles == handles_per_block::any;
   }
@@ -120,18 +98,11 @@ class heap {
   [[nodiscard]] ordering<driver_type>& order(growth_lock const&) noexcept { return order_; }
 
   [[nodiscard]] driver_type const& driver() const noexcept { return order_.driver(); }
-  [[nodiscard]] source_type& source() noexcept { return growth_.source(); }
-  [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(source()); }
+  [[nodiscard]] Upstream& upstream() noexcept { return growth_.source(); }
   /// Whether the memory is plain blocks in place of what the source is made for. May become true before the first growth.
-  [[nodiscard]] bool uses_plain_blocks() const noexcept {
-    if constexpr (has_plain_blocks<Upstream> && requires { growth_.source().uses_blocks(); }) {
-      return growth_.source().uses_blocks();
-    } else {
-      return false;
-    }
-  }
+  [[nodiscard]] bool uses_plain_blocks() const noexcept { return growth_.uses_plain_blocks(); }
   /// Whether the memory is pages: physical handles at addresses that the pool keeps.
-  [[nodiscard]] bool uses_pages() const noexcept { return page_source<source_type> && !uses_plain_blocks(); }
+  [[nodiscard]] bool uses_pages() const noexcept { return growth_.uses_pages(); }
   /// Whether give_back_unused() may do anything: only pages go back by themselves, and a graph's stay.
   [[nodiscard]] bool trims_itself() const noexcept { return uses_pages() && !space_.keeps_addresses; }
 
@@ -475,7 +446,7 @@ class heap {
   bool keeps_mapped_ = false;
 
  public:
-  typename described::type description;  ///< last: away from the members that a warm call reads
+  typename growth_type::description_type description;  ///< last: away from the members that a warm call reads
 };
 
 }  // namespace tarn::detail

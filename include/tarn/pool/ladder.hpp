@@ -55,7 +55,7 @@ inline constexpr std::size_t idle_part = 1024;
 template <class Heap, class Front, class Waiting>
 class ladder {
  public:
-  using source_type = typename Heap::source_type;
+  using source_type = typename Heap::upstream_type;
 
   /// @param found  receives the block, and others of its class
   ladder(growth_lock const& growing, Heap& heap, Front& front, Waiting& waiting, may_release hot,

@@ -74,7 +74,7 @@ namespace tarn {
 template <memory_source Upstream>
 class pool {
   using heap_type = detail::heap<Upstream>;
-  static constexpr bool has_page_source = page_source<typename heap_type::source_type>;
+  static constexpr bool has_page_source = page_source<Upstream>;
 
  public:
   using upstream_type = Upstream;

@@ -29,7 +29,7 @@ class pool_sleep {
 
   std::size_t sleep(contents where) {
     require_no_growth("sleep");
-    if (!heap_.is_lost()) require_pages(heap_.source(), sleep_refused);
+    if (!heap_.is_lost()) require_pages(heap_.upstream(), sleep_refused);
     misuse_report const last(heap_.notes, heap_.hot);
     growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost() || heap_.is_asleep()) return 0;

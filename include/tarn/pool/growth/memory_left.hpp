@@ -149,8 +149,6 @@ template <class Layer>
 [[nodiscard]] constexpr bool is_limited() noexcept {
   if constexpr (has_limit<Layer>) {
     return true;
-  } else if constexpr (requires { typename Layer::described_type; }) {
-    return is_limited<layer_behind<typename Layer::described_type>>();
   } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
     return is_limited<layer_below<Layer>>();
   } else {

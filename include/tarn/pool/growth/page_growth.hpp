@@ -43,8 +43,8 @@ class page_growth {
  public:
   using driver_type = typename Source::driver_type;
 
-  page_growth(Source source, growth_counters& counters)
-      : source_(static_cast<Source&&>(source)),
+  page_growth(Source& source, growth_counters& counters)
+      : source_(source),
         counters_(counters),
         making_(source_, counters_, addresses_, map_),
         views_(source_, counters_, map_, addresses_),
@@ -52,8 +52,6 @@ class page_growth {
         compact_(source_, counters_, map_, addresses_, views_),
         segments_(map_, views_) {}
 
-  [[nodiscard]] Source& source() noexcept { return source_; }
-  [[nodiscard]] Source const& source() const noexcept { return source_; }
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
   /// Memory of the device, 0 before the first growth.
   [[nodiscard]] std::size_t device_bytes() const noexcept { return map_.bytes() / reservation_factor; }
@@ -379,7 +377,7 @@ class page_growth {
     return true;
   }
 
-  Source source_;
+  Source& source_;
   growth_counters& counters_;
   page_map map_;
   address_space addresses_;

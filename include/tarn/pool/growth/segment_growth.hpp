@@ -21,6 +21,7 @@
 #include "tarn/pool/growth/growth.hpp"
 #include "tarn/pool/growth/largest_block.hpp"
 #include "tarn/pool/growth/memory_left.hpp"
+#include "tarn/pool/inspection/description.hpp"
 #include "tarn/pool/order/ordering.hpp"
 
 namespace tarn::detail {
@@ -34,20 +35,15 @@ inline constexpr std::size_t segment_grain = 2_MiB;
   return limit && where == zone::larger ? range_grain : segment_grain;
 }
 
-/// A source that can provide segments.
-template <class S>
-concept segment_source = has_allocate_sync<S> && has_deallocate_sync<S> && has_driver<S>;
-
-template <segment_source Source>
+/// Over a page source its segments are the plain blocks that it has in place of pages.
+template <class Source>
 class segment_growth {
  public:
   using driver_type = typename Source::driver_type;
+  using description_type = typename description_of<Source>::type;
 
-  segment_growth(Source source, growth_counters& counters)
-      : source_(std::move(source)), counters_(counters) {}
-
-  [[nodiscard]] Source& source() noexcept { return source_; }
-  [[nodiscard]] Source const& source() const noexcept { return source_; }
+  segment_growth(Source& source, growth_counters& counters, description_type& tool)
+      : source_(source), counters_(counters), tool_(tool) {}
 
   /// The upstream's memory is unknown.
   [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
@@ -71,7 +67,7 @@ class segment_growth {
         // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
         // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
-          source_.deallocate_sync(base, bytes, alignment_);
+          give(base, bytes, alignment_);
           count_made(base, bytes, request.where);
           count_given(base, bytes, request.where);
           bytes = align_up(exact + range_grain, grain);
@@ -122,7 +118,7 @@ class segment_growth {
       count_given(gone.base, gone.bytes, gone.where);
       given += gone.bytes;
       unlocked const open(hot);
-      source_.deallocate_sync(gone.base, gone.bytes, gone.alignment);
+      give(gone.base, gone.bytes, gone.alignment);
     }
     return given;
   }
@@ -148,7 +144,7 @@ class segment_growth {
   /// Gives everything back; nothing on the device uses it any more.
   void close() noexcept {
     for (segment const& s : segments_) {
-      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, s.alignment);
+      if (s.base != nullptr) give(s.base, s.bytes, s.alignment);
     }
     segments_.clear();
   }
@@ -166,12 +162,35 @@ class segment_growth {
   /// Takes a block with as much alignment as the source has.
   [[nodiscard]] void* take(std::size_t bytes) {
     try {
-      return source_.allocate_sync(bytes, alignment_);
+      return take_block(bytes);
     } catch (bad_alignment const&) {
       if (alignment_ == default_alignment) throw;
     }
     alignment_ = default_alignment;
-    return source_.allocate_sync(bytes, alignment_);
+    return take_block(bytes);
+  }
+  /// Plain blocks stand in for pages, and under a tool for memory that it refuses.
+  [[nodiscard]] bool are_plain() const noexcept {
+    return has_plain_blocks<Source> && (page_source<Source> || tool_.has_tool());
+  }
+  /// Takes a block, which is a heap to a tool.
+  [[nodiscard]] void* take_block(std::size_t bytes) {
+    void* p = nullptr;
+    if constexpr (has_plain_blocks<Source>) {
+      if (are_plain()) p = source_.allocate_plain(bytes);
+    }
+    if constexpr (!page_source<Source>) {
+      if (!are_plain()) p = source_.allocate_sync(bytes, alignment_);
+    }
+    tool_.heap_begins(p, bytes);
+    return p;
+  }
+  void give(void* p, std::size_t bytes, [[maybe_unused]] std::size_t alignment) noexcept {
+    tool_.heap_ends(p);
+    if constexpr (has_plain_blocks<Source>) {
+      if (are_plain()) return source_.deallocate_plain(p, bytes);
+    }
+    if constexpr (!page_source<Source>) source_.deallocate_sync(p, bytes, alignment);
   }
 
   struct segment {
@@ -205,11 +224,12 @@ class segment_growth {
     return segments_.size() - 1;
   }
 
-  Source source_;
+  Source& source_;
   /// Of the next segment. Host memory mostly has more than a device's, of which no more is asked than every
   /// source of blocks has.
   std::size_t alignment_ = std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
   growth_counters& counters_;
+  description_type& tool_;
   sequence<segment> segments_;
 };
 

@@ -301,6 +301,16 @@ struct no_description {
   static constexpr void heap_ends(void*) noexcept {}
 };
 
+/// The description of a pool over `Source`.
+template <class Source, bool = is_describable<Source>>
+struct description_of {
+  using type = no_description;
+};
+template <class Source>
+struct description_of<Source, true> {
+  using type = description<typename Source::driver_type>;
+};
+
 /// Room for a block's description: used, or given up in the destructor.
 template <class Description>
 class room_to_describe {
