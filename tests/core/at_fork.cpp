@@ -105,3 +105,15 @@ TEST_CASE("at_fork runs hooks in order before and in reverse after, with the sid
   notes.reset();
   CHECK(child_of([] { return true; }) == 0);
 }
+
+TEST_CASE("creating_process is this process, but not in a forked child", "[core][at_fork]") {
+  detail::creating_process const process;
+  CHECK(process.is_this());
+  CHECK(child_of([&] {
+          detail::creating_process const own;
+          detail::creating_process const copy = process;
+          return !process.is_this() && !copy.is_this() && own.is_this() &&
+                 child_of([&] { return !process.is_this() && !own.is_this(); }) == 0;
+        }) == 0);
+  CHECK(process.is_this());
+}

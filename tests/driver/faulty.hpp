@@ -176,7 +176,6 @@ class faulty {
   /// The wrapped driver, without faults.
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
   [[nodiscard]] device_id device() const noexcept { return driver_.device(); }
-  [[nodiscard]] bool survives_fork() const noexcept { return tarn::survives_fork(driver_); }
 
   status identify(stream_ref stream, stream_id& id) const noexcept {
     return through(driver_call::identify, [&] { return driver_.identify(stream, id); });

@@ -175,11 +175,22 @@ struct endings {
     after.fill(std::byte{1});
     return said(fine && after.size() == 2'000'000, "the parent continues");
   }
+  /// Calls `act`; returns whether it was refused because the pool was made before the fork.
+  template <class Act>
+  static bool is_refused_in_child(Act const& act) {
+    try {
+      act();
+    } catch (cuda_error const& error) {
+      return error.kind() == failure::forked;
+    }
+    return false;
+  }
   static int fork_and_the_child_uses_the_host(char const*) {
     memory_type& memory = process_pool();
     buffer owner(memory, 1000, stream_ref{});
     auto host = host_memory{} | pooled{} | tracked{};
     void* const p = host.allocate_sync(1000);
+    host.deallocate_sync(host.allocate_sync(1000), 1000);  // in this thread's cache
     std::fflush(stdout);
     pid_t const child = ::fork();
     if (child == 0) {
@@ -187,10 +198,10 @@ struct endings {
       void* const q = own.allocate_sync(1_MiB);
       std::memset(q, 1, 1_MiB);
       own.deallocate_sync(q, 1_MiB);
-      host.deallocate_sync(p, 1000);  // the parent's pool, as it was at the fork
-      void* const r = host.allocate_sync(100_KiB);
-      host.deallocate_sync(r, 100_KiB);
-      ::_exit(memory_allocated(own) == 0 && memory_allocated(host) == 0 ? 0 : found_wrong);
+      host.deallocate_sync(p, 1000);  // the parent's pool: its memory is not touched
+      bool const refused = is_refused_in_child([&] { (void)host.allocate_sync(1000); }) &&
+                           is_refused_in_child([&] { (void)host.allocate_sync(100_KiB); });
+      ::_exit(memory_allocated(own) == 0 && refused && host.trim(0) == 0 ? 0 : found_wrong);
     }
     bool const fine = status_of(child) == 0;
     bool const kept = memory_allocated(host) != 0;
@@ -259,29 +270,40 @@ struct endings {
   static int bad_children_of(Make const& make, char const* name, int count = 20) {
     using made = decltype(make());
     std::unique_ptr<made> memory(new made(make()));
+    void* const kept = memory->allocate_sync(1000);
     int bad = 0;
     {
       busy_threads<made> const threads(*memory, 300'000);
       bad = bad_children(count, [&](int i) {
-        std::vector<void*> blocks;
-        for (int k = 0; k < 3; ++k) {
-          for (std::size_t const bytes : {std::size_t{100}, std::size_t{40'000}, std::size_t{1'500'000}}) {
-            void* const p = memory->allocate(stream_ref{}, bytes);
-            std::memset(p, i, bytes);
-            memory->deallocate(stream_ref{}, p, bytes);
-          }
+        // The parent's pool refuses, and each call of it returns.
+        bool refused = true;
+        for (std::size_t const bytes : {std::size_t{100}, std::size_t{40'000}, std::size_t{1'500'000}}) {
+          refused = refused && is_refused_in_child([&] { (void)memory->allocate(stream_ref{}, bytes); }) &&
+                    is_refused_in_child([&] { (void)memory->allocate_sync(bytes); });
         }
-        for (int k = 0; k < 100; ++k) blocks.push_back(memory->allocate_sync(1000));
-        for (void* const p : blocks) memory->deallocate_sync(p, 1000);
+        memory->deallocate_sync(kept, 1000);
         memory->empty_cache();
         (void)memory->owns(memory.get());
         if (i % 4 == 1) {  // a thread of the child's own
-          std::thread([&] { memory->deallocate_sync(memory->allocate_sync(500), 500); }).join();
+          std::thread([&] {
+            refused = refused && is_refused_in_child([&] { (void)memory->allocate_sync(500); });
+          }).join();
         }
         if (i % 4 == 2) memory.reset();
-        return true;
+        // One that the child makes works.
+        made own(make());
+        std::vector<void*> blocks;
+        for (int k = 0; k < 100; ++k) blocks.push_back(own.allocate_sync(1000));
+        for (void* const p : blocks) own.deallocate_sync(p, 1000);
+        void* const large = own.allocate(stream_ref{}, 1'500'000);
+        std::memset(large, i, 1'500'000);
+        own.deallocate(stream_ref{}, large, 1'500'000);
+        std::thread([&] { own.deallocate_sync(own.allocate_sync(500), 500); }).join();
+        own.empty_cache();
+        return refused;
       });
     }
+    memory->deallocate_sync(kept, 1000);
     if (bad != 0) std::fprintf(stderr, "%s: %d of %d children\n", name, bad, count);
     return bad;
   }
@@ -330,16 +352,8 @@ struct endings {
       bad = bad_children(60, [&](int i) {
         int refused = 0;
         for (std::size_t const bytes : {std::size_t{100}, std::size_t{40'000}, std::size_t{3'000'000}}) {
-          try {
-            (void)memory->allocate(stream_ref{}, bytes);
-          } catch (cuda_error const& error) {
-            refused += error.kind() == failure::forked ? 1 : 0;
-          }
-          try {
-            (void)memory->allocate_sync(bytes);
-          } catch (cuda_error const& error) {
-            refused += error.kind() == failure::forked ? 1 : 0;
-          }
+          refused += is_refused_in_child([&] { (void)memory->allocate(stream_ref{}, bytes); }) ? 1 : 0;
+          refused += is_refused_in_child([&] { (void)memory->allocate_sync(bytes); }) ? 1 : 0;
         }
         std::size_t const given = memory->trim(0);
         if (i % 2 == 0) {
@@ -359,8 +373,9 @@ struct endings {
     static auto other = host_memory{} | pooled{} | tracked{};
     auto memory = host_memory{} | limited{4_MiB} | retry_on_oom{[](out_of_memory const&, unsigned attempt) {
                     bad += bad_children(1, [](int) {
-                      other.deallocate_sync(other.allocate_sync(1000), 1000);
-                      return true;
+                      auto own = host_memory{} | pooled{} | tracked{};
+                      own.deallocate_sync(own.allocate_sync(1000), 1000);
+                      return is_refused_in_child([&] { (void)other.allocate_sync(1000); });
                     });
                     return attempt < 2;
                   }} |
@@ -391,14 +406,8 @@ struct endings {
       }
     });
     while (step != 1) std::this_thread::yield();
-    int const bad = bad_children(1, [&](int) {
-      try {
-        (void)memory.allocate_sync(1000);
-      } catch (cuda_error const& error) {
-        return error.kind() == failure::forked;
-      }
-      return false;
-    });
+    int const bad =
+        bad_children(1, [&](int) { return is_refused_in_child([&] { (void)memory.allocate_sync(1000); }); });
     step = 2;
     inside.join();
     memory.deallocate_sync(memory.allocate_sync(1000), 1000);

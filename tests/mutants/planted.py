@@ -921,8 +921,15 @@ PLANTED = {
         Mutant(
             "a pool that was asked counts as asked for good",
             "pool/other_pools.hpp",
-            "if (last != nullptr && process == all.processes) --last->calls_;",
+            "if (last != nullptr) --last->calls_;",
             "",
+        ),
+        Mutant(
+            "in a forked child a pool waits for calls of the parent's threads",
+            "pool/other_pools.hpp",
+            "calls_ == 0 || !process_.is_this()",
+            "calls_ == 0",
+            finder="tests/pool/other_pools.cpp",
         ),
         Mutant(
             "a limit of its own makes a pool ask others",
@@ -2273,21 +2280,21 @@ PLANTED = {
         Mutant(
             "a forked child unmaps a block of the parent's import",
             "raii/imported_block.hpp",
-            "if (range_ == nullptr || !process_.may_use(driver_)) return;",
+            "if (range_ == nullptr || !process_.is_this()) return;",
             "if (range_ == nullptr) return;",
             finder="tests/raii/sharing.cpp",
         ),
         Mutant(
             "a forked child destroys the parent's events",
             "raii/shared_event.hpp",
-            "if (event_ != nullptr && process_.may_use(driver_))",
+            "if (event_ != nullptr && process_.is_this())",
             "if (event_ != nullptr)",
             finder="tests/raii/sharing.cpp",
         ),
         Mutant(
             "a forked child ends the parent's registrations",
             "raii/page_registrations.hpp",
-            "if (process_.may_use(memory_.driver()))",
+            "if (process_.is_this())",
             "if (size() != 0)",
             finder="tests/raii/page_registrations.cpp",
         ),

@@ -433,39 +433,71 @@ struct forking_pages : sim_pages {
   }
   int* child = nullptr;
 };
+/// Waits when it destroys a handle.
+struct waiting_pages : sim_pages {
+  using sim_pages::sim_pages;
+  void destroy(page_handle handle, std::size_t bytes) noexcept {
+    sim_pages::destroy(handle, bytes);
+    if (step == nullptr || *step == 0) return;
+    *step = 2;
+    while (*step == 2) std::this_thread::yield();
+  }
+  std::atomic<int>* step = nullptr;
+};
 }  // namespace
 
 TEST_CASE("pools end in a child that was forked while another pool asked them",
           "[pool][other_pools][fork][pages]") {
-  for (sim_fork const forked : {sim_fork::works, sim_fork::refused}) {
-    sim_options options = one_gib();
-    options.forked = forked;
-    sim_machine const machine{options};
-    sim_driver const driver = machine.driver(0);
-    int child = -2;
-    {
-      std::optional lower(sim_pages{driver} | pooled{.largest_handle = 2_MiB});
-      forking_pages source{driver};
-      source.child = &child;
-      auto const first = source | pooled{.largest_handle = 2_MiB};
-      auto memory = sim_pages{driver} | pooled{.largest_handle = 2_MiB};
-      lower->deallocate_sync(lower->allocate_sync(450_MiB), 450_MiB);
-      auto handle = first;
-      handle.deallocate_sync(handle.allocate_sync(450_MiB), 450_MiB);
-      child = -1;
-      try {
-        memory.deallocate_sync(memory.allocate_sync(900_MiB), 900_MiB);
-      } catch (std::exception const&) {  // in a child that the device refuses
-      }
-      if (child == 0) {
-        lower.reset();
-        ::_exit(0);
-      }
+  sim_machine const machine{one_gib()};
+  sim_driver const driver = machine.driver(0);
+  int child = -2;
+  {
+    std::optional lower(sim_pages{driver} | pooled{.largest_handle = 2_MiB});
+    forking_pages source{driver};
+    source.child = &child;
+    auto const first = source | pooled{.largest_handle = 2_MiB};
+    auto memory = sim_pages{driver} | pooled{.largest_handle = 2_MiB};
+    lower->deallocate_sync(lower->allocate_sync(450_MiB), 450_MiB);
+    auto handle = first;
+    handle.deallocate_sync(handle.allocate_sync(450_MiB), 450_MiB);
+    child = -1;
+    try {
+      memory.deallocate_sync(memory.allocate_sync(900_MiB), 900_MiB);
+    } catch (std::exception const&) {  // in the child, which the device refuses
     }
-    REQUIRE(child > 0);
-    int status = -1;
-    CHECK(::waitpid(child, &status, 0) == child);
-    CHECK(status == 0);
+    if (child == 0) {
+      lower.reset();
+      ::_exit(0);
+    }
   }
+  REQUIRE(child > 0);
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+}
+
+TEST_CASE("a pool ends in a child that was forked while another thread asked it",
+          "[pool][other_pools][fork][threads][pages]") {
+  device d;
+  std::atomic<int> step{0};
+  waiting_pages source{d.driver};
+  source.step = &step;
+  std::optional first(source | pooled{.largest_handle = 2_MiB});
+  auto memory = sim_pages{d.driver} | pooled{};
+  cache(*first, stream_ref{}, 600_MiB);
+  step = 1;
+  std::thread other([&] { cache(memory, stream_ref{}, 900_MiB); });
+  while (step != 2) std::this_thread::yield();
+  pid_t const child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    first.reset();
+    ::_exit(0);
+  }
+  step = 0;
+  other.join();
+  int status = -1;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
 #endif

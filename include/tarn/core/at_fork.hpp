@@ -14,7 +14,7 @@
 //
 // No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the forking thread itself
 // holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken within `patience` (its owner waits for
-// this thread) is given up: it is constructed anew in the child, which must not use the data it guards.
+// this thread) is given up. The child constructs the locks anew, and must not use the data of one that was given up.
 
 #include <atomic>
 #include <cstddef>
@@ -24,7 +24,6 @@
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
-#include <unistd.h>
 
 #include <ctime>
 #endif
@@ -36,16 +35,13 @@
 
 namespace tarn::detail {
 
-enum class fork_side : std::uint8_t {
-  parent,
-  child,
-  child_without  ///< in the child, and the lock could not be taken
-};
+enum class fork_side : std::uint8_t { parent, child };
 
-/// A lock to take before a fork and to release after it, on both sides. The first one installs the process's fork hook.
+/// A lock to take before a fork and to release after it, on both sides.
 class at_fork {
  public:
   using take_function = bool (*)(void* self) noexcept;  ///< false: could not take it; must not wait for long
+  /// In the child it is also called if the lock could not be taken.
   using release_function = void (*)(void* self, fork_side side) noexcept;
 
   at_fork(void* self, take_function take, release_function release) noexcept
@@ -59,20 +55,36 @@ class at_fork {
   /// Returns true while a thread is about to fork; other threads should back off.
   [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
 
+  /// The number of this process in this module: a forked child has a higher one.
+  [[nodiscard]] static std::uint64_t process() noexcept {
+    registry.hook();
+    return registry.process.load(std::memory_order_relaxed);
+  }
+
  private:
+  friend class creating_process;
+
   /// The list of this module's members: plain data, constant-initialised, never destroyed.
   struct members {
     spin_lock lock;
     at_fork* first = nullptr;
     at_fork* last = nullptr;
-    bool hooked = false;
+    std::atomic<bool> hooked{false};
     std::atomic<bool> forking{false};
+    std::atomic<std::uint64_t> process{1};
 
-    void add(at_fork& m) noexcept {
+    /// Installs the process's fork hook once.
+    void hook() noexcept {
+      if (hooked.load(std::memory_order_acquire)) return;
       lock.lock();
 #if defined(__unix__) || defined(__APPLE__)
       if (!hooked) hooked = ::pthread_atfork(&before, &in_parent, &in_child) == 0;
 #endif
+      lock.unlock();
+    }
+    void add(at_fork& m) noexcept {
+      hook();
+      lock.lock();
       m.previous_ = last;
       (last != nullptr ? last->next_ : first) = &m;
       last = &m;
@@ -101,11 +113,7 @@ class at_fork {
     /// Releases in reverse order: a later member may depend on an earlier one.
     void release_all(fork_side const side) noexcept {
       for (at_fork* m = last; m != nullptr; m = m->previous_) {
-        if (m->taken_) {
-          m->release_(m->self_, side);
-        } else if (side == fork_side::child) {
-          m->release_(m->self_, fork_side::child_without);
-        }
+        if (m->taken_ || side == fork_side::child) m->release_(m->self_, side);
       }
       lock.unlock();
     }
@@ -132,6 +140,7 @@ class at_fork {
   }
   static void in_child() noexcept {
     registry.forking.store(false, std::memory_order_relaxed);
+    registry.process.fetch_add(1, std::memory_order_relaxed);
     registry.release_all(fork_side::child);
   }
 #endif
@@ -148,14 +157,17 @@ class at_fork {
 };
 inline constinit at_fork::members at_fork::registry{};
 
-/// A number of this process, which a forked child does not have.
-[[nodiscard]] inline std::int64_t this_process() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-  return ::getpid();
-#else
-  return 0;
-#endif
-}
+/// Remembers the process that constructs it: a forked child has a copy of what that process made, and must not use it.
+class creating_process {
+ public:
+  /// Whether this is that process, and no child of it.
+  [[nodiscard]] bool is_this() const noexcept { return number_ == now_->load(std::memory_order_relaxed); }
+
+ private:
+  std::uint64_t number_ = at_fork::process();
+  std::atomic<std::uint64_t> const* now_ =
+      &at_fork::registry.process;  ///< of the constructing module; another one may ask
+};
 
 /// Identifies the calling thread among the running ones, in all modules of the process.
 [[nodiscard]] inline void const* this_thread_of_process() noexcept {
@@ -213,12 +225,10 @@ class fork_mutex {
   }
   static void release(void* self, fork_side side) noexcept {
     auto& m = *static_cast<fork_mutex*>(self);
-    if (side == fork_side::child_without) {
-      m.owner_.store(nullptr, std::memory_order_relaxed);
-      (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // the owner does not exist in the child
-    } else if (!m.forker_has_it_) {
-      m.unlock();
-    }
+    if (m.forker_has_it_) return;
+    if (side == fork_side::parent) return m.unlock();
+    m.owner_.store(nullptr, std::memory_order_relaxed);
+    (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // another owner does not exist in the child
   }
 
   std::mutex mutex_;

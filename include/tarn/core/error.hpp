@@ -91,7 +91,8 @@ class cuda_error : public detail::error_of<std::exception, 448> {
         return s.code == invalid_device ? "; there is no device of this number, see cudaGetDeviceCount()"
                                         : "; check that a device and its driver are installed";
       case failure::forked:
-        return "; a forked child has no device memory, fork before the first use or start another program";
+        return "; pools and devices that were used before fork() cannot be used in the child, fork earlier "
+               "or start another program";
       case failure::unsupported:
         return "; this device or driver does not support it, use another source";
       case failure::unloading:

@@ -23,23 +23,15 @@ class static_mutex {
   /// Made before its object locks the mutex for the first time, and destroyed after the last time.
   class user {
    public:
-    using child_function = void (*)(void* self) noexcept;
-
-    /// @param in_child  called with `self` in a forked child, under the mutex; null: nothing is called
-    explicit user(static_mutex& mutex, void* self = nullptr, child_function in_child = nullptr) noexcept
-        : mutex_(mutex), self_(self), in_child_(in_child) {}
+    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
 
    private:
     static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
     static void release(void* of, fork_side side) noexcept {
-      auto& u = *static_cast<user*>(of);
-      if (side != fork_side::parent && u.in_child_ != nullptr) u.in_child_(u.self_);
-      u.mutex_.release_after_fork(side);
+      static_cast<user*>(of)->mutex_.release_after_fork(side);
     }
 
     static_mutex& mutex_;
-    void* self_;
-    child_function in_child_;
     at_fork member_{this, &take, &release};
   };
 
@@ -51,11 +43,12 @@ class static_mutex {
     return true;
   }
   void release_after_fork(fork_side side) noexcept {
-    if (side == fork_side::child_without) {
-      (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // the owner does not exist in the child
-    } else if (--taken_ == 0) {
-      mutex_.unlock();
+    if (side == fork_side::parent) {
+      if (--taken_ == 0) mutex_.unlock();
+      return;
     }
+    taken_ = 0;
+    (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // another owner does not exist in the child
   }
 
   std::mutex mutex_;

@@ -5,6 +5,9 @@
 // Over 400 lines: one short function for each call of the driver contract (driver.hpp).
 
 #include <cuda_runtime_api.h>
+#if defined(__linux__)
+#include <unistd.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -74,9 +77,6 @@ class basic_cuda_driver {
   explicit constexpr basic_cuda_driver(device_id device) noexcept : device_(device.value) {}
 
   [[nodiscard]] device_id device() const noexcept { return device_id{device_}; }
-
-  /// A context belongs to the process that created it.
-  [[nodiscard]] static constexpr bool survives_fork() noexcept { return false; }
 
   /// Returns the calling thread's current device, for device_guard.
   static status current_device(device_id& device) noexcept {
@@ -347,7 +347,9 @@ class basic_cuda_driver {
   /// before 2.34). unsupported: NVML is missing or does not know the device.
   status memory_account(device_account& account) const noexcept {
     detail::nvml_question asked;
-    asked.pid = static_cast<unsigned>(detail::this_process());
+#if defined(__linux__)
+    asked.pid = static_cast<unsigned>(::getpid());
+#endif
     auto const get_uuid = detail::cuda_driver_calls().device_get_uuid;
     CUuuid uuid{};
     if (get_uuid != nullptr && get_uuid(&uuid, static_cast<CUdevice>(device_)) == CUDA_SUCCESS) {

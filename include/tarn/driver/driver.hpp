@@ -11,7 +11,6 @@
 // | call                                                         | cost             | meaning                                                             |
 // |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
 // | device()                                                     | 0                | the device's ordinal                                                |
-// | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; false if absent          |
 // | identify(stream, id&)                                        | ~19 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
 // | several devices, optional                                    |                  | see multi_device_driver in stream_device.hpp                        |
 // |   known_device(stream)                                       | 0                | where a stream lives, as far as it was learned                      |
@@ -83,16 +82,6 @@ concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
                           { d.fill(stream, to, 0, bytes) } noexcept -> std::same_as<status>;
                           { d.memory_info(bytes, total) } noexcept -> std::same_as<status>;
                         };
-
-/// Returns true if a child of fork() may use what the driver allocated in the parent.
-template <class D>
-[[nodiscard]] constexpr bool survives_fork(D const& driver) noexcept {
-  if constexpr (requires { driver.survives_fork(); }) {
-    return driver.survives_fork();
-  } else {
-    return false;
-  }
-}
 
 /// Returns how many bytes an allocation may need beside its own.
 template <class D>

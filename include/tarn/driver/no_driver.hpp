@@ -34,9 +34,6 @@ class no_driver {
   /// The host: ordinal -1.
   [[nodiscard]] device_id device() const noexcept { return device_id{-1}; }
 
-  /// fork() copies host memory with the process.
-  [[nodiscard]] static constexpr bool survives_fork() noexcept { return true; }
-
   status identify(stream_ref stream, stream_id& id) const noexcept {
     auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
     if (handle <= 1) {

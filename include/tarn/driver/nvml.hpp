@@ -13,7 +13,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"

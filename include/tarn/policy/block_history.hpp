@@ -251,9 +251,9 @@ class checked_resources {
  private:
   /// A forked child ends with its parent's live blocks, which it does not report.
   static void report_at_exit() {
-    static std::int64_t const process = this_process();
+    static creating_process const process;
     [[maybe_unused]] static bool const registered = std::atexit([] {
-                                                      if (this_process() == process) report_leaks();
+                                                      if (process.is_this()) report_leaks();
                                                     }) == 0;
   }
   static void report_leaks() noexcept {

@@ -189,7 +189,7 @@ class byte_budget {
   }
   static void release_lock(void* self, fork_side side) noexcept {
     auto& budget = *static_cast<byte_budget*>(self);
-    if (side != fork_side::parent) {
+    if (side == fork_side::child) {
       budget.waiters_ = nullptr;
       budget.waiting_.store(0, std::memory_order_relaxed);
     }

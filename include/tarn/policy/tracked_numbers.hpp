@@ -760,10 +760,9 @@ class tracked_numbers {
                   },
                   [](void* self, fork_side side) noexcept {
                     auto& n = *static_cast<tracked_numbers*>(self);
-                    if (side != fork_side::parent) renew_remote_barrier();
                     if (n.shares_.load(std::memory_order_relaxed) != nullptr) {
                       n.for_each_share(all_threads, [side](tracked_share& s) {
-                        if (side != fork_side::parent) s.forget_owner();
+                        if (side == fork_side::child) s.forget_owner();
                         s.end_visit();
                       });
                     }

@@ -337,10 +337,14 @@ class heap {
 
   // ---- fork
 
-  /// Returns true in a forked child that cannot use its parent's driver resources. Its thread caches are closed, so every call
-  /// reaches a check of this.
+  /// Returns true in a forked child of the process that made the pool. Its thread caches are closed, so every call reaches a
+  /// check of this.
   [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
-  void set_lost(bool lost) noexcept { lost_.store(lost, std::memory_order_relaxed); }
+  /// Called in a forked child, where another thread that holds the hot lock does not exist.
+  void lose() noexcept {
+    lost_.store(true, std::memory_order_relaxed);
+    (void)::new (static_cast<void*>(&hot)) hot_mutex;
+  }
   /// Whether the pool sleeps: its thread caches are closed, so every call reaches a check of this. Changed under both locks.
   [[nodiscard]] bool is_asleep() const noexcept { return asleep_.load(std::memory_order_relaxed); }
   void set_asleep(growth_lock const&, bool asleep) noexcept {
@@ -355,8 +359,6 @@ class heap {
     graph_memory = number;
     counters.sums = &of_pool;
   }
-  /// Used in a forked child if the lock's owner thread does not exist there.
-  void renew_hot_lock() noexcept { (void)::new (static_cast<void*>(&hot)) hot_mutex; }
 
   /// @throws cuda_error of kind `forked`, pool_asleep; out_of_memory: the request is larger than any block
   void require_ready(stream_id id, std::size_t bytes, std::size_t alignment) const {

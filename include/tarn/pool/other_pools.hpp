@@ -56,13 +56,14 @@ class other_pools {
   other_pools& operator=(other_pools const&) = delete;
   ~other_pools() { leave(); }
 
-  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned.
+  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those of the parent's threads
+  /// do not return in a forked child.
   void leave() noexcept {
     if (has_left_) return;
     for (unsigned tries = 0;; ++tries) {
       {
         std::lock_guard const guard(all_.mutex);
-        if (calls_ == 0) {
+        if (calls_ == 0 || !process_.is_this()) {
           other_pools** at = &all_.latest;
           while (*at != this) at = &(*at)->next_;
           *at = next_;
@@ -99,7 +100,6 @@ class other_pools {
     list& all = all_;
     std::size_t given = 0;
     std::size_t to_device = 0;
-    std::uint64_t process = all.processes;
     for (other_pools* asked = nullptr; to_device < bytes;) {
       {
         std::lock_guard const guard(all.mutex);
@@ -107,17 +107,16 @@ class other_pools {
         asked = last == nullptr ? all.latest : last->next_;
         while (asked != nullptr && (asked == this || !is_same_device(asked->driver_, driver_)))
           asked = asked->next_;
-        if (last != nullptr && process == all.processes) --last->calls_;
+        if (last != nullptr) --last->calls_;
         if (asked == nullptr) return given;
         ++asked->calls_;
-        process = all.processes;
       }
       std::size_t const by_it = asked->give_back_(asked->pool_, bytes - to_device, how);
       given += by_it;
       if (asked->to_ == goes_to::the_device) to_device += by_it;
       if (to_device < bytes) continue;
       std::lock_guard const guard(all.mutex);
-      if (process == all.processes) --asked->calls_;
+      --asked->calls_;
     }
     return given;
   }
@@ -132,8 +131,6 @@ class other_pools {
   struct list {
     static_mutex mutex;
     other_pools* latest = nullptr;
-    /// More in each forked child, where the calls of other threads do not exist.
-    std::uint64_t processes = 1;
   };
   /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
   static list& all_pools() noexcept {
@@ -149,14 +146,9 @@ class other_pools {
     }
   }
 
-  static void begin_in_child(void* self) noexcept {
-    auto& pool = *static_cast<other_pools*>(self);
-    ++pool.all_.processes;
-    pool.calls_ = 0;
-  }
-
   list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
-  static_mutex::user const user_{all_.mutex, this, &begin_in_child};
+  static_mutex::user const user_{all_.mutex};
+  creating_process const process_{};
   Driver const& driver_;
   void* const pool_;
   give_back_function const give_back_;

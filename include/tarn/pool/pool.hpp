@@ -67,10 +67,8 @@ namespace tarn {
 /// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of its stream is known, submits nothing
 /// to the driver; a deallocation asks it whether the stream is captured, see capture_watch.
 ///
-/// fork() is safe while any number of threads use the pool. In the child, a pool of host memory continues with a copy of all
-/// blocks; calls that other threads had in progress are never completed. A pool over a driver that does not survive fork(),
-/// such as CUDA, refuses in the child: allocation throws cuda_error of kind `forked`, other calls do nothing, and nothing is
-/// freed.
+/// fork() is safe while any number of threads use the pool. In the child it refuses, whatever its memory is: allocation throws
+/// cuda_error of kind `forked`, other calls do nothing, and nothing is freed. Make another pool there.
 template <memory_source Upstream>
 class pool {
   using heap_type = detail::heap<Upstream>;

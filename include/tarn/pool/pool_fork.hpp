@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a pool does when the process forks: every thread is kept out of it until both sides have gone on.
+// What a pool does when the process forks: every thread is kept out of it until both sides have gone on. In the child it refuses.
 
 #include "tarn/core/at_fork.hpp"
 
@@ -25,20 +25,12 @@ class pool_fork {
   }
   void end(fork_side side) noexcept {
     if (heap_.is_lost()) return;
-    if (side == fork_side::child_without) {
-      heap_.renew_hot_lock();
-      front_.announce();
-    } else {
-      heap_.hot.unlock();
-    }
-    bool const goes_on =
-        side == fork_side::parent || (side == fork_side::child && survives_fork(heap_.driver()));
-    heap_.set_lost(!goes_on);
-    if (!goes_on) return;
     if (side == fork_side::parent) {
+      heap_.hot.unlock();
       front_.let_threads_in();
     } else {
-      front_.let_threads_in_child();
+      heap_.lose();
+      front_.announce();
     }
   }
 

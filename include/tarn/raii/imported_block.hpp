@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/all_work.hpp"
-#include "tarn/driver/creating_process.hpp"
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/raii/block_description.hpp"
 #include "tarn/raii/exported_block.hpp"
@@ -49,7 +49,7 @@ class imported_mapping {
   /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a capture still forbids to wait
   /// for the work, the memory stays mapped for good. A forked child unmaps nothing.
   ~imported_mapping() {
-    if (range_ == nullptr || !process_.may_use(driver_)) return;
+    if (range_ == nullptr || !process_.is_this()) return;
     if (mapped_ != 0 && is_of_capture(wait_past_captures(driver_))) return;
     std::size_t at = 0;
     for (std::size_t i = 0; i < mapped_; at += sizes_[i], ++i) (void)driver_.unmap_pages(data(at), sizes_[i]);

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/driver/creating_process.hpp"
 #include "tarn/raii/page_pin.hpp"
 
 namespace tarn {
@@ -180,7 +180,7 @@ class [[nodiscard]] page_registrations {
     return i != entries_.end() && (i->first <= range.begin || i->first - range.begin < range.bytes);
   }
   auto end(typename entries::iterator i) noexcept {
-    if (process_.may_use(memory_.driver())) {
+    if (process_.is_this()) {
       for (registration const& r : i->second.held) library_.remove(r.registered);
     }
     return entries_.erase(i);

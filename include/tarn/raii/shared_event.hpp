@@ -6,10 +6,10 @@
 #include <thread>
 #include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/stream.hpp"
-#include "tarn/driver/creating_process.hpp"
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/raii/sharing_error.hpp"
@@ -40,7 +40,7 @@ class shared_event {
     return *this;
   }
   ~shared_event() {
-    if (event_ != nullptr && process_.may_use(driver_)) (void)driver_.destroy_event(event_);
+    if (event_ != nullptr && process_.is_this()) (void)driver_.destroy_event(event_);
   }
 
   /// @throws cuda_error

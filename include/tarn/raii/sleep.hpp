@@ -43,8 +43,8 @@ inline constexpr bool require_can_sleep() noexcept {
 /// Handles with a page_pin stay mapped, with their contents.
 ///
 /// The memory of the pool's graph_memories sleeps and wakes with it, all or none. A capture_scope may be opened while the pool
-/// sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the addresses that the pool keeps. In a forked child whose
-/// driver survives the fork the pool is asleep if its parent's was; in any other child sleep() and wake() do nothing, and return 0.
+/// sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the addresses that the pool keeps. In a forked child sleep()
+/// and wake() do nothing, and return 0.
 /// @param where  whether contents are kept
 /// @returns the bytes given back, cached memory included; less if the driver does not report that a copy is complete: handles whose
 ///          contents are not known to be saved keep their memory

@@ -81,10 +81,6 @@ class sim_driver {
       : machine_(std::move(machine)), device_(device) {}
 
   [[nodiscard]] device_id device() const noexcept { return device_; }
-  [[nodiscard]] bool survives_fork() const noexcept {
-    sim_options const& o = machine_.options();
-    return o.forked == sim_fork::works && o.backing == sim_backing::address_only;
-  }
 
   /// Returns the calling thread's current device, for device_guard. Informational: no simulated call depends on it.
   static status current_device(device_id& device) noexcept {
@@ -549,7 +545,7 @@ class sim_driver {
     state& m = *machine_.state_;
     std::lock_guard const lock(m.mutex);
     if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
-    if (m.forked) return detail::sim_status(code::forked, name);
+    if (!m.process.is_this()) return detail::sim_status(code::forked, name);
     m.devices_of_streams.use(device_);
     m.has_context[static_cast<std::size_t>(device_.value)] = true;
     try {

@@ -71,18 +71,8 @@ struct sim_state {
   sim_calls calls;
   stream_devices devices_of_streams;
   std::vector<bool>
-      has_context;      ///< of each device: whether a call of a driver or of the user's program has used it
-  bool forked = false;  ///< this is a forked child's copy, which must not be used
-
- private:
-  at_fork member_{this, [](void*) noexcept { return true; },
-                  [](void* self, fork_side side) noexcept {
-                    auto& m = *static_cast<sim_state*>(self);
-                    bool const works =
-                        m.options.forked == sim_fork::works && m.options.backing == sim_backing::address_only;
-                    m.forked =
-                        m.forked || side == fork_side::child_without || (side == fork_side::child && !works);
-                  }};
+      has_context;  ///< of each device: whether a call of a driver or of the user's program has used it
+  creating_process const process{};
 };
 
 }  // namespace detail
@@ -101,7 +91,8 @@ class sim_graph {
 
 /// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any handle or driver of
 /// it. Thread-safe; results are reproducible if one thread drives. Time is virtual: it advances by the cost of each driver
-/// call, by advance(), and to the end of the work that a synchronisation waits for.
+/// call, by advance(), and to the end of the work that a synchronisation waits for. A forked child cannot use a machine of its
+/// parent, as with CUDA: each call fails, and page contents remain the parent's.
 class sim_machine {
  public:
   /// Constructs a machine with the default options: one device.

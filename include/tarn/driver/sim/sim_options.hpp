@@ -44,12 +44,6 @@ enum class sim_accounting : std::uint8_t {
   missing  ///< there is no library
 };
 
-/// What a child of fork() can do with a simulated machine.
-enum class sim_fork : std::uint8_t {
-  refused,  ///< nothing, as with CUDA: each call fails, and page contents remain the parent's
-  works     ///< everything, with its own machine; needs sim_backing::address_only, as backed pages are shared
-};
-
 /// The configuration of a simulated machine. The default is one H200, backed by host memory as it is touched.
 struct sim_options {
   int devices = 1;
@@ -67,7 +61,6 @@ struct sim_options {
   sim_peers peers = sim_peers::reachable;
   sim_sharing sharing = sim_sharing::none;  ///< not the default: each handle would take a file descriptor
   sim_checks checks = sim_checks::off;
-  sim_fork forked = sim_fork::refused;
   sim_tool tool = sim_tool::absent;  ///< attached: a pool's allocations are tracked, which costs time
   sim_costs costs{};
   std::uint64_t seed = 0;            ///< selects a schedule; 0: work takes exactly the requested time

@@ -268,14 +268,6 @@ class front {
   void let_threads_in() noexcept {
     for (auto const& cache : caches_) end_visit(*cache);
   }
-  /// In a forked child: the owners were other threads, which do not exist here.
-  void let_threads_in_child() noexcept {
-    renew_remote_barrier();
-    for (auto const& cache : caches_) {
-      cache->lock.forget_owner();
-      end_visit(*cache);
-    }
-  }
   /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again(). The pool is asleep:
   /// threads that have just begun a slow call may still use their caches.
   void close(growth_lock const&) noexcept {

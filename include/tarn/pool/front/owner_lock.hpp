@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/wait.hpp"
 
@@ -31,15 +32,15 @@ namespace tarn::detail {
 
 /// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
 /// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
-/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have.
+/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have. A forked
+/// child asks again: not every kernel keeps the registration.
 inline bool has_remote_barrier() noexcept {
 #if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
-  constexpr int yes = 1;
-  constexpr int no = 2;
-  static constinit std::atomic<int> answer{0};
-  int known = answer.load(std::memory_order_relaxed);
-  if (known == 0) {  // several threads may ask at once, and get the same answer
-    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : no;
+  static constinit std::atomic<std::int64_t> answer{0};  // the number of the process; below zero: no
+  auto const yes = static_cast<std::int64_t>(at_fork::process());
+  std::int64_t known = answer.load(std::memory_order_relaxed);
+  if (known != yes && known != -yes) {  // several threads may ask at once, and get the same answer
+    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : -yes;
     answer.store(known, std::memory_order_relaxed);
   }
   return known == yes;
@@ -57,13 +58,6 @@ inline void remote_barrier() noexcept {
   }
 #endif
   std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
-/// In a forked child: not every kernel keeps the registration.
-inline void renew_remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier)
-  if (has_remote_barrier()) (void)syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0);
-#endif
 }
 
 class owner_lock {
