@@ -82,9 +82,7 @@ class ladder {
     idle_blocks const idle = front_.idle(growing_);
     if (take()) return;
     refuse_above_limit();
-    // What was known may be too low, too.
-    if (page_source<source_type> && (heap_.left.is_old(heap_.counters.reserved) || is_above_what_is_left()))
-      renew_left();
+    if (page_source<source_type>) renew_left();
     set_budget();
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
     if (idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved) {
@@ -96,15 +94,11 @@ class ladder {
     }
     if (take_from_others()) return;
     refusal last(*this);
-    try {
-      for (int attempt = 0; attempt < 3; ++attempt) {
-        set_budget();
-        give_back_spare();
-        share_segment();
-        if (grow()) return;
-      }
-    } catch (out_of_memory const& error) {
-      last.set(error.report());
+    for (int attempt = 0; attempt < 3 && !last.by_source; ++attempt) {
+      set_budget();
+      give_back_spare();
+      share_segment();
+      if (is_grown(last)) return;
     }
     heap_.left.forget();
     request_.segment = 0;
@@ -114,11 +108,7 @@ class ladder {
     if (has_given || !is_final(last)) {
       request_.may_exceed = true;
       request_.extend = true;
-      try {
-        if (grow()) return;
-      } catch (out_of_memory const& error) {
-        last.set(error.report());
-      }
+      if (is_grown(last)) return;
     }
     query_device(last);
     throw out_of_memory(report(last.why));
@@ -129,10 +119,6 @@ class ladder {
   struct refusal {
     explicit refusal(ladder& at) noexcept
         : creates(at.heap_.counters.creates), waits(at.order().host_waits()) {}
-    void set(memory_report const& report) noexcept {
-      why = report;
-      by_source = true;
-    }
     /// Whether the source was asked and gave nothing, not even for a moment.
     [[nodiscard]] bool took_nothing(Heap const& heap) const noexcept {
       return by_source && creates == heap.counters.creates;
@@ -176,6 +162,17 @@ class ladder {
     return true;
   }
 
+  /// As grow(); returns false and sets `last` if the source refuses.
+  bool is_grown(refusal& last) {
+    try {
+      return grow();
+    } catch (out_of_memory const& error) {
+      last.why = error.report();
+      last.by_source = true;
+      return false;
+    }
+  }
+
   /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are too small for the
   /// request, if too much would be reserved beside the new one. Never waits: those that work still uses stay. Does nothing during a
   /// capture, which the driver's calls could invalidate.
@@ -211,11 +208,8 @@ class ladder {
     // Many threads that start together wait for each other here: create a few handles, not hundreds.
     if (request_.where == zone::smaller)
       request_.least_growth = max_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
-    bool served = false;
-    try {
-      served = grow();
-    } catch (out_of_memory const&) {
-    }
+    refusal unused(*this);
+    bool const served = is_grown(unused);
     request_ = usual;
     return served;
   }
@@ -275,14 +269,17 @@ class ladder {
     return may_be_capturing(heap_.driver(), stream);
   }
 
-  /// Finds out how much can still be created.
+  /// Finds out how much can still be created, if what is known is old, or may be too low for the request.
   void renew_left() {
-    std::size_t left = 0;
+    std::size_t const reserved = heap_.counters.reserved;
+    bool const may_suffice = left() >= request_.bytes || reserved >= request_.bytes - left();
+    if (may_suffice && !heap_.left.is_old(reserved)) return;
+    std::size_t found = 0;
     {
       unlocked const open(hot_);
-      left = memory_left(layer_of(heap_.upstream())).bytes;
+      found = memory_left(layer_of(heap_.upstream())).bytes;
     }
-    heap_.left.renew(left, heap_.counters.reserved);
+    heap_.left.renew(found, heap_.counters.reserved);
   }
   /// What can still be created, as known now.
   [[nodiscard]] std::size_t left() const noexcept { return heap_.left.bytes(heap_.counters.reserved); }
@@ -304,9 +301,6 @@ class ladder {
       refused.limit_used = bound.limit_used;
       throw out_of_memory(report(refused));
     }
-  }
-  [[nodiscard]] bool is_above_what_is_left() const noexcept {
-    return left() < request_.bytes && heap_.counters.reserved < request_.bytes - left();
   }
   /// Whether another growth would be refused again, after free memory was put together and none was given back: the source did not
   /// have even one handle of the smallest size, and the host has not waited since.

@@ -18,6 +18,8 @@
 //
 // What a program no longer needs goes back to the driver once the live peak has fallen: arena/live_window.hpp.
 //
+// Over 400 lines: each call that a pool has is here, with its contract.
+//
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/32 of the reserved memory, they
 // are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus the slack of the
 // requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
