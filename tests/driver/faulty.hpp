@@ -30,6 +30,22 @@ enum class fault_span : std::uint8_t {
   for_good  ///< that call and every later call of any kind: a sticky error
 };
 
+/// Returns true for calls that can fail because memory ran out.
+[[nodiscard]] constexpr bool can_exhaust(driver_call call) noexcept {
+  switch (call) {
+    case driver_call::reserve_range:
+    case driver_call::create_pages:
+    case driver_call::malloc_device:
+    case driver_call::malloc_async:
+    case driver_call::malloc_pinned:
+    case driver_call::malloc_managed:
+    case driver_call::register_host:
+      return true;
+    default:
+      return false;
+  }
+}
+
 /// How a call fails.
 struct fault {
   failure kind = failure::none;  ///< `none`: the call's typical failure

@@ -125,20 +125,4 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return call >= driver_call::reserve_range;
 }
 
-/// Returns true for calls that can fail because memory ran out.
-[[nodiscard]] constexpr bool can_exhaust(driver_call call) noexcept {
-  switch (call) {
-    case driver_call::reserve_range:
-    case driver_call::create_pages:
-    case driver_call::malloc_device:
-    case driver_call::malloc_async:
-    case driver_call::malloc_pinned:
-    case driver_call::malloc_managed:
-    case driver_call::register_host:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace tarn

@@ -73,7 +73,6 @@ class sim_memory {
   }
 
   [[nodiscard]] sim_usage& usage(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
-  [[nodiscard]] std::size_t host_used() const noexcept { return host_used_; }
   [[nodiscard]] std::size_t ranges() const noexcept { return ranges_.size(); }
   [[nodiscard]] std::size_t maps() const noexcept { return maps_.size(); }
   [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
