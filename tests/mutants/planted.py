@@ -493,7 +493,7 @@ PLANTED = {
         Mutant(
             "an emptied pool grows up to its earlier peak before it remaps",
             "pool/heap.hpp",
-            "    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters.reserved));\n",
+            "    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters_.reserved));\n",
             "",
             finder="tests/pool/growth.cpp",
         ),
@@ -775,14 +775,14 @@ PLANTED = {
         Mutant(
             "memory is given back during a capture",
             "pool/heap.hpp",
-            "counters.reserved <= keep || capture_gate::has_captures()) return;",
-            "counters.reserved <= keep) return;",
+            "counters_.reserved <= keep || capture_gate::has_captures()) return;",
+            "counters_.reserved <= keep) return;",
             finder="tests/pool/live_window.cpp",
         ),
         Mutant(
             "release_threshold is ignored",
             "pool/heap.hpp",
-            "counters.reserved <= keep || capture_gate::has_captures()) return;",
+            "counters_.reserved <= keep || capture_gate::has_captures()) return;",
             "capture_gate::has_captures()) return;",
             finder="tests/pool/live_window.cpp",
             more=(("options.release_threshold);", "std::size_t{0});"),),
@@ -1043,8 +1043,8 @@ PLANTED = {
         Mutant(
             "a request is refused by what was known before",
             "pool/ladder.hpp",
-            "if (may_suffice && !heap_.left.is_old(reserved)) return;",
-            "if ((may_suffice || true) && !heap_.left.is_old(reserved)) return;",
+            "if (may_suffice && !heap_.left(growing_).is_old(reserved)) return;",
+            "if ((may_suffice || true) && !heap_.left(growing_).is_old(reserved)) return;",
             finder="tests/pool/memory_left.cpp",
         ),
         Mutant(
@@ -2253,8 +2253,8 @@ PLANTED = {
         Mutant(
             "spare segments are given back during a capture",
             "pool/ladder.hpp",
-            "if (capture_gate::has_captures()) return;\n    if (heap_.counters.reserved",
-            "if (heap_.counters.reserved",
+            "if (capture_gate::has_captures()) return;\n    if (counters().reserved",
+            "if (counters().reserved",
             finder="tests/pool/growth.cpp",
         ),
         Mutant(

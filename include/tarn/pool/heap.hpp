@@ -63,9 +63,9 @@ class heap {
       : options(chosen),
         growth_mutex(shared != nullptr ? *shared : own_growth_mutex_),
         order_(upstream.driver(), named),
-        growth_(std::move(upstream), counters, description),
+        growth_(std::move(upstream), counters_, description),
         description(driver()) {
-    counters.sums = &sums;
+    counters_.sums = &sums;
     bool const by_pages = page_source<Upstream> && growth_.has_pages();
     space_.keeps_handles_whole = by_pages && may_remap(options);
     space_.joins_handles = !by_pages || options.handles == handles_per_block::any;
@@ -78,8 +78,6 @@ class heap {
   mutable hot_mutex hot;
   /// Shared by a pool and its graph memories, so that there is one order of locks.
   recursive_fork_mutex& growth_mutex;
-  growth_counters counters;
-  known_left left;  ///< how much the growth can still create
   pool_totals totals_reset;
   captured_streams kept_as;               ///< in the pool of a graph_memory: identities of open captures
   captured_streams captured;              ///< whose calls go to graph memories (graph/)
@@ -91,9 +89,11 @@ class heap {
 
   /// The arena, under the hot lock.
   [[nodiscard]] arena& space(hot_lock const&) noexcept { return space_; }
-  [[nodiscard]] arena const& space(hot_lock const&) const noexcept { return space_; }
   /// What holds memory from the source, under the growth lock.
   [[nodiscard]] growth_type& growth(growth_lock const&) noexcept { return growth_; }
+  [[nodiscard]] growth_counters& counters(growth_lock const&) noexcept { return counters_; }
+  /// How much the growth can still create.
+  [[nodiscard]] known_left& left(growth_lock const&) noexcept { return left_; }
   /// The order of streams, under the growth lock.
   [[nodiscard]] ordering<driver_type>& order(growth_lock const&) noexcept { return order_; }
 
@@ -188,9 +188,9 @@ class heap {
     if (uncached) count_uncached(held, static_cast<std::int64_t>(rounded_bytes(r.asked, r.alignment)), 1);
     space_.count_splits();
   }
-  void count_given(block_request const& r) noexcept {
+  void count_given(std::size_t block) noexcept {
     hot_lock const held(hot);
-    count_uncached(held, -static_cast<std::int64_t>(r.block), -1);
+    count_uncached(held, -static_cast<std::int64_t>(block), -1);
   }
   void note_double_free(block_request const& r, void const* p) noexcept {
     hot_lock const held(hot);
@@ -264,7 +264,7 @@ class heap {
     std::size_t const given = growth_.shrink(space_, may_release(held), keep_bytes);
     // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
     // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
-    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters.reserved));
+    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters_.reserved));
     space_.count_splits();
     return given;
   }
@@ -278,10 +278,10 @@ class heap {
     may_release const releasing(held);
     if (!space_.window.is_step_over() || !trims_itself()) return;
     std::size_t const peak = space_.window.peak();
-    bool const fell = space_.window.end_step(counters.reserved, space_.live_bytes, space_.live_peak);
+    bool const fell = space_.window.end_step(counters_.reserved, space_.live_bytes, space_.live_peak);
     std::size_t const keep =
         max_of(peak + peak / 1000 * slack_of(0, options.slack_per_mille, 0), options.release_threshold);
-    if (!fell || counters.reserved <= keep || capture_gate::has_captures()) return;
+    if (!fell || counters_.reserved <= keep || capture_gate::has_captures()) return;
     if (domain_ref const d = space_.streams.find(id); d != neutral && !space_.streams[d].gone) {
       stream_ref const stream = space_.streams[d].stream;
       bool is_captured = true;
@@ -295,8 +295,8 @@ class heap {
     }
     mark_other_streams(growing, releasing, id);
     std::size_t const given = growth_.shrink(space_, releasing, keep);
-    space_.window.note_given(given, counters.reserved);
-    if (counters.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
+    space_.window.note_given(given, counters_.reserved);
+    if (counters_.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
     space_.count_splits();
   }
   /// Refuses to wake if the device, or a limit that no layer can raise, does not have `bytes`.
@@ -352,12 +352,12 @@ class heap {
     asleep_.store(asleep, std::memory_order_relaxed);
   }
   /// Makes this the heap of a graph_memory, which the sums of its pool count.
-  void join(std::uint64_t number, pool_state& of_pool) noexcept {
+  void join(growth_lock const&, std::uint64_t number, pool_state& of_pool) noexcept {
     if constexpr (describes) description.keep_silent();
     hot_lock const held(hot);
     space_.keeps_addresses = true;
     graph_memory = number;
-    counters.sums = &of_pool;
+    counters_.sums = &of_pool;
   }
 
   /// @throws cuda_error of kind `forked`, pool_asleep; out_of_memory: the request is larger than any block
@@ -440,6 +440,8 @@ class heap {
   }
 
   ordering<driver_type> order_;
+  growth_counters counters_;
+  known_left left_;
   growth_type growth_;
   arena space_;
   std::atomic<bool> lost_{false};

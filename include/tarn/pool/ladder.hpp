@@ -85,7 +85,7 @@ class ladder {
     if (page_source<source_type>) renew_left();
     set_budget();
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
-    if (idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved) {
+    if (idle.threads == 1 || idle.bytes * idle_part > counters().reserved) {
       {
         unlocked const open(hot_);
         front_.flush_all(growing_);
@@ -100,9 +100,9 @@ class ladder {
       share_segment();
       if (is_grown(last)) return;
     }
-    heap_.left.forget();
+    heap_.left(growing_).forget();
     request_.segment = 0;
-    ++heap_.counters.alloc_retries;
+    ++heap_.counters(growing_).alloc_retries;
     if (take_what_is_waited_for() || put_together()) return;
     bool const has_given = growth().shrink(space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
@@ -117,11 +117,10 @@ class ladder {
  private:
   /// Why the last growth was refused.
   struct refusal {
-    explicit refusal(ladder& at) noexcept
-        : creates(at.heap_.counters.creates), waits(at.order().host_waits()) {}
+    explicit refusal(ladder& at) noexcept : creates(at.counters().creates), waits(at.order().host_waits()) {}
     /// Whether the source was asked and gave nothing, not even for a moment.
-    [[nodiscard]] bool took_nothing(Heap const& heap) const noexcept {
-      return by_source && creates == heap.counters.creates;
+    [[nodiscard]] bool took_nothing(ladder& at) const noexcept {
+      return by_source && creates == at.counters().creates;
     }
 
     memory_report why;
@@ -144,6 +143,7 @@ class ladder {
 
   [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
   [[nodiscard]] auto& growth() noexcept { return heap_.growth(growing_); }
+  [[nodiscard]] growth_counters const& counters() noexcept { return heap_.counters(growing_); }
   [[nodiscard]] auto& order() noexcept { return heap_.order(growing_); }
 
   bool take() {
@@ -178,7 +178,7 @@ class ladder {
   /// capture, which the driver's calls could invalidate.
   void give_back_spare() {
     if (capture_gate::has_captures()) return;
-    if (heap_.counters.reserved <= growth().keep_before(space(), request_)) return;
+    if (counters().reserved <= growth().keep_before(space(), request_)) return;
     if (domain_ref const taker = request_.taker; taker != neutral) {
       if (is_captured()) return;
       // Where the device is always behind, a new mark for each growth would never be found complete.
@@ -193,13 +193,13 @@ class ladder {
     request_.segment = 0;
     if constexpr (is_bounded_source && !is_host_memory<source_type>) {
       if (heap_.uses_pages() || request_.where != zone::larger) return;
-      request_.segment = segment_for(space(), heap_.counters.reserved, request_.bytes);
+      request_.segment = segment_for(space(), counters().reserved, request_.bytes);
     }
   }
 
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
-    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const reserved = counters().reserved;
     std::size_t const limit = min_of(roomy_limit * threads, growth().device_bytes() / roomy_part);
     if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
     growth_request const usual = request_;
@@ -271,18 +271,18 @@ class ladder {
 
   /// Finds out how much can still be created, if what is known is old, or may be too low for the request.
   void renew_left() {
-    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const reserved = counters().reserved;
     bool const may_suffice = left() >= request_.bytes || reserved >= request_.bytes - left();
-    if (may_suffice && !heap_.left.is_old(reserved)) return;
+    if (may_suffice && !heap_.left(growing_).is_old(reserved)) return;
     std::size_t found = 0;
     {
       unlocked const open(hot_);
       found = memory_left(layer_of(heap_.upstream())).bytes;
     }
-    heap_.left.renew(found, heap_.counters.reserved);
+    heap_.left(growing_).renew(found, counters().reserved);
   }
   /// What can still be created, as known now.
-  [[nodiscard]] std::size_t left() const noexcept { return heap_.left.bytes(heap_.counters.reserved); }
+  [[nodiscard]] std::size_t left() noexcept { return heap_.left(growing_).bytes(counters().reserved); }
 
   /// Whether the upstream only bounds what its source has: what it refuses, a second call does not get.
   static constexpr bool is_bounded_source = only_bounds<layer_below<Heap>>();
@@ -294,7 +294,7 @@ class ladder {
   void refuse_above_limit() {
     if constexpr (page_source<source_type> && is_bounded_source) {
       memory_bound const bound = limits_left(layer_of(heap_.upstream()));
-      if (bound.bytes >= request_.bytes || heap_.counters.reserved >= request_.bytes - bound.bytes) return;
+      if (bound.bytes >= request_.bytes || counters().reserved >= request_.bytes - bound.bytes) return;
       memory_report refused;
       refused.refused_by = bound.by;
       refused.limit = bound.limit;
@@ -305,7 +305,7 @@ class ladder {
   /// Whether another growth would be refused again, after free memory was put together and none was given back: the source did not
   /// have even one handle of the smallest size, and the host has not waited since.
   [[nodiscard]] bool is_final(refusal const& last) noexcept {
-    return is_bounded_source && heap_.uses_pages() && last.took_nothing(heap_) &&
+    return is_bounded_source && heap_.uses_pages() && last.took_nothing(*this) &&
            last.why.asked <= usual_granule && last.waits == order().host_waits();
   }
 
@@ -313,7 +313,7 @@ class ladder {
   void set_budget() noexcept {
     pooled const& options = heap_.options;
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
-    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const reserved = counters().reserved;
     if (options.largest_handle != 0) {
       request_.largest_handle = max_of(align_down(options.largest_handle, usual_granule), usual_granule);
     } else if (may_remap(options) && needs_finest_handles(live, reserved, request_.bytes)) {
@@ -336,7 +336,7 @@ class ladder {
       request_.may_create = max_request_bytes;
       return;
     }
-    std::size_t const remaps = heap_.counters.remaps / (1 + space().window.volume() / 1_GiB);
+    std::size_t const remaps = counters().remaps / (1 + space().window.volume() / 1_GiB);
     std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
@@ -347,7 +347,7 @@ class ladder {
     memory_report& refused = last.why;
     if (!last.by_source) refused.refused_by = "the pool";
     if (refused.limit != memory_report::unknown || is_host_memory<source_type>) return;
-    if (last.took_nothing(heap_) && refused.device_total != memory_report::unknown) return;
+    if (last.took_nothing(*this) && refused.device_total != memory_report::unknown) return;
     unlocked const open(hot_);
     std::size_t free = 0;
     std::size_t total = 0;
@@ -358,7 +358,7 @@ class ladder {
   }
   [[nodiscard]] memory_report report(memory_report const& refused) {
     memory_report r = refused;
-    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const reserved = counters().reserved;
     r.asked = request_.asked;
     r.alignment = request_.asked_alignment;
     r.device = heap_.driver().device().value;

@@ -368,14 +368,14 @@ class pool {
   /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing(heap_.growth_mutex);
-    for_each_heap(growing, [&](heap_type& each) { each.counters.notes.open(most, clock); });
+    for_each_heap(growing, [&](heap_type& each) { each.counters(growing).notes.open(most, clock); });
   }
 
   /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing(heap_.growth_mutex);
     for_each_heap(growing, [&](heap_type& each) {
-      if (!each.counters.notes.is_open()) each.counters.notes.open(most, clock);
+      if (!each.counters(growing).notes.is_open()) each.counters(growing).notes.open(most, clock);
     });
   }
 

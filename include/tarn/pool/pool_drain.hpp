@@ -37,10 +37,10 @@ class pool_drain {
     if (pool_.graphs_.has_ended_parts())
       (void)pool_.graphs_.reap(growing, pool_, how == giving::what_is_waited_for);
     std::size_t const reserved = heap_.sums.reserved;
-    std::size_t const of_graphs = reserved - heap_.counters.reserved;
+    std::size_t const of_graphs = reserved - heap_.counters(growing).reserved;
     keep_bytes = keep_bytes > of_graphs ? keep_bytes - of_graphs : 0;
     std::size_t const given = before - reserved;
-    if (heap_.counters.reserved <= keep_bytes) return given;
+    if (heap_.counters(growing).reserved <= keep_bytes) return given;
     collect(growing, how);
     return given + heap_.shrink(growing, keep_bytes, how);
   }

@@ -70,7 +70,7 @@ class pool_sleep {
     require_no_capture("compact");
     pool_.drain_.collect(growing, giving::what_is_waited_for);
     compaction result;
-    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const reserved = heap_.counters(growing).reserved;
     try {
       (void)heap_.shrink(growing, 0);
       if (heap_.uses_pages()) {
@@ -85,7 +85,7 @@ class pool_sleep {
     hot_lock const held(heap_.hot);
     heap_.space(held).count_splits();
     result.live = heap_.space(held).live_bytes;
-    result.reserved = heap_.counters.reserved;
+    result.reserved = heap_.counters(growing).reserved;
     result.released = reserved - result.reserved;
     return result;
   }

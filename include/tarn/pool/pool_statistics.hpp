@@ -64,7 +64,7 @@ inline void add_ended(pool_state& sums, pool_state const& ended) noexcept {
 template <class Heap, class Front, class Waiting>
 [[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
                                     Waiting const& waiting) {
-  pool_state s = static_cast<pool_state const&>(heap.counters);
+  pool_state s = static_cast<pool_state const&>(heap.counters(growing));
   auto live = front.live(growing);
   waiting_amount const awaiting = waiting.now();
   s.pending = awaiting.bytes > 0 ? static_cast<std::size_t>(awaiting.bytes) : 0;
@@ -82,7 +82,8 @@ template <class Heap, class Front, class Waiting>
   add_free_ranges(s, space);
   s.host_waits = heap.order(growing).host_waits();
   s.device_waits = heap.order(growing).device_waits();
-  s.host_bytes += space.host_bytes() + heap.growth(growing).host_bytes() + heap.counters.notes.host_bytes();
+  s.host_bytes +=
+      space.host_bytes() + heap.growth(growing).host_bytes() + heap.counters(growing).notes.host_bytes();
   return s;
 }
 

@@ -86,7 +86,7 @@ class slow_path {
     block_request const request(id, stream, bytes, bytes, alignment);
     cache_position const position = heap_.is_asleep() ? cache_position{} : front_.open(id, stream);
     if (position.of_stream == nullptr) {
-      heap_.count_given(request);
+      heap_.count_given(request.block);
     } else {
       block_batch displaced;
       std::size_t displaced_bytes = 0;
@@ -181,7 +181,7 @@ class slow_path {
       pool_.others_.with_help(climb_alone, [&](memory_report const& r) { return lacking(r, request); });
     } catch (out_of_memory const&) {
       growth_lock const growing(heap_.growth_mutex);
-      ++heap_.counters.ooms;
+      ++heap_.counters(growing).ooms;
       throw;
     }
   }

@@ -11,7 +11,6 @@
 #include "tarn/core/stream.hpp"
 #include "tarn/core/waiting_block.hpp"
 #include "tarn/driver/stream_device.hpp"
-#include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/inspection/described_blocks.hpp"
@@ -83,10 +82,7 @@ class waiting_blocks {
         take_back_described(heap_, id, w.stream, w.p, w.bytes, w.alignment, reuse::at_once);
         continue;
       }
-      {
-        hot_lock const held(heap_.hot);
-        heap_.count_uncached(held, -static_cast<std::int64_t>(rounded_bytes(w.bytes, w.alignment)), -1);
-      }
+      heap_.count_given(rounded_bytes(w.bytes, w.alignment));
       heap_.give_back(freed_block{w.p, w.bytes, w.alignment, id, w.stream});
     }
   }

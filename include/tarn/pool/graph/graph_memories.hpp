@@ -173,12 +173,12 @@ class graph_memories {
   // ---- owners and captures
 
   /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
-  [[nodiscard]] part& make_part(growth_lock const&) {
+  [[nodiscard]] part& make_part(growth_lock const& growing) {
     owned<part> made(new part(heap_, waiting_, ++last_number_));
     made->memory.observe_waiting(made->observer);
-    made->memory.heap_.join(made->number, heap_.sums);
-    if (heap_.counters.notes.is_open())
-      made->memory.note_growth(heap_.counters.notes.most(), heap_.counters.notes.clock());
+    made->memory.heap_.join(growing, made->number, heap_.sums);
+    if (heap_.counters(growing).notes.is_open())
+      made->memory.note_growth(heap_.counters(growing).notes.most(), heap_.counters(growing).notes.clock());
     std::lock_guard const guard(mutex_);
     parts_.push_back(std::move(made));
     return *parts_.back();
@@ -259,7 +259,7 @@ class graph_memories {
       }
       if (gone.get() == nullptr) continue;
       add_ended(heap_.sums, gone->memory.state());
-      gone->memory.heap_.counters.leave_sums();
+      gone->memory.heap_.counters(growing).leave_sums();
     }
     return any;
   }

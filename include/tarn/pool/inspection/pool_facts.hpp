@@ -78,8 +78,9 @@ struct pool_facts {
   template <class Heap, class Front, class Waiting>
   void copy(growth_lock const& growing, Heap& heap, Front& front, Waiting const& waiting) {
     heap.growth(growing).for_each_held([&](held_memory const& h) { held.push_back(h); });
-    for (std::size_t i = 0; i < heap.counters.notes.size(); ++i) notes.push_back(heap.counters.notes[i]);
-    reserved = heap.counters.reserved;
+    for (std::size_t i = 0; i < heap.counters(growing).notes.size(); ++i)
+      notes.push_back(heap.counters(growing).notes[i]);
+    reserved = heap.counters(growing).reserved;
     graph_memory = heap.graph_memory;
     stopped_threads const stopped(growing, front);
     // Before the hot lock: no two locks are held at once.
