@@ -62,8 +62,8 @@ inline void add_arena(waste_moment& m, tarn::detail::pool_facts& facts) {
 
 /// Adds the blocks that threads cache.
 template <class Front>
-void add_thread_caches(waste_moment& m, Front& front) {
-  tarn::detail::stopped_threads const stopped(front);
+void add_thread_caches(tarn::detail::growth_lock const& growing, waste_moment& m, Front& front) {
+  tarn::detail::stopped_threads const stopped(growing, front);
   front.for_each([&](tarn::detail::stream_cache const& mine) {
     part_amount& caches = m.of(memory_part::thread_caches);
     caches.bytes += mine.held_bytes();
@@ -89,16 +89,17 @@ void add_foreign_blocks(waste_moment& m, Heap& heap) {
 /// Adds all that the pool holds beside live blocks.
 template <inspected_peer P>
 void add_pool(waste_moment& m, P const& pool) {
-  auto const look = [&](auto& heap, auto& front, auto& waiting, auto&) {
+  auto const look = [&](tarn::detail::growth_lock const& growing, auto& heap, auto& front, auto& waiting,
+                        auto&) {
     tarn::detail::pool_facts facts;
-    facts.copy(heap, front, waiting);
+    facts.copy(growing, heap, front, waiting);
     add_arena(m, facts);
-    add_thread_caches(m, front);
+    add_thread_caches(growing, m, front);
     for (tarn::detail::held_block const& b : facts.awaiting) m.of(memory_part::recorded_uses).add(b.bytes);
     add_foreign_blocks(m, heap);
   };
   auto memory = pool.memory();
-  nearest(memory, [&](auto& layer) -> decltype(layer.inspect(look)) { return layer.inspect(look); });
+  nearest(memory, tarn::pool_call::inspect{look});
   m.reserved = pool.state().reserved;
 }
 

@@ -1398,13 +1398,14 @@ template <class Resource>
   auto const row = [&](std::string const& name, history_tag const& t, bool has_peak) {
     auto const bytes = [](std::size_t n) {
       auto const number = static_cast<std::int64_t>(n);
-      return detail::concat({" ", detail::table_bytes(number, number), " |"});
+      return detail::concat({" ", detail::table_number(number, number), " |"});
     };
     auto const blocks = static_cast<std::int64_t>(t.blocks);
     out += detail::concat(
         {"| ", detail::left(std::string(detail::text_prefix(name, 22)), 22), " |", bytes(t.bytes)});
     out += has_peak ? bytes(t.peak_bytes) : std::string(12, ' ') + "|";
-    out += bytes(t.requested) + " " + detail::table_count(blocks, blocks) + " |\n";
+    out +=
+        bytes(t.requested) + " " + detail::table_number(blocks, blocks, detail::number_unit::count) + " |\n";
   };
   history_tag all;
   for (history_tag const& t : memory_by_tag(std::move(memory))) {
@@ -2965,8 +2966,7 @@ inline void write_pickle(std::ostream& out, snapshot const& s) {
 // A snapshot as JSON, for other programs.
 //
 //   {"format": "tarn snapshot", "version": 1, "title", "device", "started_ns", "now_ns", "null_stream", "forgotten_events",
-//    "pool":     {"live", "live_blocks", "reserved", "reserved_peak", "cached", "pending", "largest_free_range", "free_blocks",
-//                 "handles", "creates", "destroys", "maps", "unmaps", "remaps", "alloc_retries", "ooms", "host_bytes"},
+//    "pool":     {"live", ...},                                               the numbers of pool_state, by their names there
 //    "tags":     [{"name", "bytes", "peak_bytes", "requested", "blocks", "allocations"}],    the first is "untagged"
 //    "locations":   [[{"file", "line", "function"}]],                      innermost frame first; the first has no frames
 //    "segments": [{"address", "bytes", "kind": "pages" | "view" | "upstream", "small", "handles", "stream",
@@ -3013,12 +3013,7 @@ namespace detail {
 
 inline void write_pool(json_text& json, pool_state const& p) {
   json.line().key("pool").begin_object();
-  json.field("live", p.live).field("live_blocks", p.live_blocks).field("reserved", p.reserved);
-  json.field("reserved_peak", p.reserved_peak).field("cached", p.cached).field("pending", p.pending);
-  json.field("largest_free_range", p.largest_free_range).field("free_blocks", p.free_blocks);
-  json.field("handles", p.handles).field("creates", p.creates).field("destroys", p.destroys);
-  json.field("maps", p.maps).field("unmaps", p.unmaps).field("remaps", p.remaps);
-  json.field("alloc_retries", p.alloc_retries).field("ooms", p.ooms).field("host_bytes", p.host_bytes);
+  for (pool_number const& n : pool_numbers) json.field(n.name, p.*n.value);
   json.end_object();
 }
 
@@ -3165,11 +3160,11 @@ struct held_piece {
   std::size_t bytes = 0;
 };
 
-/// Keeps every thread out of its cache. The caller holds the growth lock; the hot lock is taken after this, never before.
+/// Keeps every thread out of its cache. The hot lock is taken after this, never before.
 template <class Front>
 class stopped_threads {
  public:
-  explicit stopped_threads(Front& front) noexcept : front_(front) { front_.keep_threads_out(); }
+  stopped_threads(growth_lock const&, Front& front) noexcept : front_(front) { front_.keep_threads_out(); }
   stopped_threads(stopped_threads const&) = delete;
   stopped_threads& operator=(stopped_threads const&) = delete;
   ~stopped_threads() { front_.let_threads_in(); }
@@ -3204,12 +3199,13 @@ struct pool_facts {
 
   /// Copies them from a pool. @throws std::bad_alloc
   template <class Heap, class Front, class Waiting>
-  void copy(Heap& heap, Front& front, Waiting const& waiting) {
-    heap.growth.for_each_held([&](held_memory const& h) { held.push_back(h); });
-    for (std::size_t i = 0; i < heap.counters.notes.size(); ++i) notes.push_back(heap.counters.notes[i]);
-    reserved = heap.counters.reserved;
+  void copy(growth_lock const& growing, Heap& heap, Front& front, Waiting const& waiting) {
+    heap.growth(growing).for_each_held([&](held_memory const& h) { held.push_back(h); });
+    for (std::size_t i = 0; i < heap.counters(growing).notes.size(); ++i)
+      notes.push_back(heap.counters(growing).notes[i]);
+    reserved = heap.counters(growing).reserved;
     graph_memory = heap.graph_memory;
-    stopped_threads const stopped(front);
+    stopped_threads const stopped(growing, front);
     // Before the hot lock: no two locks are held at once.
     waiting.for_each([&](auto const& w) {
       awaiting.push_back({address_of(w.p), rounded_bytes(w.bytes, w.alignment), held_use::awaiting,
@@ -3490,9 +3486,9 @@ template <class Memory>
 [[nodiscard]] pool_contents contents_of(Memory& memory) {
   std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
   std::vector<held_block> kept;     // by graphs, in any of these pools
-  auto const look = [&](auto& heap, auto& front, auto& waiting, auto& graphs) {
-    of_each.emplace_back().copy(heap, front, waiting);
-    graphs.for_each_kept([&](void const* p, std::size_t bytes, std::uint64_t number) {
+  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& waiting, auto& graphs) {
+    of_each.emplace_back().copy(growing, heap, front, waiting);
+    graphs.for_each_kept(growing, [&](void const* p, std::size_t bytes, std::uint64_t number) {
       kept.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::awaiting, 0, bytes, number});
     });
   };
@@ -5940,26 +5936,27 @@ const makeTables = () => {
     {name: 'Stream', value: (s) => s.stream, text: (s) => streamText(s.stream), number: true},
   ], segments, 1, 'No segments.');
 
-  const p = info.pool;
-  const numbers = [
-    ['Live', p.live, 'bytes handed out, rounded to blocks'], ['Live blocks', p.liveBlocks, '', true],
-    ['Reserved', p.reserved, 'bytes held from the driver'], ['Reserved, peak', p.reservedPeak, ''],
-    ['Reserved for small blocks', p.reservedSmall, 'blocks up to 1 MiB'],
-    ['Reserved for large blocks', p.reservedLarge, ''],
-    ['Cached', p.cached, 'reserved, not handed out'],
-    ['Awaiting', p.pending, 'freed, but another stream may still use it'],
-    ['Largest free range', p.largestFree, 'the largest block that needs no driver call'],
-    ['Free ranges', p.freeBlocks, '', true],
-    ['Free beside live', p.inactiveSplit, 'free parts of handles in use; PyTorch: inactive split'],
-    ['Reserved in all', p.reservedTotal, 'ever taken from the driver'],
-    ['Released in all', p.releasedTotal, 'ever given back'],
-    ['Handles', p.handles, 'physical handles, or segments', true], ['Handles, peak', p.handlesPeak, '', true],
-    ['Handles made', p.creates, '', true], ['Handles destroyed', p.destroys, '', true], ['Maps', p.maps, '', true],
-    ['Unmaps', p.unmaps, '', true], ['Remaps', p.remaps, 'handles moved under another address', true],
-    ['Retries', p.retries, 'the driver refused, and the cache was searched again', true],
-    ['Out of memory', p.ooms, 'requests refused', true], ['Waits of the host', p.hostWaits, '', true],
-    ['Waits of streams', p.deviceWaits, '', true], ['Bookkeeping', p.hostBytes, 'host memory of the pool itself'],
-  ].map(([name, value, about, count], order) => ({name, value, about, count, order}));
+  const meanings = {
+    live: ['Live', 'bytes handed out, rounded to blocks'], live_blocks: ['Live blocks', ''],
+    reserved: ['Reserved', 'bytes held from the driver'], reserved_peak: ['Reserved, peak', ''],
+    reserved_small: ['Reserved for small blocks', 'blocks up to 1 MiB'],
+    reserved_large: ['Reserved for large blocks', ''], cached: ['Cached', 'reserved, not handed out'],
+    pending: ['Awaiting', 'freed, but another stream may still use it'], pending_blocks: ['Awaiting blocks', ''],
+    largest_free_range: ['Largest free range', 'the largest block that needs no driver call'],
+    free_blocks: ['Free ranges', ''],
+    inactive_split_bytes: ['Free beside live', 'free parts of handles in use; PyTorch: inactive split'],
+    reserved_total: ['Reserved in all', 'ever taken from the driver'], released_total: ['Released in all', 'ever given back'],
+    handles: ['Handles', 'physical handles, or segments'], handles_peak: ['Handles, peak', ''],
+    creates: ['Handles made', ''], destroys: ['Handles destroyed', ''], maps: ['Maps', ''], unmaps: ['Unmaps', ''],
+    remaps: ['Remaps', 'handles moved under another address'],
+    alloc_retries: ['Retries', 'the driver refused, and the cache was searched again'],
+    ooms: ['Out of memory', 'requests refused'], host_waits: ['Waits of the host', ''],
+    device_waits: ['Waits of streams', ''], host_bytes: ['Bookkeeping', 'host memory of the pool itself'],
+  };
+  const numbers = [...new Set([...Object.keys(meanings), ...Object.keys(info.pool)])].map((key, order) => {
+    const [name, about] = meanings[key] || [key.replaceAll('_', ' '), ''];
+    return {name, value: info.pool[key], about, count: info.counts.includes(key), order};
+  });
   makeTable('numbers', [
     {name: 'Number', value: (r) => -r.order, text: (r) => r.name},
     {name: 'Value', value: (r) => r.value, number: true, text: (r) => r.count ? grouped(r.value) : inBytes(r.value),
@@ -6005,7 +6002,7 @@ const showTop = () => {
   if (info.forgotten) about.push(`${counted(info.forgotten, 'earlier one')} not kept`);
   byId('about').textContent = about.join(' · ');
   const peakLive = model.live[model.peak], live = model.live[model.known], requested = model.requested[model.known];
-  const reservedPeak = Math.max(info.pool.reservedPeak, model.reservedNow);
+  const reservedPeak = Math.max(info.pool.reserved_peak, model.reservedNow);
   const occupied = Math.max(0, live - requested);
   const refusals = Math.max(info.pool.ooms, events.kind.reduce((n, kind) => n + (kind === refused), 0));
   const tiles = [
@@ -6078,7 +6075,7 @@ byId('locations-part').hidden = info.locations.length < 2;
 const hasReserved = model.knowsReserved || model.reservedNow > 0;
 byId('show-reserved').hidden = !hasReserved;
 // If far more bytes are reserved than were ever live, their curve would flatten the live one: it is initially off.
-view.reserved = hasReserved && Math.max(info.pool.reservedPeak, model.reservedNow) < 8 * model.live[model.peak];
+view.reserved = hasReserved && Math.max(info.pool.reserved_peak, model.reservedNow) < 8 * model.live[model.peak];
 pressed(byId('show-reserved'), view.reserved);
 byId('map-view').hidden = segments.length === 0;
 showTop();
@@ -6185,32 +6182,12 @@ namespace detail {
     }
     json += ']';
   });
-  json += R"(,"pool":{"tarn":1)";
-  number("live", s.pool.live);
-  number("liveBlocks", s.pool.live_blocks);
-  number("reserved", s.pool.reserved);
-  number("reservedPeak", s.pool.reserved_peak);
-  number("cached", s.pool.cached);
-  number("pending", s.pool.pending);
-  number("largestFree", s.pool.largest_free_range);
-  number("freeBlocks", s.pool.free_blocks);
-  number("inactiveSplit", s.pool.inactive_split_bytes);
-  number("reservedTotal", s.pool.reserved_total);
-  number("releasedTotal", s.pool.released_total);
-  number("handles", s.pool.handles);
-  number("handlesPeak", s.pool.handles_peak);
-  number("creates", s.pool.creates);
-  number("destroys", s.pool.destroys);
-  number("maps", s.pool.maps);
-  number("unmaps", s.pool.unmaps);
-  number("remaps", s.pool.remaps);
-  number("retries", s.pool.alloc_retries);
-  number("ooms", s.pool.ooms);
-  number("hostWaits", s.pool.host_waits);
-  number("deviceWaits", s.pool.device_waits);
-  number("hostBytes", s.pool.host_bytes);
-  number("reservedSmall", static_cast<std::uint64_t>(s.pool.smaller.reserved.current));
-  number("reservedLarge", static_cast<std::uint64_t>(s.pool.larger.reserved.current));
+  list("counts", pool_numbers, [&](pool_number const& n) {
+    json.append("\"").append(n.unit == number_unit::count ? n.name : "").append("\"");
+  });
+  json.append(R"(,"pool":{"reserved_small":)").append(std::to_string(s.pool.smaller.reserved.current));
+  number("reserved_large", static_cast<std::uint64_t>(s.pool.larger.reserved.current));
+  for (pool_number const& n : pool_numbers) number(n.name, s.pool.*n.value);
   json += "}}";
   return json;
 }

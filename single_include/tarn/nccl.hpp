@@ -31,30 +31,6 @@
 #include <utility>
 #include <vector>
 
-// ---- tarn/driver/creating_process.hpp
-#ifndef TARN_SINGLE_DRIVER_CREATING_PROCESS_HPP
-#define TARN_SINGLE_DRIVER_CREATING_PROCESS_HPP
-// The process that created something on a device. A forked child has a copy of it, but most drivers do not work there.
-
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Remembers the process that created it. O(1): a system call.
-class creating_process {
- public:
-  /// Whether this process may use, through `driver`, what was created.
-  template <class D>
-  [[nodiscard]] bool may_use(D const& driver) const noexcept {
-    return survives_fork(driver) || process_ == this_process();
-  }
-
- private:
-  std::int64_t process_ = this_process();
-};
-
-}  // namespace tarn::detail
-#endif  // TARN_SINGLE_DRIVER_CREATING_PROCESS_HPP
 // ---- tarn/raii/page_pin.hpp
 #ifndef TARN_SINGLE_RAII_PAGE_PIN_HPP
 #define TARN_SINGLE_RAII_PAGE_PIN_HPP
@@ -326,7 +302,7 @@ class [[nodiscard]] page_registrations {
     return i != entries_.end() && (i->first <= range.begin || i->first - range.begin < range.bytes);
   }
   auto end(typename entries::iterator i) noexcept {
-    if (process_.may_use(memory_.driver())) {
+    if (process_.is_this()) {
       for (registration const& r : i->second.held) library_.remove(r.registered);
     }
     return entries_.erase(i);

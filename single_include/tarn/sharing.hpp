@@ -444,30 +444,6 @@ class [[nodiscard]] page_pin {
 #include <thread>
 #include <utility>
 
-// ---- tarn/driver/creating_process.hpp
-#ifndef TARN_SINGLE_DRIVER_CREATING_PROCESS_HPP
-#define TARN_SINGLE_DRIVER_CREATING_PROCESS_HPP
-// The process that created something on a device. A forked child has a copy of it, but most drivers do not work there.
-
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Remembers the process that created it. O(1): a system call.
-class creating_process {
- public:
-  /// Whether this process may use, through `driver`, what was created.
-  template <class D>
-  [[nodiscard]] bool may_use(D const& driver) const noexcept {
-    return survives_fork(driver) || process_ == this_process();
-  }
-
- private:
-  std::int64_t process_ = this_process();
-};
-
-}  // namespace tarn::detail
-#endif  // TARN_SINGLE_DRIVER_CREATING_PROCESS_HPP
 // ---- tarn/raii/sharing_timeout.hpp
 // How long calls wait for another process.
 
@@ -496,11 +472,11 @@ class shared_event {
  public:
   /// Creates one. @throws cuda_error
   shared_event(D driver, shared_event_token& token) : driver_(std::move(driver)) {
-    must_succeed(driver_.create_shared_event(event_, token));
+    must_succeed(driver_, driver_.create_shared_event(event_, token));
   }
   /// Opens another process's. @throws cuda_error
   shared_event(shared_event_token const& token, D driver) : driver_(std::move(driver)) {
-    must_succeed(driver_.open_shared_event(token, event_));
+    must_succeed(driver_, driver_.open_shared_event(token, event_));
   }
   shared_event(shared_event&& other) noexcept
       : driver_(other.driver_), process_(other.process_), event_(std::exchange(other.event_, nullptr)) {}
@@ -511,11 +487,11 @@ class shared_event {
     return *this;
   }
   ~shared_event() {
-    if (event_ != nullptr && process_.may_use(driver_)) (void)driver_.destroy_event(event_);
+    if (event_ != nullptr && process_.is_this()) (void)driver_.destroy_event(event_);
   }
 
   /// @throws cuda_error
-  void record(stream_ref stream) const { must_succeed(record_in_order(driver_, event_, stream)); }
+  void record(stream_ref stream) const { must_succeed(driver_, record_in_order(driver_, event_, stream)); }
   /// Later work on the stream waits until the recorded work has ended. Asks `has_ended` about the process that recorded it, and
   /// throws `ended` instead if that work cannot end any more. Does not wait.
   /// @throws cuda_error; sharing_error (ended)
@@ -523,7 +499,7 @@ class shared_event {
   void wait(stream_ref stream, sharing_failure ended, HasEnded const& has_ended) const {
     // Queried again after the question: what the process did before its end counts.
     if (!is_reached() && has_ended() && !is_reached()) throw of_ended(ended);
-    must_succeed(driver_.wait_event(stream, event_));
+    must_succeed(driver_, driver_.wait_event(stream, event_));
   }
   /// Waits on the host until the recorded work has ended. A device that waits for an event cannot stop when the process that
   /// recorded it is killed, so this queries the event, and asks `has_ended` about that process.
@@ -557,11 +533,8 @@ class shared_event {
   [[nodiscard]] bool is_reached() const {
     status const s = driver_.query_event(event_);
     if (s.kind == failure::not_ready) return false;
-    must_succeed(s);
+    must_succeed(driver_, s);
     return true;
-  }
-  void must_succeed(status const& s) const {
-    if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
   }
 
   D driver_;
@@ -684,8 +657,7 @@ class [[nodiscard]] exported_block {
   [[nodiscard]] exported_pages pages(std::size_t index) const {
     page_export exported;
     exported.type = description_.type;
-    status const s = driver_.export_pages(handles_[index], exported);
-    if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
+    detail::must_succeed(driver_, driver_.export_pages(handles_[index], exported));
     return exported_pages(exported);
   }
 
@@ -729,9 +701,7 @@ class [[nodiscard]] exported_block {
   /// An import is aligned as far as its handles are.
   void require_alignment(void const* p, std::size_t alignment) const {
     std::size_t limit = 0;
-    if (status const s = driver_.page_granularity(limit); !s.ok()) {
-      throw cuda_error(s, driver_.device().value, source_location{});
-    }
+    detail::must_succeed(driver_, driver_.page_granularity(limit));
     auto const address = reinterpret_cast<std::uintptr_t>(p);
     if (address % limit != 0) limit = std::size_t{1} << std::countr_zero(address);
     if (!is_alignment(alignment) || alignment > limit) throw bad_alignment(alignment, limit);
@@ -751,9 +721,7 @@ class [[nodiscard]] exported_block {
     description_.bytes = bytes;
     description_.offset = segments.front().offset;
     description_.alignment = alignment;
-    if (status const s = driver_.uuid(description_.device); !s.ok()) {
-      throw cuda_error(s, driver_.device().value, source_location{});
-    }
+    detail::must_succeed(driver_, driver_.uuid(description_.device));
     // A handle is exported with the type that it was created with, and another is an invalid value.
     for (auto const type : {allocation_handle_type::posix_file_descriptor, allocation_handle_type::fabric}) {
       page_export exported;
@@ -833,9 +801,8 @@ class [[nodiscard]] dma_buf {
     auto const address = reinterpret_cast<std::uintptr_t>(segments.front().address);
     offset_ = address % host_page;
     int made = -1;
-    status const s = driver.export_dma_buf(reinterpret_cast<void*>(address - offset_),
-                                           align_up(bytes + offset_, host_page), made);
-    if (!s.ok()) throw cuda_error(s, driver.device().value, source_location{});
+    detail::must_succeed(driver, driver.export_dma_buf(reinterpret_cast<void*>(address - offset_),
+                                                       align_up(bytes + offset_, host_page), made));
     descriptor_ = unique_descriptor(made);
     descriptor_.close_on_exec();
   }
@@ -1037,7 +1004,7 @@ class imported_mapping {
   /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a capture still forbids to wait
   /// for the work, the memory stays mapped for good. A forked child unmaps nothing.
   ~imported_mapping() {
-    if (range_ == nullptr || !process_.may_use(driver_)) return;
+    if (range_ == nullptr || !process_.is_this()) return;
     if (mapped_ != 0 && is_of_capture(wait_past_captures(driver_))) return;
     std::size_t at = 0;
     for (std::size_t i = 0; i < mapped_; at += sizes_[i], ++i) (void)driver_.unmap_pages(data(at), sizes_[i]);
@@ -1048,7 +1015,7 @@ class imported_mapping {
   /// @throws sharing_error (damaged), cuda_error
   void reserve(std::vector<std::size_t> sizes, std::size_t offset, std::size_t alignment) {
     std::size_t granularity = 0;
-    must_succeed(driver_.page_granularity(granularity));
+    must_succeed(driver_, driver_.page_granularity(granularity));
     std::size_t sum = 0;
     for (std::size_t const bytes : sizes) {
       if (bytes % granularity != 0) {
@@ -1062,26 +1029,22 @@ class imported_mapping {
       throw sharing_error(sharing_failure::damaged, "the block cannot be aligned as its description says");
     }
     sizes_ = std::move(sizes);
-    must_succeed(driver_.reserve_range(sum, granularity, range_));
+    must_succeed(driver_, driver_.reserve_range(sum, granularity, range_));
     bytes_ = sum;
   }
   /// Maps the next handle. It then lives as long as the mapping. @throws cuda_error
   void add(page_export const& pages) {
     page_handle handle{};
-    must_succeed(driver_.import_pages(pages, handle));
+    must_succeed(driver_, driver_.import_pages(pages, handle));
     status const s = driver_.map_pages(data(next_), sizes_[mapped_], handle);
     (void)driver_.destroy_pages(handle);
-    must_succeed(s);
+    must_succeed(driver_, s);
     next_ += sizes_[mapped_++];
   }
   [[nodiscard]] void* data(std::size_t offset) const noexcept { return static_cast<char*>(range_) + offset; }
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
 
  private:
-  void must_succeed(status const& s) const {
-    if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
-  }
-
   D driver_;
   creating_process process_{};
   void* range_ = nullptr;
@@ -1097,8 +1060,7 @@ void require_importable(D const& driver, block_description const& d) {
   if (!d.is_consistent())
     throw sharing_error(sharing_failure::damaged, "the description of the block contradicts itself");
   device_uuid own{};
-  if (status const s = driver.uuid(own); !s.ok())
-    throw cuda_error(s, driver.device().value, source_location{});
+  must_succeed(driver, driver.uuid(own));
   process_identity const here = this_process_identity();
   if (d.type == allocation_handle_type::posix_file_descriptor && d.exporter.machine != here.machine) {
     throw sharing_error(
@@ -1563,7 +1525,7 @@ class [[nodiscard]] page_registrations {
     return i != entries_.end() && (i->first <= range.begin || i->first - range.begin < range.bytes);
   }
   auto end(typename entries::iterator i) noexcept {
-    if (process_.may_use(memory_.driver())) {
+    if (process_.is_this()) {
       for (registration const& r : i->second.held) library_.remove(r.registered);
     }
     return entries_.erase(i);

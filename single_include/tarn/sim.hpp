@@ -679,7 +679,6 @@ class sim_memory {
   }
 
   [[nodiscard]] sim_usage& usage(int device) noexcept { return devices_[static_cast<std::size_t>(device)]; }
-  [[nodiscard]] std::size_t host_used() const noexcept { return host_used_; }
   [[nodiscard]] std::size_t ranges() const noexcept { return ranges_.size(); }
   [[nodiscard]] std::size_t maps() const noexcept { return maps_.size(); }
   [[nodiscard]] std::size_t host_blocks() const noexcept { return host_blocks_; }
@@ -1301,12 +1300,6 @@ enum class sim_accounting : std::uint8_t {
   missing  ///< there is no library
 };
 
-/// What a child of fork() can do with a simulated machine.
-enum class sim_fork : std::uint8_t {
-  refused,  ///< nothing, as with CUDA: each call fails, and page contents remain the parent's
-  works     ///< everything, with its own machine; needs sim_backing::address_only, as backed pages are shared
-};
-
 /// The configuration of a simulated machine. The default is one H200, backed by host memory as it is touched.
 struct sim_options {
   int devices = 1;
@@ -1324,7 +1317,6 @@ struct sim_options {
   sim_peers peers = sim_peers::reachable;
   sim_sharing sharing = sim_sharing::none;  ///< not the default: each handle would take a file descriptor
   sim_checks checks = sim_checks::off;
-  sim_fork forked = sim_fork::refused;
   sim_tool tool = sim_tool::absent;  ///< attached: a pool's allocations are tracked, which costs time
   sim_costs costs{};
   std::uint64_t seed = 0;            ///< selects a schedule; 0: work takes exactly the requested time
@@ -3299,7 +3291,7 @@ class sim_stream_table {
   }
   sim_stream& own_default_stream(int device) {
     auto& streams_here = devices_[static_cast<std::size_t>(device)].per_thread;
-    auto const thread = thread_number();
+    auto const thread = this_thread_number();
     auto it = streams_here.find(thread);
     if (it == streams_here.end()) {
       it = streams_here.emplace(thread, make_stream(device, sim_blocking::with_legacy, next_id_++)).first;
@@ -3606,7 +3598,7 @@ class sim_streams : public sim_stream_table {
   /// The calling thread's agent in the order checker.
   [[nodiscard]] sim_agent host() {
     if (hosts_ == sim_hosts::one_timeline) return host_;
-    auto const thread = thread_number();
+    auto const thread = this_thread_number();
     auto it = threads_.find(thread);
     if (it == threads_.end()) it = threads_.emplace(thread, order_->add_agent("thread", thread)).first;
     return it->second;
@@ -3819,18 +3811,8 @@ struct sim_state {
   sim_calls calls;
   stream_devices devices_of_streams;
   std::vector<bool>
-      has_context;      ///< of each device: whether a call of a driver or of the user's program has used it
-  bool forked = false;  ///< this is a forked child's copy, which must not be used
-
- private:
-  at_fork member_{this, [](void*) noexcept { return true; },
-                  [](void* self, fork_side side) noexcept {
-                    auto& m = *static_cast<sim_state*>(self);
-                    bool const works =
-                        m.options.forked == sim_fork::works && m.options.backing == sim_backing::address_only;
-                    m.forked =
-                        m.forked || side == fork_side::child_without || (side == fork_side::child && !works);
-                  }};
+      has_context;  ///< of each device: whether a call of a driver or of the user's program has used it
+  creating_process const process{};
 };
 
 }  // namespace detail
@@ -3849,7 +3831,8 @@ class sim_graph {
 
 /// A simulated host with devices. A cheap handle: copies are the same machine, which lives as long as any handle or driver of
 /// it. Thread-safe; results are reproducible if one thread drives. Time is virtual: it advances by the cost of each driver
-/// call, by advance(), and to the end of the work that a synchronisation waits for.
+/// call, by advance(), and to the end of the work that a synchronisation waits for. A forked child cannot use a machine of its
+/// parent, as with CUDA: each call fails, and page contents remain the parent's.
 class sim_machine {
  public:
   /// Constructs a machine with the default options: one device.
@@ -4201,10 +4184,6 @@ class sim_driver {
       : machine_(std::move(machine)), device_(device) {}
 
   [[nodiscard]] device_id device() const noexcept { return device_; }
-  [[nodiscard]] bool survives_fork() const noexcept {
-    sim_options const& o = machine_.options();
-    return o.forked == sim_fork::works && o.backing == sim_backing::address_only;
-  }
 
   /// Returns the calling thread's current device, for device_guard. Informational: no simulated call depends on it.
   static status current_device(device_id& device) noexcept {
@@ -4669,7 +4648,7 @@ class sim_driver {
     state& m = *machine_.state_;
     std::lock_guard const lock(m.mutex);
     if (!machine_.has(device_)) return detail::sim_status(code::invalid_device, name);
-    if (m.forked) return detail::sim_status(code::forked, name);
+    if (!m.process.is_this()) return detail::sim_status(code::forked, name);
     m.devices_of_streams.use(device_);
     m.has_context[static_cast<std::size_t>(device_.value)] = true;
     try {

@@ -417,377 +417,6 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call
 }  // namespace detail
 
 }  // namespace tarn
-// ---- tarn/core/at_fork.hpp
-// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held by other threads
-// would stay locked forever in the child, and the data they guard would be half changed. The forking thread therefore takes
-// every lock first, as glibc does for malloc, and releases them in the parent and in the child:
-//
-//   forking thread                              another thread
-//   fork()                                      holds a lock, releases it
-//     take the locks one by one
-//     one is held? release all, try again       arrives: finds a lock held and waits, or backs off briefly
-//     -- the process is copied: no other thread holds a lock --
-//   parent: release all                         continues
-//   child: release all                          does not exist
-//
-// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the forking thread itself
-// holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken within `patience` (its owner waits for
-// this thread) is given up: it is constructed anew in the child, which must not use the data it guards.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <new>
-
-#if defined(__unix__) || defined(__APPLE__)
-#include <pthread.h>
-#include <unistd.h>
-
-#include <ctime>
-#endif
-
-// ---- tarn/core/spin_lock.hpp
-// A minimal lock for critical sections of a few nanoseconds.
-
-#include <atomic>
-
-// ---- tarn/core/wait.hpp
-// Waits briefly for another thread.
-
-#if defined(__linux__)
-#include <sched.h>  // <thread> costs as much to include as all of core/
-
-#include <ctime>
-#else
-#include <thread>
-#endif
-
-namespace tarn::detail {
-
-/// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that thread may be waiting
-/// for the device.
-inline void spin_wait(unsigned tries) noexcept {
-  if (tries >= 64) {
-#if defined(__linux__)
-    if (tries >= 10'000) {
-      timespec const pause{0, 50'000};
-      (void)nanosleep(&pause, nullptr);
-      return;
-    }
-    (void)sched_yield();
-#else
-    std::this_thread::yield();
-#endif
-    return;
-  }
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");  // about as long as pause; yield returns at once
-#endif
-}
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-class spin_lock {
- public:
-  spin_lock() noexcept = default;
-  spin_lock(spin_lock const&) = delete;
-  spin_lock& operator=(spin_lock const&) = delete;
-
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
-    return !taken_.exchange(true, std::memory_order_acquire);
-  }
-  void lock() noexcept {
-    for (unsigned tries = 0; !try_lock(); ++tries) spin_wait(tries);
-  }
-  TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
-  /// A snapshot; may already be out of date.
-  [[nodiscard]] bool is_taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<bool> taken_{false};
-};
-
-}  // namespace tarn::detail
-// ---- tarn/core/thread_tag.hpp
-// Identifiers for threads: an address among running threads, and a number that is never reused.
-
-#include <atomic>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Storage of a thread's number; 0 until the thread needs one.
-[[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
-  static thread_local constinit std::uint64_t number = 0;
-  return number;
-}
-
-/// Returns an address unique among running threads; a later thread may get the same one.
-inline void const* this_thread_tag() noexcept {
-  return &thread_number_place();
-}
-
-/// Returns a number unique to this thread and never reused; never 0. Assigned at the first call.
-[[nodiscard]] inline std::uint64_t this_thread_number() noexcept {
-  static constinit std::atomic<std::uint64_t> last{0};
-  std::uint64_t& number = thread_number_place();
-  if (number == 0) number = last.fetch_add(1, std::memory_order_relaxed) + 1;
-  return number;
-}
-
-/// Returns the number of the thread with this tag, 0 if it has none. The thread must be running and not obtain a number
-/// concurrently.
-[[nodiscard]] inline std::uint64_t thread_number_of(void const* tag) noexcept {
-  return *static_cast<std::uint64_t const*>(tag);
-}
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-enum class fork_side : std::uint8_t {
-  parent,
-  child,
-  child_without  ///< in the child, and the lock could not be taken
-};
-
-/// A lock to take before a fork and to release after it, on both sides. The first one installs the process's fork hook.
-class at_fork {
- public:
-  using take_function = bool (*)(void* self) noexcept;  ///< false: could not take it; must not wait for long
-  using release_function = void (*)(void* self, fork_side side) noexcept;
-
-  at_fork(void* self, take_function take, release_function release) noexcept
-      : self_(self), take_(take), release_(release) {
-    mine_->add(*this);
-  }
-  at_fork(at_fork const&) = delete;
-  at_fork& operator=(at_fork const&) = delete;
-  ~at_fork() { mine_->remove(*this); }
-
-  /// Returns true while a thread is about to fork; other threads should back off.
-  [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
-
- private:
-  /// The list of this module's members: plain data, constant-initialised, never destroyed.
-  struct members {
-    spin_lock lock;
-    at_fork* first = nullptr;
-    at_fork* last = nullptr;
-    bool hooked = false;
-    std::atomic<bool> forking{false};
-
-    void add(at_fork& m) noexcept {
-      lock.lock();
-#if defined(__unix__) || defined(__APPLE__)
-      if (!hooked) hooked = ::pthread_atfork(&before, &in_parent, &in_child) == 0;
-#endif
-      m.previous_ = last;
-      (last != nullptr ? last->next_ : first) = &m;
-      last = &m;
-      lock.unlock();
-    }
-    void remove(at_fork& m) noexcept {
-      lock.lock();
-      (m.previous_ != nullptr ? m.previous_->next_ : first) = m.next_;
-      (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
-      lock.unlock();
-    }
-    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing taken, if one of
-    /// them could not be taken. With `last_try` it skips those members instead.
-    [[nodiscard]] bool take_all(bool const last_try) noexcept {
-      lock.lock();
-      for (at_fork* m = first; m != nullptr; m = m->next_) {
-        m->taken_ = m->take_(m->self_);
-        if (m->taken_ || last_try) continue;
-        for (at_fork* back = m->previous_; back != nullptr; back = back->previous_)
-          back->release_(back->self_, fork_side::parent);
-        lock.unlock();
-        return false;
-      }
-      return true;
-    }
-    /// Releases in reverse order: a later member may depend on an earlier one.
-    void release_all(fork_side const side) noexcept {
-      for (at_fork* m = last; m != nullptr; m = m->previous_) {
-        if (m->taken_) {
-          m->release_(m->self_, side);
-        } else if (side == fork_side::child) {
-          m->release_(m->self_, fork_side::child_without);
-        }
-      }
-      lock.unlock();
-    }
-  };
-
-  static constexpr long patience = 2;  ///< seconds
-
-#if defined(__unix__) || defined(__APPLE__)
-  static void before() noexcept {
-    registry.forking.store(true, std::memory_order_relaxed);
-    timespec begin{};
-    (void)::clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (bool last_try = false; !registry.take_all(last_try);) {
-      timespec const pause{0, 50'000};
-      (void)::nanosleep(&pause, nullptr);
-      timespec now{};
-      (void)::clock_gettime(CLOCK_MONOTONIC, &now);
-      last_try = now.tv_sec - begin.tv_sec > patience;
-    }
-  }
-  static void in_parent() noexcept {
-    registry.forking.store(false, std::memory_order_relaxed);
-    registry.release_all(fork_side::parent);
-  }
-  static void in_child() noexcept {
-    registry.forking.store(false, std::memory_order_relaxed);
-    registry.release_all(fork_side::child);
-  }
-#endif
-
-  static members registry;
-
-  members* mine_ = &registry;  ///< of the constructing module; another one may destroy this
-  void* self_;
-  take_function take_;
-  release_function release_;
-  at_fork* previous_ = nullptr;
-  at_fork* next_ = nullptr;
-  bool taken_ = false;
-};
-inline constinit at_fork::members at_fork::registry{};
-
-/// A number of this process, which a forked child does not have.
-[[nodiscard]] inline std::int64_t this_process() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-  return ::getpid();
-#else
-  return 0;
-#endif
-}
-
-/// Identifies the calling thread among the running ones, in all modules of the process.
-[[nodiscard]] inline void const* this_thread_of_process() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-  return reinterpret_cast<void const*>(::pthread_self());
-#else
-  return this_thread_tag();
-#endif
-}
-
-/// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
-class fork_mutex {
- public:
-  fork_mutex() noexcept = default;
-  fork_mutex(fork_mutex const&) = delete;
-  fork_mutex& operator=(fork_mutex const&) = delete;
-
-  void lock() {
-    if (at_fork::is_near()) [[unlikely]]
-      make_way();
-    mutex_.lock();
-    owner_.store(this_thread_of_process(), std::memory_order_relaxed);
-  }
-  [[nodiscard]] bool try_lock() {
-    if (!mutex_.try_lock()) return false;
-    owner_.store(this_thread_of_process(), std::memory_order_relaxed);
-    return true;
-  }
-  void unlock() {
-    owner_.store(nullptr, std::memory_order_relaxed);
-    mutex_.unlock();
-  }
-
-  /// Returns true if the calling thread holds the mutex.
-  [[nodiscard]] bool is_mine() const noexcept {
-    return owner_.load(std::memory_order_relaxed) == this_thread_of_process();
-  }
-
- private:
-  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait is bounded: this
-  /// thread may hold a lock that the forking thread needs.
-  TARN_NOINLINE static void make_way() noexcept {
-#if defined(__unix__) || defined(__APPLE__)
-    for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
-      timespec const pause{0, 50'000};
-      (void)::nanosleep(&pause, nullptr);
-    }
-#endif
-  }
-  static bool take(void* self) noexcept {
-    auto& m = *static_cast<fork_mutex*>(self);
-    m.forker_has_it_ = m.is_mine();
-    if (m.forker_has_it_) return true;
-    return m.try_lock();
-  }
-  static void release(void* self, fork_side side) noexcept {
-    auto& m = *static_cast<fork_mutex*>(self);
-    if (side == fork_side::child_without) {
-      m.owner_.store(nullptr, std::memory_order_relaxed);
-      (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // the owner does not exist in the child
-    } else if (!m.forker_has_it_) {
-      m.unlock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
-  bool forker_has_it_ = false;               ///< the forking thread held it before the fork
-  at_fork member_{this, &take, &release};
-};
-
-/// A fork_mutex that its owner thread may lock again.
-class recursive_fork_mutex {
- public:
-  void lock() {
-    if (!is_mine()) {
-      mutex_.lock();
-      depth_ = 0;  // in a forked child it may be the count of an owner that does not exist there
-    }
-    ++depth_;
-  }
-  [[nodiscard]] bool try_lock() {
-    if (!is_mine()) {
-      if (!mutex_.try_lock()) return false;
-      depth_ = 0;
-    }
-    ++depth_;
-    return true;
-  }
-  void unlock() {
-    if (--depth_ == 0) mutex_.unlock();
-  }
-
-  /// Returns true if the calling thread holds the mutex.
-  [[nodiscard]] bool is_mine() const noexcept { return mutex_.is_mine(); }
-
- private:
-  fork_mutex mutex_;
-  std::size_t depth_ = 0;  ///< lock count of the owner thread
-};
-
-/// Takes a lock at fork that is only ever held for nanoseconds and never while its owner waits.
-template <class Lock>
-class held_at_fork {
- public:
-  explicit held_at_fork(Lock& lock) noexcept : member_(&lock, &take, &release) {}
-
- private:
-  static bool take(void* lock) noexcept {
-    static_cast<Lock*>(lock)->lock();
-    return true;
-  }
-  static void release(void* lock, fork_side) noexcept { static_cast<Lock*>(lock)->unlock(); }
-
-  at_fork member_;
-};
-
-}  // namespace tarn::detail
 // ---- tarn/core/bytes.hpp
 // Sizes and alignments: literals, rounding, and arithmetic that cannot wrap.
 
@@ -883,7 +512,8 @@ class cuda_error : public detail::error_of<std::exception, 448> {
         return s.code == invalid_device ? "; there is no device of this number, see cudaGetDeviceCount()"
                                         : "; check that a device and its driver are installed";
       case failure::forked:
-        return "; a forked child has no device memory, fork before the first use or start another program";
+        return "; pools and devices that were used before fork() cannot be used in the child, fork earlier "
+               "or start another program";
       case failure::unsupported:
         return "; this device or driver does not support it, use another source";
       case failure::unloading:
@@ -904,6 +534,14 @@ class cuda_error : public detail::error_of<std::exception, 448> {
   status status_;
   int device_;
 };
+
+namespace detail {
+/// Throws a cuda_error unless a driver call succeeded.
+template <class Driver>
+void must_succeed(Driver const& driver, status const& s, source_location where = {}) {
+  if (!s.ok()) throw cuda_error(s, driver.device().value, where);
+}
+}  // namespace detail
 
 /// The live bytes of one tag, see core/tag.
 struct bytes_of_tag {
@@ -940,19 +578,17 @@ struct memory_report {
 /// changed.
 class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
  public:
-  explicit out_of_memory(memory_report const& report) noexcept : out_of_memory(report, {}) {}
+  /// @param advice  what to try, static storage; empty: chosen from the report
+  explicit out_of_memory(memory_report const& report, std::string_view advice = {}) noexcept
+      : advice_(advice) {
+    set_report(report);
+  }
   [[nodiscard]] memory_report const& report() const noexcept { return report_; }
   [[nodiscard]] std::size_t asked() const noexcept { return report_.asked; }
   /// Replaces the report, in what() too: for layers that catch the error, add to its report and throw it on.
   void set_report(memory_report const& report) noexcept {
     report_ = report;
     rewrite_text([this] { write_report(); });
-  }
-
- protected:
-  /// @param advice  what to try, static storage; empty: chosen from the report
-  out_of_memory(memory_report const& report, std::string_view advice) noexcept : advice_(advice) {
-    set_report(report);
   }
 
  private:
@@ -1454,6 +1090,103 @@ constexpr bool check_memory_source() {
 }
 
 }  // namespace tarn
+// ---- tarn/core/spin_lock.hpp
+// A minimal lock for critical sections of a few nanoseconds.
+
+#include <atomic>
+
+// ---- tarn/core/wait.hpp
+// Waits briefly for another thread.
+
+#if defined(__linux__)
+#include <sched.h>  // <thread> costs as much to include as all of core/
+
+#include <ctime>
+#else
+#include <thread>
+#endif
+
+namespace tarn::detail {
+
+/// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that thread may be waiting
+/// for the device.
+inline void spin_wait(unsigned tries) noexcept {
+  if (tries >= 64) {
+#if defined(__linux__)
+    if (tries >= 10'000) {
+      timespec const pause{0, 50'000};
+      (void)nanosleep(&pause, nullptr);
+      return;
+    }
+    (void)sched_yield();
+#else
+    std::this_thread::yield();
+#endif
+    return;
+  }
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");  // about as long as pause; yield returns at once
+#endif
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+class spin_lock {
+ public:
+  spin_lock() noexcept = default;
+  spin_lock(spin_lock const&) = delete;
+  spin_lock& operator=(spin_lock const&) = delete;
+
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
+    return !taken_.exchange(true, std::memory_order_acquire);
+  }
+  void lock() noexcept {
+    for (unsigned tries = 0; !try_lock(); ++tries) spin_wait(tries);
+  }
+  TARN_ALWAYS_INLINE void unlock() noexcept { taken_.store(false, std::memory_order_release); }
+  /// A snapshot; may already be out of date.
+  [[nodiscard]] bool is_taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> taken_{false};
+};
+
+}  // namespace tarn::detail
+// ---- tarn/core/thread_tag.hpp
+// Identifiers for threads: an address among running threads, and a number that is never reused.
+
+#include <atomic>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Storage of a thread's number; 0 until the thread needs one.
+[[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
+  static thread_local constinit std::uint64_t number = 0;
+  return number;
+}
+
+/// The last number given; constant-initialised, so that it exists before any thread uses it. A module of the process may have one of
+/// its own (a plug-in with hidden symbols).
+inline constinit std::atomic<std::uint64_t> last_thread_number{0};
+
+/// Returns an address unique among running threads; a later thread may get the same one.
+inline void const* this_thread_tag() noexcept {
+  return &thread_number_place();
+}
+
+/// Returns a number unique to this thread and never reused; never 0. Assigned at the first call.
+[[nodiscard]] inline std::uint64_t this_thread_number() noexcept {
+  std::uint64_t& number = thread_number_place();
+  if (number == 0) number = last_thread_number.fetch_add(1, std::memory_order_relaxed) + 1;
+  return number;
+}
+
+}  // namespace tarn::detail
 // ---- tarn/driver/capture_gate.hpp
 // Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the whole device and
 // invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and cudaDeviceSynchronize. While a capture_scope is
@@ -1591,7 +1324,6 @@ inline constexpr char const* captured_without_scope =
 // | call                                                         | cost             | meaning                                                             |
 // |--------------------------------------------------------------|------------------|---------------------------------------------------------------------|
 // | device()                                                     | 0                | the device's ordinal                                                |
-// | survives_fork(), optional                                    | 0                | whether a forked child may use the driver; false if absent          |
 // | identify(stream, id&)                                        | ~19 ns           | the identity of a stream; fixed for default streams, one per thread for the per-thread default stream |
 // | several devices, optional                                    |                  | see multi_device_driver in stream_device.hpp                        |
 // |   known_device(stream)                                       | 0                | where a stream lives, as far as it was learned                      |
@@ -1659,16 +1391,6 @@ concept stream_driver = std::copyable<D> && std::equality_comparable<D> &&
                           { d.memory_info(bytes, total) } noexcept -> std::same_as<status>;
                         };
 
-/// Returns true if a child of fork() may use what the driver allocated in the parent.
-template <class D>
-[[nodiscard]] constexpr bool survives_fork(D const& driver) noexcept {
-  if constexpr (requires { driver.survives_fork(); }) {
-    return driver.survives_fork();
-  } else {
-    return false;
-  }
-}
-
 /// Returns how many bytes an allocation may need beside its own.
 template <class D>
 [[nodiscard]] constexpr std::size_t allocation_overhead(D const& driver) noexcept {
@@ -1679,7 +1401,7 @@ template <class D>
   }
 }
 
-/// Requirements of a page source.
+/// Requirements of a page source. Pinned memory keeps the contents of a pool that sleeps.
 template <class D>
 concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, std::size_t& out, void* p,
                                                    void*& new_p, page_handle h, page_handle& new_h) {
@@ -1690,6 +1412,8 @@ concept page_driver = stream_driver<D> && requires(D const& d, std::size_t bytes
   { d.destroy_pages(h) } noexcept -> std::same_as<status>;
   { d.map_pages(p, bytes, h) } noexcept -> std::same_as<status>;
   { d.unmap_pages(p, bytes) } noexcept -> std::same_as<status>;
+  { d.malloc_pinned(bytes, new_p) } noexcept -> std::same_as<status>;
+  { d.free_pinned(p) } noexcept -> std::same_as<status>;
 };
 
 /// Requirements of the block sources.
@@ -2269,24 +1993,6 @@ status identify_named(Driver const& driver, stream_ref stream, stream_id& id) no
 }
 
 }  // namespace tarn::detail
-// ---- tarn/driver/thread_number.hpp
-// Process-wide unique thread numbers, which identify per-thread default streams.
-
-#include <atomic>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Source of thread numbers; constant-initialised, so that it exists before any thread uses it.
-inline std::atomic<std::uint64_t> next_thread_number{1};
-
-/// Returns the calling thread's number, from 1. Unlike a thread id it is not reused after the thread ends.
-[[nodiscard]] inline std::uint64_t thread_number() noexcept {
-  thread_local std::uint64_t const number = next_thread_number.fetch_add(1, std::memory_order_relaxed);
-  return number;
-}
-
-}  // namespace tarn::detail
 // ---- tarn/source/cuda_async.hpp
 // cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
 
@@ -2592,22 +2298,6 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return call >= driver_call::reserve_range;
 }
 
-/// Returns true for calls that can fail because memory ran out.
-[[nodiscard]] constexpr bool can_exhaust(driver_call call) noexcept {
-  switch (call) {
-    case driver_call::reserve_range:
-    case driver_call::create_pages:
-    case driver_call::malloc_device:
-    case driver_call::malloc_async:
-    case driver_call::malloc_pinned:
-    case driver_call::malloc_managed:
-    case driver_call::register_host:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace tarn
 
 namespace tarn {
@@ -2629,15 +2319,12 @@ class no_driver {
   /// The host: ordinal -1.
   [[nodiscard]] device_id device() const noexcept { return device_id{-1}; }
 
-  /// fork() copies host memory with the process.
-  [[nodiscard]] static constexpr bool survives_fork() noexcept { return true; }
-
   status identify(stream_ref stream, stream_id& id) const noexcept {
     auto const handle = reinterpret_cast<std::uintptr_t>(stream.handle());
     if (handle <= 1) {
       id = 1;
     } else if (handle == 2) {
-      id = per_thread_bit | detail::thread_number();
+      id = per_thread_bit | detail::this_thread_number();
     } else {
       id = handle;
     }
@@ -2790,13 +2477,14 @@ template <class D>
 
 /// Throws for a driver call that failed.
 /// @param of_host  whether the memory is pinned or managed
+/// @param advice   see out_of_memory
 /// @throws out_of_memory  the driver had no memory left; reports which call refused and what the device has
 /// @throws cuda_error     anything else
 template <class D>
 [[noreturn]] TARN_NOINLINE void refuse(D const& driver, status const& failed, stream_ref stream,
                                        std::size_t bytes, std::size_t alignment,
                                        source_location where = source_location::current(),
-                                       bool of_host = false) {
+                                       bool of_host = false, std::string_view advice = {}) {
   if (failed.kind != failure::out_of_memory) throw cuda_error(failed, driver.device().value, where);
   memory_report report;
   report.asked = bytes;
@@ -2817,7 +2505,7 @@ template <class D>
     report.refused_by = of_host ? "the host" : name_of_memory(driver);
     report.call = failed.call;
   }
-  throw at(where, out_of_memory(report));
+  throw at(where, out_of_memory(report, advice));
 }
 
 /// The status of a request too large to try: rounding it up could overflow.
@@ -3094,6 +2782,9 @@ class block_source {
 // Over 400 lines: one short function for each call of the driver contract (driver.hpp).
 
 #include <cuda_runtime_api.h>
+#if defined(__linux__)
+#include <unistd.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -3903,9 +3594,6 @@ class basic_cuda_driver {
 
   [[nodiscard]] device_id device() const noexcept { return device_id{device_}; }
 
-  /// A context belongs to the process that created it.
-  [[nodiscard]] static constexpr bool survives_fork() noexcept { return false; }
-
   /// Returns the calling thread's current device, for device_guard.
   static status current_device(device_id& device) noexcept {
     return detail::cuda_status(cudaGetDevice(&device.value), "cudaGetDevice");
@@ -4175,7 +3863,9 @@ class basic_cuda_driver {
   /// before 2.34). unsupported: NVML is missing or does not know the device.
   status memory_account(device_account& account) const noexcept {
     detail::nvml_question asked;
-    asked.pid = static_cast<unsigned>(detail::this_process());
+#if defined(__linux__)
+    asked.pid = static_cast<unsigned>(::getpid());
+#endif
     auto const get_uuid = detail::cuda_driver_calls().device_get_uuid;
     CUuuid uuid{};
     if (get_uuid != nullptr && get_uuid(&uuid, static_cast<CUdevice>(device_)) == CUDA_SUCCESS) {
@@ -4491,10 +4181,10 @@ class basic_cuda_driver {
   //                 visibility have their own counter, and no two threads collide before 2^54 threads
   [[nodiscard]] static stream_id per_thread_id(int device) noexcept {
     auto const counter =
-        static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(&detail::next_thread_number));
+        static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(&detail::last_thread_number));
     std::uint64_t const start = counter * 0x9E3779B97F4A7C15U >> 10;
     return stream_id{3} << 62 | bits_of(device) |
-           ((start + detail::thread_number()) & ((stream_id{1} << 54) - 1));
+           ((start + detail::this_thread_number()) & ((stream_id{1} << 54) - 1));
   }
   [[nodiscard]] static stream_id bits_of(int device) noexcept {
     return stream_id{static_cast<unsigned>(device) & 0xffU} << 54;
@@ -4669,8 +4359,7 @@ template <block_driver D>
   requires requires(D const& driver) { driver.set_release_threshold(std::size_t{}); }
 void set_release_threshold(basic_async<D> const& memory, std::size_t bytes,
                            source_location where = source_location::current()) {
-  status const s = memory.driver().set_release_threshold(bytes);
-  if (!s.ok()) throw cuda_error(s, memory.device().value, where);
+  detail::must_succeed(memory, memory.driver().set_release_threshold(bytes), where);
 }
 
 #if TARN_HAS_CUDA
@@ -4952,9 +4641,6 @@ enum class crossing : std::uint8_t {
   itself   ///< call.across(resources...) does it
 };
 
-template <class Resource, class Call>
-decltype(auto) nearest(Resource& resource, Call const& call);
-
 namespace detail {
 
 template <class T>
@@ -5017,6 +4703,18 @@ constexpr bool can_reach() noexcept {
     return false;
   }
 }
+
+}  // namespace detail
+
+/// True if `call` accepts the resource's layer or one below it.
+template <class Resource, class Call>
+inline constexpr bool reachable = detail::can_reach<detail::layer_behind<Resource>, Call>();
+
+template <class Resource, class Call>
+  requires reachable<Resource, Call>
+decltype(auto) nearest(Resource& resource, Call const& call);
+
+namespace detail {
 
 /// Calls next(); if it throws, undoes what `call` did to `resource`.
 template <class Call, class Resource, class Next>
@@ -5191,19 +4889,13 @@ constexpr bool allocates() noexcept {
 
 }  // namespace detail
 
-/// True if `call` accepts the resource's layer or one below it.
-template <class Resource, class Call>
-inline constexpr bool reachable = detail::can_reach<detail::layer_behind<Resource>, Call>();
-
 /// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give a
 /// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
 /// [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); })`. Only the calls of pool_call pass a layer that
 /// routes, such as fallback_to.
 template <class Resource, class Call>
+  requires reachable<Resource, Call>
 decltype(auto) nearest(Resource& resource, Call const& call) {
-  static_assert(reachable<Resource, Call>,
-                "tarn: no layer of this memory has the call, or it is below a layer that routes to several "
-                "resources and says nothing of it");
   return detail::reach(detail::layer_of(resource), call);
 }
 
@@ -5532,7 +5224,7 @@ static_assert(resource<pinned_host>);
 
 // ---- tarn/core/pool_call.hpp
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
-// resources. pool_call::state is beside pool_state, in pool/sum_of_states.hpp.
+// resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
 
 #include <concepts>
 #include <cstddef>
@@ -5623,14 +5315,13 @@ namespace tarn {
 /// Where the contents of live blocks stay while a pool sleeps.
 enum class contents : std::uint8_t {
   in_pinned_memory,  ///< copied at the full rate of the bus; allocating it takes 460 ms/GiB
-  in_host_memory,    ///< ordinary memory, copied through two pinned buffers of 32 MiB
   discarded          ///< not kept: indeterminate after waking
 };
 
-/// What wake() does with the host memory that held the contents.
+/// What wake() does with the pinned memory that held the contents.
 enum class after_waking : std::uint8_t {
   free_host_memory,
-  keep_host_memory  ///< for the next sleep with the same `contents`, which then allocates nothing
+  keep_host_memory  ///< for the next sleep that keeps contents, which then allocates nothing
 };
 
 /// What compact() reached; bytes. Without the memory of graph_memories.
@@ -5650,6 +5341,286 @@ struct compaction {
 #include <mutex>
 #include <utility>
 
+// ---- tarn/core/at_fork.hpp
+// Keeps locks usable across fork() while other threads are inside a pool or a policy. Without it, locks held by other threads
+// would stay locked forever in the child, and the data they guard would be half changed. The forking thread therefore takes
+// every lock first, as glibc does for malloc, and releases them in the parent and in the child:
+//
+//   forking thread                              another thread
+//   fork()                                      holds a lock, releases it
+//     take the locks one by one
+//     one is held? release all, try again       arrives: finds a lock held and waits, or backs off briefly
+//     -- the process is copied: no other thread holds a lock --
+//   parent: release all                         continues
+//   child: release all                          does not exist
+//
+// No thread waits for a lock while it holds another one, so no lock order can deadlock. A lock that the forking thread itself
+// holds (it forks in a handler) stays locked on both sides. A lock that cannot be taken within `patience` (its owner waits for
+// this thread) is given up. The child constructs the locks anew, and must not use the data of one that was given up.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+
+#include <ctime>
+#endif
+
+namespace tarn::detail {
+
+enum class fork_side : std::uint8_t { parent, child };
+
+/// A lock to take before a fork and to release after it, on both sides.
+class at_fork {
+ public:
+  using take_function = bool (*)(void* self) noexcept;  ///< false: could not take it; must not wait for long
+  /// In the child it is also called if the lock could not be taken.
+  using release_function = void (*)(void* self, fork_side side) noexcept;
+
+  at_fork(void* self, take_function take, release_function release) noexcept
+      : self_(self), take_(take), release_(release) {
+    mine_->add(*this);
+  }
+  at_fork(at_fork const&) = delete;
+  at_fork& operator=(at_fork const&) = delete;
+  ~at_fork() { mine_->remove(*this); }
+
+  /// Returns true while a thread is about to fork; other threads should back off.
+  [[nodiscard]] static bool is_near() noexcept { return registry.forking.load(std::memory_order_relaxed); }
+
+  /// The number of this process in this module: a forked child has a higher one.
+  [[nodiscard]] static std::uint64_t process() noexcept {
+    registry.hook();
+    return registry.process.load(std::memory_order_relaxed);
+  }
+
+ private:
+  friend class creating_process;
+
+  /// The list of this module's members: plain data, constant-initialised, never destroyed.
+  struct members {
+    spin_lock lock;
+    at_fork* first = nullptr;
+    at_fork* last = nullptr;
+    std::atomic<bool> hooked{false};
+    std::atomic<bool> forking{false};
+    std::atomic<std::uint64_t> process{1};
+
+    /// Installs the process's fork hook once.
+    void hook() noexcept {
+      if (hooked.load(std::memory_order_acquire)) return;
+      lock.lock();
+#if defined(__unix__) || defined(__APPLE__)
+      if (!hooked) hooked = ::pthread_atfork(&before, &in_parent, &in_child) == 0;
+#endif
+      lock.unlock();
+    }
+    void add(at_fork& m) noexcept {
+      hook();
+      lock.lock();
+      m.previous_ = last;
+      (last != nullptr ? last->next_ : first) = &m;
+      last = &m;
+      lock.unlock();
+    }
+    void remove(at_fork& m) noexcept {
+      lock.lock();
+      (m.previous_ != nullptr ? m.previous_->next_ : first) = m.next_;
+      (m.next_ != nullptr ? m.next_->previous_ : last) = m.previous_;
+      lock.unlock();
+    }
+    /// Takes the list's own lock, then all members in order of construction. Returns false, with nothing taken, if one of
+    /// them could not be taken. With `last_try` it skips those members instead.
+    [[nodiscard]] bool take_all(bool const last_try) noexcept {
+      lock.lock();
+      for (at_fork* m = first; m != nullptr; m = m->next_) {
+        m->taken_ = m->take_(m->self_);
+        if (m->taken_ || last_try) continue;
+        for (at_fork* back = m->previous_; back != nullptr; back = back->previous_)
+          back->release_(back->self_, fork_side::parent);
+        lock.unlock();
+        return false;
+      }
+      return true;
+    }
+    /// Releases in reverse order: a later member may depend on an earlier one.
+    void release_all(fork_side const side) noexcept {
+      for (at_fork* m = last; m != nullptr; m = m->previous_) {
+        if (m->taken_ || side == fork_side::child) m->release_(m->self_, side);
+      }
+      lock.unlock();
+    }
+  };
+
+  static constexpr long patience = 2;  ///< seconds
+
+#if defined(__unix__) || defined(__APPLE__)
+  static void before() noexcept {
+    registry.forking.store(true, std::memory_order_relaxed);
+    timespec begin{};
+    (void)::clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (bool last_try = false; !registry.take_all(last_try);) {
+      timespec const pause{0, 50'000};
+      (void)::nanosleep(&pause, nullptr);
+      timespec now{};
+      (void)::clock_gettime(CLOCK_MONOTONIC, &now);
+      last_try = now.tv_sec - begin.tv_sec > patience;
+    }
+  }
+  static void in_parent() noexcept {
+    registry.forking.store(false, std::memory_order_relaxed);
+    registry.release_all(fork_side::parent);
+  }
+  static void in_child() noexcept {
+    registry.forking.store(false, std::memory_order_relaxed);
+    registry.process.fetch_add(1, std::memory_order_relaxed);
+    registry.release_all(fork_side::child);
+  }
+#endif
+
+  static members registry;
+
+  members* mine_ = &registry;  ///< of the constructing module; another one may destroy this
+  void* self_;
+  take_function take_;
+  release_function release_;
+  at_fork* previous_ = nullptr;
+  at_fork* next_ = nullptr;
+  bool taken_ = false;
+};
+inline constinit at_fork::members at_fork::registry{};
+
+/// Remembers the process that constructs it: a forked child has a copy of what that process made, and must not use it.
+class creating_process {
+ public:
+  /// Whether this is that process, and no child of it.
+  [[nodiscard]] bool is_this() const noexcept { return number_ == now_->load(std::memory_order_relaxed); }
+
+ private:
+  std::uint64_t number_ = at_fork::process();
+  std::atomic<std::uint64_t> const* now_ =
+      &at_fork::registry.process;  ///< of the constructing module; another one may ask
+};
+
+/// Identifies the calling thread among the running ones, in all modules of the process.
+[[nodiscard]] inline void const* this_thread_of_process() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+  return reinterpret_cast<void const*>(::pthread_self());
+#else
+  return this_thread_tag();
+#endif
+}
+
+/// A std::mutex that is unlocked in a forked child, unless the forking thread itself held it.
+class fork_mutex {
+ public:
+  fork_mutex() noexcept = default;
+  fork_mutex(fork_mutex const&) = delete;
+  fork_mutex& operator=(fork_mutex const&) = delete;
+
+  void lock() {
+    if (at_fork::is_near()) [[unlikely]]
+      make_way();
+    mutex_.lock();
+    owner_.store(this_thread_of_process(), std::memory_order_relaxed);
+  }
+  [[nodiscard]] bool try_lock() {
+    if (!mutex_.try_lock()) return false;
+    owner_.store(this_thread_of_process(), std::memory_order_relaxed);
+    return true;
+  }
+  void unlock() {
+    owner_.store(nullptr, std::memory_order_relaxed);
+    mutex_.unlock();
+  }
+
+  /// Returns true if the calling thread holds the mutex.
+  [[nodiscard]] bool is_mine() const noexcept {
+    return owner_.load(std::memory_order_relaxed) == this_thread_of_process();
+  }
+
+ private:
+  /// Backs off briefly, so that the forking thread can take a lock that is contended all the time. The wait is bounded: this
+  /// thread may hold a lock that the forking thread needs.
+  TARN_NOINLINE static void make_way() noexcept {
+#if defined(__unix__) || defined(__APPLE__)
+    for (int tries = 0; tries < 20 && at_fork::is_near(); ++tries) {
+      timespec const pause{0, 50'000};
+      (void)::nanosleep(&pause, nullptr);
+    }
+#endif
+  }
+  static bool take(void* self) noexcept {
+    auto& m = *static_cast<fork_mutex*>(self);
+    m.forker_has_it_ = m.is_mine();
+    if (m.forker_has_it_) return true;
+    return m.try_lock();
+  }
+  static void release(void* self, fork_side side) noexcept {
+    auto& m = *static_cast<fork_mutex*>(self);
+    if (m.forker_has_it_) return;
+    if (side == fork_side::parent) return m.unlock();
+    m.owner_.store(nullptr, std::memory_order_relaxed);
+    (void)::new (static_cast<void*>(&m.mutex_)) std::mutex;  // another owner does not exist in the child
+  }
+
+  std::mutex mutex_;
+  std::atomic<void const*> owner_{nullptr};  ///< the owner thread; only that thread relies on it
+  bool forker_has_it_ = false;               ///< the forking thread held it before the fork
+  at_fork member_{this, &take, &release};
+};
+
+/// A fork_mutex that its owner thread may lock again.
+class recursive_fork_mutex {
+ public:
+  void lock() {
+    if (!is_mine()) {
+      mutex_.lock();
+      depth_ = 0;  // in a forked child it may be the count of an owner that does not exist there
+    }
+    ++depth_;
+  }
+  [[nodiscard]] bool try_lock() {
+    if (!is_mine()) {
+      if (!mutex_.try_lock()) return false;
+      depth_ = 0;
+    }
+    ++depth_;
+    return true;
+  }
+  void unlock() {
+    if (--depth_ == 0) mutex_.unlock();
+  }
+
+  /// Returns true if the calling thread holds the mutex.
+  [[nodiscard]] bool is_mine() const noexcept { return mutex_.is_mine(); }
+
+ private:
+  fork_mutex mutex_;
+  std::size_t depth_ = 0;  ///< lock count of the owner thread
+};
+
+/// Takes a lock at fork that is only ever held for nanoseconds and never while its owner waits.
+template <class Lock>
+class held_at_fork {
+ public:
+  explicit held_at_fork(Lock& lock) noexcept : member_(&lock, &take, &release) {}
+
+ private:
+  static bool take(void* lock) noexcept {
+    static_cast<Lock*>(lock)->lock();
+    return true;
+  }
+  static void release(void* lock, fork_side) noexcept { static_cast<Lock*>(lock)->unlock(); }
+
+  at_fork member_;
+};
+
+}  // namespace tarn::detail
 // ---- tarn/core/sequence.hpp
 // sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
 // 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
@@ -6126,13 +6097,13 @@ template <class Layer>
 constexpr bool check_routes() {
   if constexpr (routes_calls<Layer>) {
     static_assert(
-        requires(Layer& layer) { layer.with_routes([](auto&...) {}); },
+        requires(Layer& layer) { layer.with_routes(pool_call::any_look{}); },
         "tarn: this layer routes to several resources; add how each is reached, in the order of "
-        "`routes`: auto with_routes(auto const& f) { return f(first, second); }");
+        "routes: auto with_routes(auto const& f) { return f(first, second); }");
     static_assert(
         requires(Layer& layer, void const* p) { static_cast<std::size_t>(layer.route_of(p)); },
         "tarn: this layer routes to several resources but does not say which one an address belongs "
-        "to; add: size_t route_of(void const*) const noexcept, an index into `routes`");
+        "to; add: size_t route_of(void const*) const noexcept, an index into routes");
     static_assert(
         std::invocable<pool_call::record_stream, Layer&> || records_in_all_or_none(typename Layer::routes{}),
         "tarn: this layer routes to several resources but does not route record_stream, and not all of "
@@ -7051,6 +7022,13 @@ struct stat {
     allocated += came;
     freed += came - change;
   }
+  /// Adds another statistic. The sum of two peaks is an upper bound: they may have occurred at different times.
+  constexpr void add(stat const& other) noexcept {
+    current += other.current;
+    peak += other.peak;
+    allocated += other.allocated;
+    freed += other.freed;
+  }
   constexpr void reset_peak() noexcept { peak = current; }
   constexpr void reset_totals() noexcept { allocated = freed = 0; }
 };
@@ -7406,15 +7384,15 @@ namespace tarn::detail {
 
 /// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
 /// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
-/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have.
+/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have. A forked
+/// child asks again: not every kernel keeps the registration.
 inline bool has_remote_barrier() noexcept {
 #if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
-  constexpr int yes = 1;
-  constexpr int no = 2;
-  static constinit std::atomic<int> answer{0};
-  int known = answer.load(std::memory_order_relaxed);
-  if (known == 0) {  // several threads may ask at once, and get the same answer
-    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : no;
+  static constinit std::atomic<std::int64_t> answer{0};  // the number of the process; below zero: no
+  auto const yes = static_cast<std::int64_t>(at_fork::process());
+  std::int64_t known = answer.load(std::memory_order_relaxed);
+  if (known != yes && known != -yes) {  // several threads may ask at once, and get the same answer
+    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : -yes;
     answer.store(known, std::memory_order_relaxed);
   }
   return known == yes;
@@ -7432,13 +7410,6 @@ inline void remote_barrier() noexcept {
   }
 #endif
   std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
-/// In a forked child: not every kernel keeps the registration.
-inline void renew_remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier)
-  if (has_remote_barrier()) (void)syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0);
-#endif
 }
 
 class owner_lock {
@@ -8559,10 +8530,9 @@ class tracked_numbers {
                   },
                   [](void* self, fork_side side) noexcept {
                     auto& n = *static_cast<tracked_numbers*>(self);
-                    if (side != fork_side::parent) renew_remote_barrier();
                     if (n.shares_.load(std::memory_order_relaxed) != nullptr) {
                       n.for_each_share(all_threads, [side](tracked_share& s) {
-                        if (side != fork_side::parent) s.forget_owner();
+                        if (side == fork_side::child) s.forget_owner();
                         s.end_visit();
                       });
                     }
@@ -8845,10 +8815,10 @@ class tracked_layer {
 
 }  // namespace tarn
 // ---- tarn/pool/pool_state.hpp
-// The statistics of a pool at one moment, for reports and tests. In bytes unless noted.
+// The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets and reports read the table
+// pool_numbers: a new number is a member of pool_state, a row below, and a line where it is counted.
 
 #include <cstddef>
-#include <cstdint>
 
 namespace tarn {
 
@@ -8862,12 +8832,12 @@ struct split_ranges {
 
 /// The totals of a pool at the last reset_totals().
 struct pool_totals {
-  std::uint64_t reserved = 0;
-  std::uint64_t released = 0;
-  std::uint64_t creates = 0;
-  std::uint64_t destroys = 0;
-  std::uint64_t alloc_retries = 0;
-  std::uint64_t host_waits = 0;
+  std::size_t reserved = 0;
+  std::size_t released = 0;
+  std::size_t creates = 0;
+  std::size_t destroys = 0;
+  std::size_t alloc_retries = 0;
+  std::size_t host_waits = 0;
 };
 
 /// One of PyTorch's two pools: memory taken for blocks up to 1 MiB, or for larger ones. A wholly free handle of one may also
@@ -8892,19 +8862,19 @@ struct pool_state {
   std::size_t free_blocks = 0;         ///< free ranges
   std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
   split_ranges split;                    ///< the part of them that cannot be given back on its own
-  std::uint64_t reserved_total = 0;      ///< taken from the driver since the start
-  std::uint64_t released_total = 0;      ///< given back since the start
-  std::uint64_t handles = 0;             ///< physical handles, or segments, held
-  std::uint64_t handles_peak = 0;
-  std::uint64_t creates = 0;  ///< handles or segments created
-  std::uint64_t destroys = 0;
-  std::uint64_t maps = 0;
-  std::uint64_t unmaps = 0;
-  std::uint64_t remaps = 0;         ///< maps of handles that were used at another address before
-  std::uint64_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
-  std::uint64_t ooms = 0;           ///< out_of_memory thrown
-  std::uint64_t host_waits = 0;     ///< times the host waited for a stream
-  std::uint64_t device_waits = 0;   ///< times a stream was made to wait for another stream
+  std::size_t reserved_total = 0;        ///< taken from the driver since the start
+  std::size_t released_total = 0;        ///< given back since the start
+  std::size_t handles = 0;               ///< physical handles, or segments, held
+  std::size_t handles_peak = 0;
+  std::size_t creates = 0;  ///< handles or segments created
+  std::size_t destroys = 0;
+  std::size_t maps = 0;
+  std::size_t unmaps = 0;
+  std::size_t remaps = 0;         ///< maps of handles that were used at another address before
+  std::size_t alloc_retries = 0;  ///< times the driver refused and the cache was searched again
+  std::size_t ooms = 0;           ///< out_of_memory thrown
+  std::size_t host_waits = 0;     ///< times the host waited for a stream
+  std::size_t device_waits = 0;   ///< times a stream was made to wait for another stream
   /// Host memory of the metadata, bytes. About 3 for a live block of up to 2 KiB, 65 to 105 for one up to 1 MiB, up to 260 for
   /// a larger one, including its share of the free ranges; 13 to 22 KiB for a GiB of large blocks. Constant at constant live
   /// size, however many calls are made (tests/pool/growth.cpp).
@@ -8914,65 +8884,88 @@ struct pool_state {
   pool_totals totals_reset;
 };
 
-}  // namespace tarn
-// ---- tarn/pool/sum_of_states.hpp
-// The statistics of two pools added up.
+namespace detail {
 
-namespace tarn::detail {
+enum class number_unit { bytes, count };
 
-/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at different times.
-[[nodiscard]] inline pool_state sum_of_states(pool_state const& a, pool_state const& b) noexcept {
-  auto const joined_stat = [](stat const& x, stat const& y) {
-    return stat{x.current + y.current, x.peak + y.peak, x.allocated + y.allocated, x.freed + y.freed};
-  };
-  auto const joined_split = [&](split_ranges const& x, split_ranges const& y) {
-    return split_ranges{joined_stat(x.blocks, y.blocks), joined_stat(x.bytes, y.bytes)};
-  };
-  auto const joined_part = [&](pool_part const& x, pool_part const& y) {
-    return pool_part{joined_stat(x.reserved, y.reserved), joined_stat(x.handles, y.handles),
-                     x.free_blocks + y.free_blocks, x.inactive_split_bytes + y.inactive_split_bytes,
-                     joined_split(x.split, y.split)};
-  };
-  pool_state s = a;
-  s.live += b.live;
-  s.live_blocks += b.live_blocks;
-  s.reserved += b.reserved;
-  s.reserved_peak += b.reserved_peak;
-  s.cached += b.cached;
-  s.pending += b.pending;
-  s.pending_blocks += b.pending_blocks;
-  s.largest_free_range = max_of(a.largest_free_range, b.largest_free_range);
-  s.free_blocks += b.free_blocks;
-  s.inactive_split_bytes += b.inactive_split_bytes;
-  s.split = joined_split(a.split, b.split);
-  s.reserved_total += b.reserved_total;
-  s.released_total += b.released_total;
-  s.handles += b.handles;
-  s.handles_peak += b.handles_peak;
-  s.creates += b.creates;
-  s.destroys += b.destroys;
-  s.maps += b.maps;
-  s.unmaps += b.unmaps;
-  s.remaps += b.remaps;
-  s.alloc_retries += b.alloc_retries;
-  s.ooms += b.ooms;
-  s.host_waits += b.host_waits;
-  s.device_waits += b.device_waits;
-  s.host_bytes += b.host_bytes;
-  s.smaller = joined_part(a.smaller, b.smaller);
-  s.larger = joined_part(a.larger, b.larger);
-  s.totals_reset.reserved += b.totals_reset.reserved;
-  s.totals_reset.released += b.totals_reset.released;
-  s.totals_reset.creates += b.totals_reset.creates;
-  s.totals_reset.destroys += b.totals_reset.destroys;
-  s.totals_reset.alloc_retries += b.totals_reset.alloc_retries;
-  s.totals_reset.host_waits += b.totals_reset.host_waits;
-  return s;
+/// How the numbers of two pools are added up, and those of a pool and its graph memories.
+enum class number_sum {
+  added,
+  largest,
+  held,  ///< from the driver; also counted for a pool and its graph memories together, so that peaks are exact
+  total  ///< of events; those of graph memories that have ended stay in the sum
+};
+
+/// A row of the table.
+struct pool_number {
+  char const* name;  ///< in files
+  std::size_t pool_state::*value;
+  number_unit unit = number_unit::bytes;
+  number_sum sum = number_sum::added;
+  std::size_t pool_totals::*at_reset = nullptr;  ///< if reset_totals() notes it
+  char const* key = nullptr;                     ///< in memory_stats(), if it stands there alone
+};
+
+inline constexpr pool_number pool_numbers[] = {
+    {"live", &pool_state::live},
+    {"live_blocks", &pool_state::live_blocks, number_unit::count},
+    {"reserved", &pool_state::reserved, number_unit::bytes, number_sum::held},
+    {"reserved_peak", &pool_state::reserved_peak, number_unit::bytes, number_sum::held},
+    {"cached", &pool_state::cached},
+    {"pending", &pool_state::pending},
+    {"pending_blocks", &pool_state::pending_blocks, number_unit::count},
+    {"largest_free_range", &pool_state::largest_free_range, number_unit::bytes, number_sum::largest},
+    {"free_blocks", &pool_state::free_blocks, number_unit::count},
+    {"inactive_split_bytes", &pool_state::inactive_split_bytes},
+    {"reserved_total", &pool_state::reserved_total, number_unit::bytes, number_sum::held,
+     &pool_totals::reserved},
+    {"released_total", &pool_state::released_total, number_unit::bytes, number_sum::held,
+     &pool_totals::released},
+    {"handles", &pool_state::handles, number_unit::count, number_sum::held},
+    {"handles_peak", &pool_state::handles_peak, number_unit::count, number_sum::held},
+    {"creates", &pool_state::creates, number_unit::count, number_sum::held, &pool_totals::creates,
+     "num_device_alloc"},
+    {"destroys", &pool_state::destroys, number_unit::count, number_sum::held, &pool_totals::destroys,
+     "num_device_free"},
+    {"maps", &pool_state::maps, number_unit::count, number_sum::total},
+    {"unmaps", &pool_state::unmaps, number_unit::count, number_sum::total},
+    {"remaps", &pool_state::remaps, number_unit::count, number_sum::total},
+    {"alloc_retries", &pool_state::alloc_retries, number_unit::count, number_sum::total,
+     &pool_totals::alloc_retries, "num_alloc_retries"},
+    {"ooms", &pool_state::ooms, number_unit::count, number_sum::total},
+    {"host_waits", &pool_state::host_waits, number_unit::count, number_sum::total, &pool_totals::host_waits,
+     "num_sync_all_streams"},
+    {"device_waits", &pool_state::device_waits, number_unit::count, number_sum::total},
+    {"host_bytes", &pool_state::host_bytes},
+};
+
+inline void add(split_ranges& a, split_ranges const& b) noexcept {
+  a.blocks.add(b.blocks);
+  a.bytes.add(b.bytes);
+}
+inline void add(pool_part& a, pool_part const& b) noexcept {
+  a.reserved.add(b.reserved);
+  a.handles.add(b.handles);
+  a.free_blocks += b.free_blocks;
+  a.inactive_split_bytes += b.inactive_split_bytes;
+  add(a.split, b.split);
 }
 
-}  // namespace tarn::detail
+/// Two pools as one. Peaks are the sum of both peaks, which is an upper bound: they may have occurred at different times.
+[[nodiscard]] inline pool_state sum_of_states(pool_state a, pool_state const& b) noexcept {
+  for (pool_number const& n : pool_numbers) {
+    std::size_t& sum = a.*n.value;
+    sum = n.sum == number_sum::largest ? max_of(sum, b.*n.value) : sum + b.*n.value;
+    if (n.at_reset != nullptr) a.totals_reset.*n.at_reset += b.totals_reset.*n.at_reset;
+  }
+  add(a.split, b.split);
+  add(a.smaller, b.smaller);
+  add(a.larger, b.larger);
+  return a;
+}
 
-namespace tarn::pool_call {
+}  // namespace detail
+namespace pool_call {
 
 /// The statistics of a pool; of several, their sum, where peaks are an upper bound.
 struct state {
@@ -8986,7 +8979,9 @@ struct state {
   }
 };
 
-}  // namespace tarn::pool_call
+}  // namespace pool_call
+
+}  // namespace tarn
 #if TARN_HAS_CUDA
 #endif
 
@@ -9609,9 +9604,9 @@ class checked_resources {
  private:
   /// A forked child ends with its parent's live blocks, which it does not report.
   static void report_at_exit() {
-    static std::int64_t const process = this_process();
+    static creating_process const process;
     [[maybe_unused]] static bool const registered = std::atexit([] {
-                                                      if (this_process() == process) report_leaks();
+                                                      if (process.is_this()) report_leaks();
                                                     }) == 0;
   }
   static void report_leaks() noexcept {
@@ -10054,7 +10049,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     detail::block_event e;
     e.where = location_scope::current();
     e.call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
-    e.thread = detail::thread_number();
+    e.thread = detail::this_thread_number();
     if (stream.id() != stream_ref::unknown_id) {
       e.stream = stream.id();
     } else {
@@ -10341,7 +10336,7 @@ namespace detail {
 //   0 core/shared_resource.hpp, policy/tracked.hpp   how a call on device_pool comes here: allocate_sized()
 //   1 arena/size_class.hpp   the request is rounded to a size class, or to 512 bytes; block_request.hpp
 //   2 front/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
-//                            ends here; cache_misses.hpp continues the others
+//                            ends here; slow_path.hpp continues the others
 //   3 heap.hpp               what all threads share, under the hot lock: arena/arena.hpp has the free ranges of each stream
 //                            (arena/stream_order.hpp) and the runs that small blocks are cut from
 //   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
@@ -10354,27 +10349,215 @@ namespace detail {
 //
 // What a program no longer needs goes back to the driver once the live peak has fallen: arena/live_window.hpp.
 //
+// Over 400 lines: each call that a pool has is here, with its contract.
+//
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/32 of the reserved memory, they
 // are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus the slack of the
 // requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
 
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-// ---- tarn/pool/cache_misses.hpp
-// What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap, then climbs the
-// ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on captured streams go to graph/.
-//
-// Over 400 lines: allocation, deallocation and what other pools ask for enter the heap under the same locks, in the same order.
-
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/pool/arena/hot_lock.hpp
+// A scoped holder of the arena's lock, and a parameter type for functions that may release it.
+//
+//   f(hot_lock const& held)   runs under the lock and keeps it
+//   f(may_release hot)        may release it in between, which invalidates what its caller looked up before
+//
+
+// ---- tarn/pool/arena/hot_mutex.hpp
+// The arena's mutex, which spins for about a microsecond before it sleeps. It is held for tens of nanoseconds, far less than
+// putting a thread to sleep and waking it costs. One word and one inlined atomic operation each way: half the cost of
+// std::mutex without contention. (Drepper, "Futexes are tricky", 2011, mutex 2.)
+
+#include <atomic>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// What a mutex records of its holds if TARN_CHECK_LOCKS is 1. Written by the holder.
+template <bool Checked>
+class hold_record {
+ public:
+  void begin() noexcept { ++number_; }
+  void release(source_location where) noexcept { released_at_ = where; }
+  /// The number of the current hold; unique for each hold.
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  /// Where the lock was last released in the middle of a hot_lock's scope.
+  [[nodiscard]] source_location released_at() const noexcept { return released_at_; }
+
+ private:
+  std::uint64_t number_ = 0;
+  source_location released_at_{};
+};
+template <>
+class hold_record<false> {
+ public:
+  void begin() noexcept {}
+  void release(source_location) noexcept {}
+  [[nodiscard]] std::uint64_t number() const noexcept { return 0; }
+  [[nodiscard]] source_location released_at() const noexcept { return {}; }
+};
+
+class hot_mutex {
+ public:
+  TARN_ALWAYS_INLINE void lock() noexcept {
+    if (!try_lock()) [[unlikely]]
+      wait();
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
+    std::uint32_t expected = open;
+    return state_.compare_exchange_strong(expected, taken, std::memory_order_acquire,
+                                          std::memory_order_relaxed);
+  }
+  TARN_ALWAYS_INLINE void unlock() noexcept {
+    if (state_.exchange(open, std::memory_order_seq_cst) == awaited) [[unlikely]]
+      state_.notify_one();
+  }
+
+  /// Written by the holder.
+  [[nodiscard]] hold_record<check_locks>& hold() noexcept { return hold_; }
+
+ private:
+  static constexpr std::uint32_t open = 0;
+  static constexpr std::uint32_t taken = 1;
+  static constexpr std::uint32_t awaited = 2;  ///< taken, and a thread may be sleeping
+  static constexpr unsigned most_spins = 40;
+
+  TARN_NOINLINE void wait() noexcept {
+    for (unsigned tries = 0; tries < most_spins; ++tries) {
+      spin_wait(0);
+      if (state_.load(std::memory_order_relaxed) == open && try_lock()) return;
+    }
+    while (state_.exchange(awaited, std::memory_order_seq_cst) != open)
+      state_.wait(awaited, std::memory_order_relaxed);
+  }
+
+  std::atomic<std::uint32_t> state_{open};
+  [[no_unique_address]] hold_record<check_locks> hold_;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Holds a hot_mutex for its scope.
+class hot_lock {
+ public:
+  TARN_ALWAYS_INLINE explicit hot_lock(hot_mutex& mutex) noexcept : mutex_(mutex) { acquire(); }
+  hot_lock(hot_lock const&) = delete;
+  hot_lock& operator=(hot_lock const&) = delete;
+  TARN_ALWAYS_INLINE ~hot_lock() { mutex_.unlock(); }
+
+  [[nodiscard]] auto const& hold() const noexcept { return mutex_.hold(); }
+
+ private:
+  friend class unlocked;
+
+  TARN_ALWAYS_INLINE void acquire() noexcept {
+    mutex_.lock();
+    mutex_.hold().begin();
+  }
+  void release(source_location where) noexcept {
+    mutex_.hold().release(where);
+    mutex_.unlock();
+  }
+
+  hot_mutex& mutex_;
+};
+
+/// A parameter of functions that may release the lock. Callers write `may_release(held)`; such a call invalidates everything
+/// they looked up before it.
+class may_release {
+ public:
+  explicit may_release(hot_lock& held) noexcept : held_(&held) {}
+  /// For functions that keep the lock.
+  [[nodiscard]] hot_lock const& held() const noexcept { return *held_; }
+
+ private:
+  friend class unlocked;
+  hot_lock* held_;
+};
+
+/// Releases the lock for its scope, for driver calls and other locks; takes it again at the end, also after an exception.
+class [[nodiscard]] unlocked {
+ public:
+  explicit unlocked(may_release hot, source_location where = source_location::current()) noexcept
+      : lock_(*hot.held_) {
+    lock_.release(where);
+  }
+  unlocked(unlocked const&) = delete;
+  unlocked& operator=(unlocked const&) = delete;
+  ~unlocked() { lock_.acquire(); }
+
+ private:
+  hot_lock& lock_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/front/front.hpp
+// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
+// stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
+// and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
+//
+// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
+// (owner_lock.hpp). The growth lock protects the list of caches.
+//
+// Over 400 lines: what the owner of a cache and what other threads do with it belong together.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <utility>
 
+// ---- tarn/core/counted.hpp
+// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces std::shared_ptr
+// without including <memory> (see owned).
+
+#include <atomic>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
+template <class T>
+class counted {
+ public:
+  /// Value-initialises the object. @throws std::bad_alloc
+  counted() : block_(new block) {}
+  counted(counted const& other) noexcept : block_(other.block_) {
+    block_->owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  /// Safe for self-assignment: counts the new owner before releasing the old one.
+  counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
+    block* const old = block_;
+    other.block_->owners.fetch_add(1, std::memory_order_relaxed);
+    block_ = other.block_;
+    release(old);
+    return *this;
+  }
+  ~counted() { release(block_); }
+
+  [[nodiscard]] T* get() const noexcept { return &block_->value; }
+  [[nodiscard]] T* operator->() const noexcept { return &block_->value; }
+
+ private:
+  struct block {
+    std::atomic<std::uint32_t> owners{1};
+    T value;
+  };
+  static void release(block* b) noexcept {
+    // acq_rel: each owner's accesses happen before the deletion.
+    if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
+  }
+  block* block_;
+};
+
+}  // namespace tarn::detail
 // ---- tarn/pool/block_request.hpp
 // A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder use.
 
@@ -10673,66 +10856,6 @@ struct block_batch {
   std::uint32_t wanted = 1;
   std::uint32_t count = 0;
   bool ends_step = false;  ///< a step of the pool's live_window is over
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/front/front.hpp
-// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
-// stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
-// and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
-//
-// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
-// (owner_lock.hpp). The growth lock protects the list of caches.
-//
-// Over 400 lines: what the owner of a cache and what other threads do with it belong together.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-// ---- tarn/core/counted.hpp
-// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces std::shared_ptr
-// without including <memory> (see owned).
-
-#include <atomic>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
-template <class T>
-class counted {
- public:
-  /// Value-initialises the object. @throws std::bad_alloc
-  counted() : block_(new block) {}
-  counted(counted const& other) noexcept : block_(other.block_) {
-    block_->owners.fetch_add(1, std::memory_order_relaxed);
-  }
-  /// Safe for self-assignment: counts the new owner before releasing the old one.
-  counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
-    block* const old = block_;
-    other.block_->owners.fetch_add(1, std::memory_order_relaxed);
-    block_ = other.block_;
-    release(old);
-    return *this;
-  }
-  ~counted() { release(block_); }
-
-  [[nodiscard]] T* get() const noexcept { return &block_->value; }
-  [[nodiscard]] T* operator->() const noexcept { return &block_->value; }
-
- private:
-  struct block {
-    std::atomic<std::uint32_t> owners{1};
-    T value;
-  };
-  static void release(block* b) noexcept {
-    // acq_rel: each owner's accesses happen before the deletion.
-    if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
-  }
-  block* block_;
 };
 
 }  // namespace tarn::detail
@@ -11130,6 +11253,28 @@ class thread_exit {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/pool/growth/growth_lock.hpp
+// A scoped holder of the growth lock. A function that takes a growth_lock const& runs under it and keeps it.
+
+#include <mutex>
+
+namespace tarn::detail {
+
+/// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call the pool in a growth.
+class growth_lock {
+ public:
+  explicit growth_lock(recursive_fork_mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
+  /// After mutex.try_lock() has returned true.
+  growth_lock(recursive_fork_mutex& mutex, std::adopt_lock_t) noexcept : mutex_(mutex) {}
+  growth_lock(growth_lock const&) = delete;
+  growth_lock& operator=(growth_lock const&) = delete;
+  ~growth_lock() { mutex_.unlock(); }
+
+ private:
+  recursive_fork_mutex& mutex_;
+};
+
+}  // namespace tarn::detail
 // ---- tarn/pool/misuse_notes.hpp
 // Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler may use the pool.
 
@@ -11423,7 +11568,7 @@ class page_map {
     ++count_;
     return h;
   }
-  /// Changes what is behind a handle's addresses. Under the growth lock; the arena reads neither value.
+  /// Changes what is behind a handle's addresses. The arena reads neither value.
   void set(handle_ref h, page_handle id, backing state) noexcept {
     handles_[h].id = id;
     handles_[h].state = state;
@@ -11760,9 +11905,8 @@ class stream_table {
   }
 
   /// Forgets an empty domain; its place is reused. Epochs continue counting, so that an old mark is never mistaken for a new
-  /// one. Runs that are wholly handed out keep its index and generation: they are neutral from now on. The caller holds the
-  /// growth lock.
-  void forget(domain_ref d) noexcept {
+  /// one. Runs that are wholly handed out keep its index and generation: they are neutral from now on.
+  void forget(growth_lock const&, domain_ref d) noexcept {
     stream_domain& domain = *domains_[d];
     (void)by_id_.erase(domain.id);
     if (newest_of_handle(domain.stream) == d) (void)by_handle_.erase(key_of(domain.stream));
@@ -12295,143 +12439,6 @@ class arena {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/arena/hot_lock.hpp
-// A scoped holder of the arena's lock, and a parameter type for functions that may release it.
-//
-//   f(hot_lock const& held)   runs under the lock and keeps it
-//   f(may_release hot)        may release it in between, which invalidates what its caller looked up before
-//
-
-// ---- tarn/pool/arena/hot_mutex.hpp
-// The arena's mutex, which spins for about a microsecond before it sleeps. It is held for tens of nanoseconds, far less than
-// putting a thread to sleep and waking it costs. One word and one inlined atomic operation each way: half the cost of
-// std::mutex without contention. (Drepper, "Futexes are tricky", 2011, mutex 2.)
-
-#include <atomic>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// What a mutex records of its holds if TARN_CHECK_LOCKS is 1. Written by the holder.
-template <bool Checked>
-class hold_record {
- public:
-  void begin() noexcept { ++number_; }
-  void release(source_location where) noexcept { released_at_ = where; }
-  /// The number of the current hold; unique for each hold.
-  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-  /// Where the lock was last released in the middle of a hot_lock's scope.
-  [[nodiscard]] source_location released_at() const noexcept { return released_at_; }
-
- private:
-  std::uint64_t number_ = 0;
-  source_location released_at_{};
-};
-template <>
-class hold_record<false> {
- public:
-  void begin() noexcept {}
-  void release(source_location) noexcept {}
-  [[nodiscard]] std::uint64_t number() const noexcept { return 0; }
-  [[nodiscard]] source_location released_at() const noexcept { return {}; }
-};
-
-class hot_mutex {
- public:
-  TARN_ALWAYS_INLINE void lock() noexcept {
-    if (!try_lock()) [[unlikely]]
-      wait();
-  }
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_lock() noexcept {
-    std::uint32_t expected = open;
-    return state_.compare_exchange_strong(expected, taken, std::memory_order_acquire,
-                                          std::memory_order_relaxed);
-  }
-  TARN_ALWAYS_INLINE void unlock() noexcept {
-    if (state_.exchange(open, std::memory_order_seq_cst) == awaited) [[unlikely]]
-      state_.notify_one();
-  }
-
-  /// Written by the holder.
-  [[nodiscard]] hold_record<check_locks>& hold() noexcept { return hold_; }
-
- private:
-  static constexpr std::uint32_t open = 0;
-  static constexpr std::uint32_t taken = 1;
-  static constexpr std::uint32_t awaited = 2;  ///< taken, and a thread may be sleeping
-  static constexpr unsigned most_spins = 40;
-
-  TARN_NOINLINE void wait() noexcept {
-    for (unsigned tries = 0; tries < most_spins; ++tries) {
-      spin_wait(0);
-      if (state_.load(std::memory_order_relaxed) == open && try_lock()) return;
-    }
-    while (state_.exchange(awaited, std::memory_order_seq_cst) != open)
-      state_.wait(awaited, std::memory_order_relaxed);
-  }
-
-  std::atomic<std::uint32_t> state_{open};
-  [[no_unique_address]] hold_record<check_locks> hold_;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Holds a hot_mutex for its scope.
-class hot_lock {
- public:
-  TARN_ALWAYS_INLINE explicit hot_lock(hot_mutex& mutex) noexcept : mutex_(mutex) { acquire(); }
-  hot_lock(hot_lock const&) = delete;
-  hot_lock& operator=(hot_lock const&) = delete;
-  TARN_ALWAYS_INLINE ~hot_lock() { mutex_.unlock(); }
-
-  [[nodiscard]] auto const& hold() const noexcept { return mutex_.hold(); }
-
- private:
-  friend class unlocked;
-
-  TARN_ALWAYS_INLINE void acquire() noexcept {
-    mutex_.lock();
-    mutex_.hold().begin();
-  }
-  void release(source_location where) noexcept {
-    mutex_.hold().release(where);
-    mutex_.unlock();
-  }
-
-  hot_mutex& mutex_;
-};
-
-/// A parameter of functions that may release the lock. Callers write `may_release(held)`; such a call invalidates everything
-/// they looked up before it.
-class may_release {
- public:
-  explicit may_release(hot_lock& held) noexcept : held_(&held) {}
-  /// For functions that keep the lock.
-  [[nodiscard]] hot_lock const& held() const noexcept { return *held_; }
-
- private:
-  friend class unlocked;
-  hot_lock* held_;
-};
-
-/// Releases the lock for its scope, for driver calls and other locks; takes it again at the end, also after an exception.
-class [[nodiscard]] unlocked {
- public:
-  explicit unlocked(may_release hot, source_location where = source_location::current()) noexcept
-      : lock_(*hot.held_) {
-    lock_.release(where);
-  }
-  unlocked(unlocked const&) = delete;
-  unlocked& operator=(unlocked const&) = delete;
-  ~unlocked() { lock_.acquire(); }
-
- private:
-  hot_lock& lock_;
-};
-
-}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -12696,16 +12703,16 @@ class front {
     return result;
   }
 
-  // ---- all threads; the caller holds the growth lock
+  // ---- all threads, under the growth lock
 
   /// The blocks in the magazines.
-  [[nodiscard]] idle_blocks idle() const noexcept {
+  [[nodiscard]] idle_blocks idle(growth_lock const&) const noexcept {
     idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
     for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
     return sum;
   }
   /// Blocks that callers hold, as counted by threads' caches.
-  [[nodiscard]] live_count live() const noexcept {
+  [[nodiscard]] live_count live(growth_lock const&) const noexcept {
     live_count sum = retired_live_;
     for (auto const& cache : caches_) {
       sum.bytes += cache->live_bytes.load(std::memory_order_relaxed);
@@ -12713,7 +12720,7 @@ class front {
     }
     return sum;
   }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
+  [[nodiscard]] std::size_t host_bytes(growth_lock const&) const noexcept {
     std::size_t sum = 0;
     for (auto const& cache : caches_)
       sum += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
@@ -12721,7 +12728,7 @@ class front {
   }
 
   /// Returns the blocks of all threads' caches to the heap.
-  void flush_all() noexcept {
+  void flush_all(growth_lock const&) noexcept {
     thread_cache* const own = local();
     bool any = false;
     for (auto const& cache : caches_) {
@@ -12742,7 +12749,8 @@ class front {
     }
   }
 
-  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before.
+  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before. At a fork(), which
+  /// takes the growth lock without a growth_lock; see stopped_threads for others.
   void keep_threads_out() noexcept {
     announce();
     remote_barrier();
@@ -12751,23 +12759,15 @@ class front {
   void let_threads_in() noexcept {
     for (auto const& cache : caches_) end_visit(*cache);
   }
-  /// In a forked child: the owners were other threads, which do not exist here.
-  void let_threads_in_child() noexcept {
-    renew_remote_barrier();
-    for (auto const& cache : caches_) {
-      cache->lock.forget_owner();
-      end_visit(*cache);
-    }
-  }
   /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again(). The pool is asleep:
   /// threads that have just begun a slow call may still use their caches.
-  void close() noexcept {
+  void close(growth_lock const&) noexcept {
     closed_ = true;
     announce();
     remote_barrier();
     for (auto const& cache : caches_) empty(*cache);
   }
-  void open_again() noexcept {
+  void open_again(growth_lock const&) noexcept {
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
   }
@@ -12780,14 +12780,14 @@ class front {
   /// No thread has one yet.
   void watch_all() noexcept { watches_all_ = true; }
   /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
-  [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
+  [[nodiscard]] std::uint64_t watch_this_thread(growth_lock const&) noexcept {
     thread_cache* const own = local_or_new();
     if (own == nullptr) return 0;  // it has none, so that every call takes the slow path
     ++own->watches;
     own->lock.watch();
     return own->serial;
   }
-  void end_watch(std::uint64_t serial) noexcept {
+  void end_watch(growth_lock const&, std::uint64_t serial) noexcept {
     for (auto const& cache : caches_) {
       if (cache->serial == serial && --cache->watches == 0 && !watches_all_) cache->lock.end_watch();
     }
@@ -12801,7 +12801,7 @@ class front {
   }
 
   /// Empties the caches of a stream, on all threads that used it. While heap::captured has it, none is made.
-  void drop_stream(stream_id id) noexcept {
+  void drop_stream(growth_lock const&, stream_id id) noexcept {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // see thread_cache::announce_stream()
     thread_cache* const own = local();
     bool any = false;
@@ -12838,8 +12838,8 @@ class front {
     own->capture.store(part, std::memory_order_relaxed);
     return true;
   }
-  /// Ends that on whichever thread it was set. The caller holds the growth lock.
-  void end_capture(void const* part) noexcept {
+  /// Ends that on whichever thread it was set.
+  void end_capture(growth_lock const&, void const* part) noexcept {
     for (auto const& cache : caches_) {
       if (cache->capture.load(std::memory_order_relaxed) == part)
         cache->capture.store(nullptr, std::memory_order_relaxed);
@@ -12870,8 +12870,9 @@ class front {
       owned made(new thread_cache);
       thread_cache* const cache = made.get();
       // Do not wait for the lock: its holder may be waiting for work that this thread launches after a deallocation.
-      std::unique_lock const cold(heap_.cold, std::try_to_lock);
-      if (!cold.owns_lock() || closed_) return nullptr;
+      if (!heap_.growth_mutex.try_lock()) return nullptr;
+      growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
+      if (closed_) return nullptr;
       caches_.reserve(caches_.size() + 1);
       cache->serial = ++last_serial_;
       if (watches_all_) cache->lock.watch();
@@ -12980,8 +12981,8 @@ class front {
   bool retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return true;
     misuse_report const last(heap_.notes, heap_.hot);
-    std::unique_lock const cold(heap_.cold, std::try_to_lock);
-    if (!cold.owns_lock()) return false;
+    if (!heap_.growth_mutex.try_lock()) return false;
+    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
     cache->lock.announce();
     remote_barrier();
     empty(*cache);
@@ -13039,92 +13040,608 @@ class front {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/heap.hpp
-// The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes blocks and
-// heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
-// decides what to do (ladder.hpp).
+// ---- tarn/pool/graph/graph_memories.hpp
+// The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve anything else until no
+// graph uses it any more. Each graph_memory therefore owns a part, which is a pool of its own over the same source.
 //
-// Two locks, in this order:
+//   a capture_scope opens       its stream has no cache on any thread from now on, so that all its calls take the slow path; so do
+//                               all calls of the thread, which ask whether their stream is captured: it may have joined the capture
+//   allocate, captured stream   from the part, under an identity that the capture gives the stream
+//   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
+//     of a block of the pool    kept by the part: the graph uses it
+//   deallocate elsewhere        to the part, in the order of that stream
+//   allocate for an owner       from its part, outside a capture in the order of the stream: see graph_memory::allocate()
+//   the scope ends              what captured streams freed is free for the owner's next capture
+//   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
+//                               goes back to the source and the kept blocks to the pool
 //
-//   cold   the growth lock. One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a
-//          handler of the upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
-//   hot    the arena's lock. Held for tens of nanoseconds, never across a driver call.
+// Other threads and streams pay nothing. A live block of a part is noted by its address, so that deallocation finds it with one
+// load more while there is one.
 //
-// No deallocation waits for `cold`: its owner may be waiting for the device.
-//
-// Over 400 lines: all that takes the hot lock for a caller is here.
+// Over 400 lines: what calls, owners and pins do with the parts, whose list has one mutex.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <new>
-#include <type_traits>
 #include <utility>
 
-// ---- tarn/pool/arena/looked_up.hpp
-// A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread may then have taken
-// the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1, each use compares the hold of the
-// lookup with the current one and aborts if they differ; otherwise the object is the value alone.
+// ---- tarn/pool/graph/capture_cache.hpp
+// What the thread that opened a capture_scope remembers of the blocks that its stream uses inside the capture, so that the calls on
+// that stream take no lock of the graph memories.
+//
+// A block of a graph memory is noted by its address while it is live (graph_blocks.hpp). Blocks of this cache stay noted when the
+// capture frees them into the part, and are forgotten together when the scope ends. If anything else takes one of them meanwhile,
+// as another thread does that frees it, graph_blocks counts a change, and the cache starts anew.
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <utility>
 
 namespace tarn::detail {
 
-/// Where a value was looked up, and during which hold of the lock.
-template <bool Checked>
-class lookup_record {
+/// The blocks of one capture by address, live or freed: a hash table with linear probing, at most half full. Used by the thread that
+/// opened the scope, and by the one that ends it; `changes` by any, under the mutex of graph_blocks.
+class capture_cache {
  public:
-  lookup_record(hot_lock const& held, source_location where) noexcept
-      : hold_(held.hold().number()), where_(where) {}
+  std::atomic<std::uint64_t> changes{0};
 
-  /// Aborts if the lock was released since the lookup. @param use  the place that uses the value
-  void check_held(hot_lock const& held, source_location use) const noexcept {
-    if (held.hold().number() == hold_) [[likely]]
-      return;
-    source_location const released = held.hold().released_at();
-    std::fprintf(stderr,
-                 "tarn: a value looked up at %s:%d is used at %s:%d after the pool's lock was released (last "
-                 "at %s:%d). "
-                 "Look it up again.\n",
-                 where_.file, where_.line, use.file, use.line, released.file, released.line);
-    std::abort();
+  /// The captured stream, and the identity under which the part keeps what it frees. 0: the cache is not in use.
+  stream_id stream = stream_ref::unknown_id;
+  stream_id kept_as = 0;
+
+  /// Whether a block was taken away from the cache: what it remembers is void until clear().
+  [[nodiscard]] bool is_old() const noexcept { return changes.load(std::memory_order_acquire) != seen_; }
+
+  /// Marks a block as live. Returns false if it is not in the cache.
+  [[nodiscard]] bool take(void const* p) noexcept {
+    std::uintptr_t* const at = find(p);
+    if (at == nullptr) return false;
+    *at |= is_live;
+    return true;
+  }
+  /// Marks a block as free. Returns false if it is not in the cache as a live one.
+  [[nodiscard]] bool give(void const* p) noexcept {
+    std::uintptr_t* const at = find(p);
+    if (at == nullptr || (*at & is_live) == 0) return false;
+    *at &= ~is_live;
+    return true;
+  }
+  /// Adds a live block that is not there. Returns false if there is no room.
+  [[nodiscard]] bool has_room() const noexcept { return count_ < most; }
+  void add(void const* p) noexcept {
+    std::size_t i = first_place(p);
+    while (index_[i] != 0) i = (i + 1) % places;
+    blocks_[count_++] = reinterpret_cast<std::uintptr_t>(p) | is_live;
+    index_[i] = static_cast<std::uint16_t>(count_);
+  }
+  /// Empties the cache. Calls f(free blocks, count), which forgets those that were freed.
+  template <class F>
+  void clear(F const& f) noexcept {
+    if (count_ != 0) {
+      void* free[most];
+      std::size_t count = 0;
+      for (std::size_t i = 0; i < count_; ++i) {
+        if ((blocks_[i] & is_live) == 0)
+          free[count++] = reinterpret_cast<void*>(blocks_[i]);  // NOLINT: an address
+      }
+      for (std::uint16_t& place : index_) place = 0;
+      count_ = 0;
+      if (count != 0) f(static_cast<void* const*>(free), count);
+    }
+    seen_ = changes.load(std::memory_order_acquire);
   }
 
  private:
-  std::uint64_t hold_;
-  source_location where_;
-};
-template <>
-class lookup_record<false> {
- public:
-  lookup_record(hot_lock const&, source_location) noexcept {}
-  void check_held(hot_lock const&, source_location) const noexcept {}
-};
+  static constexpr std::uintptr_t is_live = 1;  ///< blocks are aligned to more
+  static constexpr std::size_t places = 1024;
+  static constexpr std::size_t most = places / 2;
 
-template <class T>
-class looked_up {
- public:
-  /// @param held  the lock under which `value` was found
-  looked_up(hot_lock const& held, T value, source_location where = source_location::current())
-      : value_(std::move(value)), record_(held, where) {}
-
-  /// The value, under the same hold of the lock. No cost if TARN_CHECK_LOCKS is 0.
-  [[nodiscard]] T const& get(hot_lock const& held,
-                             source_location use = source_location::current()) const noexcept {
-    record_.check_held(held, use);
-    return value_;
+  [[nodiscard]] static std::size_t first_place(void const* p) noexcept {
+    return static_cast<std::size_t>(
+        (std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U) >> 54);
+  }
+  [[nodiscard]] std::uintptr_t* find(void const* p) noexcept {
+    std::size_t i = first_place(p);
+    for (; index_[i] != 0; i = (i + 1) % places) {
+      std::uintptr_t& block = blocks_[index_[i] - 1];
+      if ((block & ~is_live) == reinterpret_cast<std::uintptr_t>(p)) return &block;
+    }
+    return nullptr;
   }
 
- private:
-  T value_;
-  [[no_unique_address]] lookup_record<check_locks> record_;
+  std::uint64_t seen_ = 0;
+  std::size_t count_ = 0;
+  std::uint16_t index_[places] = {};  ///< 1 + the position in blocks_, 0 where there is none
+  std::uintptr_t blocks_[most];
 };
 
 }  // namespace tarn::detail
+// ---- tarn/pool/graph/graph_blocks.hpp
+// The live blocks of graph memories by address, so that a deallocation in the pool finds the part that a block belongs to. Blocks
+// of the pool that record_stream() named for a captured stream are here, too, and blocks that a capture_cache keeps noted while
+// they are free (capture_cache.hpp).
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+// ---- tarn/pool/graph/graph_part.hpp
+// The part of a pool that one graph_memory owns: a pool of its own over the same source, the blocks of the pool that its captures
+// freed, and the event after which nothing uses either.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn {
+
+template <memory_source Upstream>
+class pool;
+
+namespace detail {
+
+/// Counts the waiting blocks of a part as the pool's.
+template <class Waiting>
+class forward_waiting final : public waiting_observer {
+ public:
+  explicit forward_waiting(Waiting& to) noexcept : to_(to) {}
+  /// Takes back what is left: a part may end while a block waits that can never be waited for.
+  ~forward_waiting() override {
+    to_.count_of_part({-small_.blocks, -small_.bytes, -small_.requested},
+                      {-large_.blocks, -large_.bytes, -large_.requested});
+  }
+  forward_waiting(forward_waiting const&) = delete;
+  forward_waiting& operator=(forward_waiting const&) = delete;
+  void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept override {
+    small_.add(smaller);
+    large_.add(larger);
+    to_.count_of_part(smaller, larger);
+  }
+
+ private:
+  Waiting& to_;
+  waiting_amount small_, large_;
+};
+
+/// Finds out when the device has completed the work that was submitted before the owner ended, without waiting for it.
+template <stream_driver Driver>
+class end_mark {
+ public:
+  explicit end_mark(Driver const& driver) noexcept : driver_(driver) {}
+  end_mark(end_mark const&) = delete;
+  end_mark& operator=(end_mark const&) = delete;
+  ~end_mark() {
+    if (event_ != nullptr) (void)driver_.destroy_event(event_);
+  }
+
+  /// Returns true once that work is complete. `wait` makes the host wait for it. Without a driver that marks the work of the whole
+  /// device, and while a capture is open, later work may be waited for, too.
+  bool is_complete(bool const wait) noexcept {
+    if (is_complete_) return true;
+    if constexpr (marks_all_work<Driver>) {
+      if (!is_marked_) {
+        status s = event_ != nullptr ? status{} : driver_.create_event(event_);
+        if (s.ok()) s = record_all_work_in_use(driver_, event_);
+        waits_for_capture_ = is_of_capture(s);
+        if (s.kind == failure::unloading || s.kind == failure::unsupported)
+          return is_complete_ = host_waits();
+        is_marked_ = s.ok();
+      }
+      if (!is_marked_) return false;
+      status s = driver_.query_event(event_);
+      if (!s.ok() && wait) s = driver_.synchronize_event(event_);
+      return is_complete_ = s.ok() || s.kind == failure::unloading;
+    } else {
+      return is_complete_ = host_waits();
+    }
+  }
+
+  /// Whether a capture prevented the last call of is_complete() from finding out.
+  [[nodiscard]] bool waits_for_capture() const noexcept { return !is_complete_ && waits_for_capture_; }
+
+  /// Something uses the memory that was submitted after the mark.
+  void renew() noexcept { is_marked_ = is_complete_ = false; }
+
+  /// In a forked child that must not use the driver.
+  void abandon() noexcept {
+    event_ = nullptr;
+    is_complete_ = true;
+  }
+
+ private:
+  bool host_waits() noexcept {
+    status const s = wait_for_all_work(driver_);
+    waits_for_capture_ = is_of_capture(s);
+    return s.ok() || s.kind == failure::unloading;
+  }
+
+  Driver const& driver_;
+  event_handle event_ = nullptr;
+  bool is_marked_ = false;
+  bool is_complete_ = false;
+  bool waits_for_capture_ = false;
+};
+
+/// The owners whose graphs use a block, each with a reference to its part.
+template <class Part>
+class graph_users {
+ public:
+  [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
+  /// Whether there were more than it has room for: such a block is kept until the pool ends.
+  [[nodiscard]] bool is_too_many() const noexcept { return is_too_many_; }
+  void add(Part& user) noexcept {
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (all_[i] == &user) return;
+    }
+    if (count_ == most) {
+      is_too_many_ = true;
+      return;
+    }
+    all_[count_++] = &user;
+    ++user.references;
+  }
+  /// Removes one; the caller takes over its reference.
+  [[nodiscard]] Part& take() noexcept { return *all_[--count_]; }
+  void clear() noexcept {
+    while (!empty()) --take().references;
+  }
+
+ private:
+  static constexpr std::size_t most = 4;
+  Part* all_[most] = {};
+  std::size_t count_ = 0;
+  bool is_too_many_ = false;
+};
+
+/// A block that a capture freed although it is not the owner's own: work of the graph uses it.
+template <class Part>
+struct kept_block {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  std::size_t alignment = 0;
+  Part* from = nullptr;     ///< whose block it is; null: the pool's
+  graph_users<Part> users;  ///< that keep it afterwards
+};
+
+/// One owner's memory.
+template <class Upstream, class Waiting>
+struct graph_part {
+  template <class Heap>
+  graph_part(Heap& heap, Waiting& waiting, std::uint64_t segment_pool)
+      : observer(waiting),
+        memory(heap.upstream(), told(heap.options), &heap.growth_mutex),
+        number(segment_pool),
+        end(heap.driver()) {}
+
+  forward_waiting<Waiting> observer;
+  pool<Upstream> memory;
+  std::uint64_t const number;  ///< counted from 1, as PyTorch's segment_pool_id
+  capture_cache cache;         ///< of the open scope that got it first
+  sequence<kept_block<graph_part>> kept;
+  std::size_t kept_bytes = 0;
+  /// Open captures, live blocks, calls in progress, and blocks that other parts keep: while there is one, the part stays.
+  std::atomic<std::size_t> references{0};
+  bool is_over = false;      ///< its graph_memory was destroyed
+  bool is_mark_old = false;  ///< a block was kept after the mark
+  end_mark<typename Upstream::driver_type> end;
+
+ private:
+  static pooled told(pooled options) noexcept {
+    options.captures = capture_watch::in_scopes;
+    return options;
+  }
+};
+
+}  // namespace detail
+}  // namespace tarn
+// ---- tarn/pool/order/noted_blocks.hpp
+// A hash table from address to noted block, with a filter that any thread reads without the lock. Freeing a block that is not
+// in the table costs two loads.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/order/slot_table.hpp
+// An array of numbered slots that never move and are reused.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// The number of a slot; 0 is none.
+using slot_number = std::uint32_t;
+
+/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`,
+/// which links the free slots.
+template <class T>
+class slot_table {
+ public:
+  /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
+    chunks_.reserve(chunks_.size() + 1);
+    chunks_.push_back(owned(new chunk));
+  }
+  /// Takes a slot that holds T{}. Requires make_room().
+  [[nodiscard]] slot_number take() noexcept {
+    if (free_ == 0) return static_cast<slot_number>(++used_);
+    slot_number const s = free_;
+    free_ = (*this)[s].next;
+    (*this)[s] = T{};
+    return s;
+  }
+  /// Frees a slot; it holds T{} except for `next`.
+  void give(slot_number s) noexcept {
+    (*this)[s] = T{};
+    (*this)[s].next = free_;
+    free_ = s;
+  }
+
+  [[nodiscard]] T& operator[](slot_number s) noexcept {
+    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
+  }
+  [[nodiscard]] T const& operator[](slot_number s) const noexcept {
+    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
+  }
+  /// Slots are numbered from 1 to this; some of them are free.
+  [[nodiscard]] slot_number last() const noexcept { return static_cast<slot_number>(used_); }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return chunks_.size() * sizeof(chunk) + chunks_.capacity() * sizeof(void*);
+  }
+
+ private:
+  static constexpr std::size_t chunk_slots = 64;
+  struct chunk {
+    T items[chunk_slots];
+  };
+
+  sequence<owned<chunk>> chunks_;
+  std::size_t used_ = 0;
+  slot_number free_ = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
+/// called under the owner's lock.
+template <class Block>
+class noted_blocks {
+ public:
+  explicit noted_blocks(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
+
+  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
+  /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
+  /// that the block was added to, or a newer one, which contains the block, too.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
+    table const* const t = current_.load(std::memory_order_acquire);
+    if (t == nullptr) return false;
+    std::uint64_t const h = hash(p);
+    return (t->buckets[h >> t->shift].marks.load(std::memory_order_relaxed) & mark_of(h, *t)) != 0;
+  }
+
+  /// Makes room to add one more block. Amortised O(1). @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    std::size_t const buckets = tables_.empty() ? 0 : tables_.back()->count;
+    if (size_ < buckets) return;
+    tables_.reserve(tables_.size() + 1);
+    owned<table> larger(new table(buckets == 0 ? first_buckets : buckets * 2));
+    for (std::size_t i = 0; i < buckets; ++i) {
+      for (slot_number b = tables_.back()->buckets[i].first; b != 0;) {
+        slot_number const next = blocks_[b].next;
+        link(*larger, b);
+        b = next;
+      }
+    }
+    tables_.push_back(static_cast<owned<table>&&>(larger));
+    current_.store(tables_.back().get(), std::memory_order_release);
+  }
+  /// Adds a block that is not there. Requires make_room().
+  void insert(slot_number b) noexcept {
+    link(*tables_.back(), b);
+    ++size_;
+  }
+  [[nodiscard]] slot_number find(void const* p) const noexcept {
+    if (size_ == 0) return 0;
+    std::uint64_t const h = hash(p);
+    slot_number b = tables_.back()->buckets[h >> tables_.back()->shift].first;
+    while (b != 0 && blocks_[b].p != p) b = blocks_[b].next;
+    return b;
+  }
+  /// Removes a block and returns it; 0 if it is not there.
+  slot_number take(void const* p) noexcept {
+    if (size_ == 0) return 0;
+    table& t = *tables_.back();
+    bucket& in = t.buckets[hash(p) >> t.shift];
+    slot_number* at = &in.first;
+    while (*at != 0 && blocks_[*at].p != p) at = &blocks_[*at].next;
+    slot_number const taken = *at;
+    if (taken == 0) return 0;
+    *at = blocks_[taken].next;
+    blocks_[taken].next = 0;
+    --size_;
+    std::uint64_t marks = 0;
+    for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);
+    in.marks.store(marks, std::memory_order_relaxed);
+    return taken;
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (auto const& t : tables_) sum += sizeof(table) + t->count * sizeof(bucket);
+    return sum;
+  }
+
+ private:
+  struct bucket {
+    std::atomic<std::uint64_t> marks{0};  ///< one bit per block of the bucket
+    slot_number first = 0;
+  };
+  struct table {
+    explicit table(std::size_t buckets_wanted) : count(buckets_wanted), buckets(new bucket[buckets_wanted]) {
+      for (std::size_t c = count; c != 1; c /= 2) --shift;
+    }
+    table(table const&) = delete;
+    table& operator=(table const&) = delete;
+    ~table() { delete[] buckets; }
+
+    std::size_t count;
+    unsigned shift = 64;  ///< 64 minus log2 of the count
+    bucket* buckets;
+  };
+  static constexpr std::size_t first_buckets = 64;
+
+  /// As in address_map: the upper bits of a product with 2^64 over the golden ratio.
+  [[nodiscard]] static std::uint64_t hash(void const* p) noexcept {
+    return std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U;
+  }
+  /// The six bits of the hash after those of the bucket.
+  [[nodiscard]] static std::uint64_t mark_of(std::uint64_t h, table const& t) noexcept {
+    return std::uint64_t{1} << ((h >> (t.shift - 6)) & 63);
+  }
+  void link(table& t, slot_number b) noexcept {
+    std::uint64_t const h = hash(blocks_[b].p);
+    bucket& in = t.buckets[h >> t.shift];
+    blocks_[b].next = in.first;
+    in.first = b;
+    in.marks.store(in.marks.load(std::memory_order_relaxed) | mark_of(h, t), std::memory_order_relaxed);
+  }
+
+  slot_table<Block>& blocks_;
+  std::size_t size_ = 0;
+  std::atomic<table const*> current_{nullptr};
+  sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Who keeps a block noted: while it is live, or also while the cache of a capture has it.
+enum class note_of : std::uint8_t { live_block, capture_cache };
+
+/// A noted block holds a reference to its part. Thread-safe; all calls are O(1) amortised.
+template <class Part>
+class graph_blocks {
+ public:
+  /// Returns false if `p` is no noted block. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
+
+  /// Notes a block that was handed out. Returns false if it was noted before: a capture_cache had kept it so, and gives it up.
+  /// @param keeps  of a capture that keeps the block noted when it is freed
+  /// @throws std::bad_alloc, nothing has changed
+  bool note(void* p, Part& owner, note_of keeps) {
+    std::lock_guard const guard(mutex_);
+    blocks_.make_room();
+    noted_.make_room();
+    slot_number b = noted_.find(p);
+    bool const is_new = b == 0;
+    if (is_new) {
+      b = blocks_.take();
+      blocks_[b].p = p;
+      blocks_[b].of.owner = &owner;
+      noted_.insert(b);
+      ++owner.references;
+    } else {
+      ++owner.cache.changes;
+    }
+    blocks_[b].is_cached = keeps == note_of::capture_cache;
+    return is_new;
+  }
+  /// Forgets the blocks that a capture_cache kept noted, except those that it has given up meanwhile. Returns how many.
+  std::size_t forget(void* const* free, std::size_t count, Part& owner) noexcept {
+    std::lock_guard const guard(mutex_);
+    std::size_t forgotten = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      slot_number const b = noted_.find(free[i]);
+      if (b == 0 || !blocks_[b].is_cached) continue;
+      (void)noted_.take(free[i]);
+      blocks_.give(b);
+      ++forgotten;
+    }
+    owner.references -= forgotten;
+    return forgotten;
+  }
+  /// Records that graphs of `user` use a block, of a part or of the pool. Returns true if the block was not noted before.
+  /// @throws std::bad_alloc, nothing has changed
+  bool note_use(void* p, Part& user) {
+    std::lock_guard const guard(mutex_);
+    slot_number b = noted_.find(p);
+    bool const is_new = b == 0;
+    if (is_new) {
+      blocks_.make_room();
+      noted_.make_room();
+      b = blocks_.take();
+      blocks_[b].p = p;
+      noted_.insert(b);
+    }
+    if (blocks_[b].of.owner != &user) {
+      blocks_[b].of.users.add(user);
+      give_up(b);
+    }
+    return is_new;
+  }
+  /// The parts of a block: whose it is, and whose graphs use it.
+  struct noted {
+    Part* owner = nullptr;  ///< null: the pool's
+    graph_users<Part> users;
+    [[nodiscard]] bool is_there() const noexcept { return owner != nullptr || !users.empty(); }
+  };
+  /// Forgets a block and returns its parts, with the block's references; empty if it is not noted.
+  noted take(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    slot_number const b = noted_.take(p);
+    if (b == 0) return {};
+    noted const of = blocks_[b].of;
+    give_up(b);
+    blocks_.give(b);
+    return of;
+  }
+  /// The part that a block belongs to, with one reference more; null if it belongs to none.
+  Part* owner_of(void const* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    slot_number const b = noted_.find(p);
+    if (b == 0 || blocks_[b].of.owner == nullptr) return nullptr;
+    ++blocks_[b].of.owner->references;
+    return blocks_[b].of.owner;
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::lock_guard const guard(mutex_);
+    return noted_.host_bytes() + blocks_.host_bytes();
+  }
+
+ private:
+  struct block {
+    void* p = nullptr;
+    slot_number next = 0;
+    noted of;
+    bool is_cached = false;  ///< a capture_cache counts on finding it noted
+  };
+
+  /// Makes the capture_cache that counts on a block start anew.
+  void give_up(slot_number b) noexcept {
+    if (std::exchange(blocks_[b].is_cached, false)) ++blocks_[b].of.owner->cache.changes;
+  }
+  mutable fork_mutex mutex_;
+  slot_table<block> blocks_;
+  noted_blocks<block> noted_{blocks_};
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/graph/graph_captures.hpp
+// The captures that capture_scopes have opened in a pool, with the streams of each.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
 // ---- tarn/pool/graph/open_captures.hpp
 // The streams of open captures. Any thread looks up a stream without a lock.
 
@@ -13182,219 +13699,691 @@ struct captured_stream {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/memory_left.hpp
-// How much memory a pool can still take from the layers below it: the device's free memory, less headroom, within each limit.
+// ---- tarn/pool/order/reclaim.hpp
+// Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the host waits for
+// it, or another stream is made to wait on the device. Streams whose work is complete are forgotten.
+//
+// All functions run under the growth lock and the hot lock, and release the hot lock around driver calls. Under the growth lock
+// a domain keeps its stream.
 
-#include <concepts>
 #include <cstddef>
-#include <type_traits>
-#include <utility>
+#include <cstdint>
+
+// ---- tarn/pool/order/ordering.hpp
+// The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing stream. Used
+// only by the ladder, sweeps of streams that ended, trim() and ~pool().
+
+#include <cstdint>
+
+// ---- tarn/pool/order/mark_work.hpp
+// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
+// destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
+// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
+
+#include <cstdint>
 
 namespace tarn::detail {
 
-inline constexpr std::size_t unknown_left = ~std::size_t{0};
-
-template <class Layer>
-concept has_headroom = requires(Layer& layer) {
-  { layer.headroom_bytes() } -> std::convertible_to<std::size_t>;
-};
-template <class Layer>
-concept has_limit = requires(Layer& layer) {
-  { layer.limit() } -> std::convertible_to<std::size_t>;
-  { layer.used() } -> std::convertible_to<std::size_t>;
-};
-template <class Layer>
-concept caches_bytes = stands_on_another<Layer> && !routes_calls<Layer> && requires(Layer& layer) {
-  { layer.state() } -> std::same_as<pool_state>;
+enum class mark_result : std::uint8_t {
+  marked,   ///< the event covers the stream's work so far
+  refused,  ///< not now: a graph is being captured, or the driver failed
+  gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// Whether the driver reports how much of a source's memory is free: it does for memory of the device and for plain host memory,
-/// but not for pinned and managed memory.
-template <class Source>
-inline constexpr bool reports_free =
-    !has_property<Source, host_accessible> || std::same_as<typename Source::driver_type, no_driver>;
+/// Records an event on a stream. @param captured  set to whether that was refused because of a capture
+template <stream_driver Driver>
+mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
+                        bool& captured) noexcept {
+  bool capturing = false;
+  bool const recorded =
+      driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
+  captured = !recorded && capturing;
+  return recorded ? mark_result::marked : mark_result::refused;
+}
 
-/// What a stack of layers can still provide, and what bounds that. In bytes.
-struct memory_bound {
-  std::size_t bytes = unknown_left;
-  char const* by = "nothing";                         ///< the tightest bound; static storage
-  std::size_t limit = memory_report::unknown;         ///< if a limit is the tightest
-  std::size_t limit_used = memory_report::unknown;    ///< likewise
-  std::size_t headroom = memory_report::unknown;      ///< if a headroom is the tightest
-  std::size_t live = memory_report::unknown;          ///< as the nearest layer that counts it reports
-  std::size_t cached = memory_report::unknown;        ///< held by the nearest pool, but not allocated
-  std::size_t device_free = memory_report::unknown;   ///< as the driver reports
-  std::size_t device_total = memory_report::unknown;  ///< likewise
-  status query;                                       ///< of the driver's report
-  bool is_asleep = false;                             ///< the nearest pool sleeps
-
-  void leave_headroom(std::size_t more) noexcept {
-    if (device_free == memory_report::unknown || more == 0) return;
-    std::size_t const rest = device_free - min_of(device_free, more);
-    if (rest >= bytes) return;
-    bytes = rest;
-    by = "headroom";
-    headroom = more;
-    limit = limit_used = memory_report::unknown;
-  }
-  void keep_within(std::size_t most, std::size_t used) noexcept {
-    std::size_t const rest = most - min_of(most, used);
-    if (rest >= bytes) return;
-    bytes = rest;
-    by = "limited";
-    limit = most;
-    limit_used = live = used;
-    headroom = memory_report::unknown;
-  }
-  /// A pool that sleeps provides nothing.
-  void put_to_sleep() noexcept {
-    bytes = 0;
-    by = "the sleeping pool";
-    is_asleep = true;
-    limit = limit_used = headroom = memory_report::unknown;
-  }
-  /// @param reusable  of what the pool has cached
-  void add_pool(pool_state const& s, std::size_t reusable) noexcept {
-    bytes += min_of(reusable, unknown_left - bytes);
-    cached = s.cached;
-    live = s.live;
-  }
-};
-
-/// Returns what `layer` and those below it can still provide: the device's free memory, less headroom, within
-/// each limit, plus what a pool on the way caches; nothing while that pool sleeps. Of a layer that routes
-/// calls, only upstream() counts. One driver call, 5 to 100 us.
-template <class Layer>
-[[nodiscard]] memory_bound memory_left(Layer& layer) {
-  memory_bound left;
-  for_each_layer(layer, [&]<class L>(L& l) {
-    if constexpr (!stands_on_another<L> && reports_free<L>) {
-      std::size_t free = 0;
-      std::size_t total = 0;
-      left.query = l.driver().memory_info(free, total);
-      if (left.query.ok()) {
-        left.bytes = left.device_free = free;
-        left.device_total = total;
-        left.by = std::same_as<typename L::driver_type, no_driver> ? "the host" : "the device";
-      }
-    }
-    if constexpr (caches_bytes<L>) {
-      pool_state const s = l.state();
-      // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
-      bool puts_together = page_source<typename L::upstream_type>;
-      if constexpr (requires { l.uses_pages(); }) puts_together = l.uses_pages();
-      left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
-      if constexpr (requires { l.is_asleep(); }) {
-        if (l.is_asleep()) left.put_to_sleep();
-      }
-    }
-    if constexpr (has_headroom<L>) left.leave_headroom(l.headroom_bytes());
-    if constexpr (has_limit<L>) left.keep_within(l.limit(), l.used());
+/// Marks what a default stream refers to where it may be any device's: the default stream of each device in
+/// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
+template <stream_driver Driver>
+mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
+                                 bool& captured) noexcept {
+  device_id const own = device_of(driver, stream);
+  status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
+    stream_ref const of_there =
+        there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
+    bool capturing = false;
+    if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
+    return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
   });
-  return left;
+  captured = is_of_capture(s);
+  return s.ok() ? mark_result::marked : mark_result::refused;
 }
 
-/// Calls f(layer) for each layer whose limit bounds what `layer` provides: those below a layer that routes bound a part of it.
-template <class Layer, class F>
-void for_each_limit(Layer& layer, F const& f) {
-  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
-    for_each_limit(layer_of(layer.upstream()), f);
-  if constexpr (has_limit<Layer>) f(layer);
-}
-/// Returns what the limits of `layer` and those below it leave, whatever the device has; unknown_left if there is none. Makes no
-/// driver call.
-template <class Layer>
-[[nodiscard]] memory_bound limits_left(Layer& layer) noexcept {
-  memory_bound left;
-  for_each_limit(layer, [&](auto& l) { left.keep_within(l.limit(), l.used()); });
-  return left;
-}
-/// Returns the bytes that count against a limit of `limit` bytes in `layer` or one below it.
-template <class Layer>
-[[nodiscard]] std::size_t used_of_limit(Layer& layer, std::size_t limit) noexcept {
-  std::size_t used = 0;
-  for_each_limit(layer, [&](auto& l) {
-    if (l.limit() == limit) used = max_of(used, std::size_t{l.used()});
-  });
-  return used;
-}
-
-/// Whether a limit bounds what `Layer` provides.
-template <class Layer>
-[[nodiscard]] constexpr bool is_limited() noexcept {
-  if constexpr (has_limit<Layer>) {
-    return true;
-  } else if constexpr (requires { typename Layer::described_type; }) {
-    return is_limited<layer_behind<typename Layer::described_type>>();
-  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
-    return is_limited<layer_below<Layer>>();
+/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks()
+/// names. At most three driver calls; where the device is unknown, at most six for each device in use.
+/// @param device    where the stream lives; unknown_device: the work of each device in use is marked
+/// @param captured  set to whether the mark was refused because of a capture
+template <stream_driver Driver>
+mark_result mark_work(Driver const& driver, device_id device, event_handle event, stream_ref stream,
+                      bool& captured) noexcept {
+  captured = false;
+  if (is_default_stream(stream)) {
+    if (device == unknown_device) return mark_default_streams(driver, event, stream, captured);
+    return mark_stream(driver_on(driver, device), event, stream, captured);
+  }
+  Driver const there = driver_on(driver, device);
+  if constexpr (marks_all_work<Driver>) {
+    status const s =
+        device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
+    if (s.ok()) return mark_result::marked;
+    captured = is_of_capture(s);
+    return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
   } else {
-    return false;
+    if (device == unknown_device) return mark_result::gone;
+    {
+      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
+      capture_gate::passage const none_begins;
+      stream_ref const bare = stream_ref::from(stream.handle());
+      bool capturing = false;
+      if (there.is_capturing(bare, capturing).ok() && capturing) {
+        captured = true;
+        return mark_result::refused;
+      }
+      stream_id now = 0;
+      if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;
+    }
+    return mark_stream(there, event, stream, captured);
   }
 }
 
-/// Whether the layers below a pool only bound what the device has. Another layer could get more where these refuse, as
-/// retry_on_oom does.
-template <class Layer>
-[[nodiscard]] constexpr bool only_bounds() noexcept {
-  return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
-    return stands_on_another<L> && !has_headroom<L> && !has_limit<L>;
-  });
+/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is
+/// unknown.
+template <stream_driver Driver>
+[[nodiscard]] device_id device_of_marks(Driver const& driver, device_id device) noexcept {
+  return device == unknown_device ? driver.device() : device;
 }
 
-/// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries the driver. Others may
-/// take memory meanwhile: then it is too high. Under the growth lock.
-class known_left {
+/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device
+/// in use. No driver call.
+/// @param which  of a default stream on memory that the host can access, any device's default stream may be
+///               meant: a program names one handle for all of them
+template <stream_driver Driver>
+[[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
+                                       default_streams which) noexcept {
+  if (which == default_streams::of_current_device && is_default_stream(stream) &&
+      uses_several_devices(driver))
+    return unknown_device;
+  return device_of(driver, stream);
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// The device's progress on what a domain freed.
+enum class progress : std::uint8_t {
+  completed,  ///< complete: every stream may take the memory
+  running,    ///< not complete; an event covers it
+  unknown     ///< cannot be queried now: the stream is being captured, or the driver refused
+};
+
+/// What settle() does about a stream that was destroyed, if the driver cannot mark its work.
+enum class gone_stream : std::uint8_t {
+  is_waited_for,  ///< the host waits for the device
+  stays_unknown   ///< nothing waits
+};
+
+/// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph: marking other streams'
+/// work would invalidate the capture.
+template <stream_driver Driver>
+[[nodiscard]] bool may_be_capturing(Driver const& driver, stream_ref stream) noexcept {
+  bool capturing = true;
+  return !driver.is_capturing(stream, capturing).ok() || capturing;
+}
+
+template <stream_driver Driver>
+class ordering {
  public:
-  [[nodiscard]] bool is_old(std::size_t reserved) const noexcept {
-    return !is_known_ || (reserved > seen_at_ && reserved - seen_at_ > left_ / 16);
+  /// @param named  what a default stream refers to that is named without an identity
+  ordering(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
+
+  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and
+  /// queries it. At most five driver calls, none if nothing was freed since the last completed mark; more
+  /// where it is unknown on which device the stream lives.
+  ///
+  /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which protects
+  /// this object. The mark is taken before the event is recorded, so frees in between get a later mark.
+  progress settle(arena& a, may_release hot, domain_ref d, gone_stream gone = gone_stream::is_waited_for) {
+    stream_domain& domain = a.streams[d];
+    if (d == neutral || domain.freed <= domain.completed) return progress::completed;
+    if (is_capture_stream(domain.id)) return progress::unknown;
+    if (domain.recorded < domain.freed) {
+      std::uint64_t const mark = domain.epoch++;
+      stream_ref const stream = domain.stream;
+      bool const known_gone = domain.gone;
+      mark_result result = mark_result::gone;
+      {
+        unlocked const open(hot);
+        // Waiting for the device would invalidate a capture on any stream; recording an event is merely refused then.
+        if (!known_gone || marks_all_work<Driver>) {
+          device_id const device = device_to_mark(driver_, stream, named_);
+          bool captured = false;
+          result = ensure_event(domain, device_of_marks(driver_, device))
+                       ? mark_work(driver_, device, domain.event, stream, captured)
+                       : mark_result::refused;
+        }
+      }
+      if (result == mark_result::refused) return progress::unknown;
+      if (result == mark_result::gone) {
+        if (gone == gone_stream::stays_unknown) return progress::unknown;
+        domain.gone = true;
+        return wait_for_gone(hot, domain, mark);
+      }
+      domain.recorded = mark;
+    }
+    if (is_running(a, hot, d)) return progress::running;
+    return domain.freed <= domain.completed ? progress::completed : progress::running;
   }
-  void renew(std::size_t left, std::size_t reserved) noexcept {
-    left_ = left;
-    seen_at_ = reserved;
-    is_known_ = true;
+
+  /// Whether the work up to the last mark of `d` runs still. At most one driver call.
+  [[nodiscard]] bool is_running(arena& a, may_release hot, domain_ref d) {
+    stream_domain& domain = a.streams[d];
+    std::uint64_t const covered = domain.recorded;
+    if (covered <= domain.completed) return false;
+    bool done = false;
+    {
+      unlocked const open(hot);
+      done = driver_.query_event(domain.event).ok();
+    }
+    if (done) domain.completed = max_of(domain.completed, covered);
+    return !done;
   }
-  /// The next growth queries the driver.
-  void forget() noexcept { is_known_ = false; }
-  [[nodiscard]] std::size_t bytes(std::size_t reserved) const noexcept {
-    if (!is_known_ || left_ == unknown_left) return unknown_left;
-    return reserved > seen_at_ ? left_ - min_of(left_, reserved - seen_at_) : left_ + (seen_at_ - reserved);
+
+  /// Waits on the host until the device has completed all that `d` freed. Returns false if that cannot be determined.
+  bool finish(arena& a, may_release hot, domain_ref d) {
+    progress const now = settle(a, hot, d);
+    if (now != progress::running) return now == progress::completed;
+    stream_domain& domain = a.streams[d];
+    std::uint64_t const covered = domain.recorded;
+    bool done = false;
+    {
+      unlocked const open(hot);
+      ++host_waits_;
+      done = driver_.synchronize_event(domain.event).ok();
+    }
+    if (done) domain.completed = max_of(domain.completed, covered);
+    return done;
   }
+
+  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
+  bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
+    stream_ref const stream = a.streams[taker].stream;
+    event_handle const event = a.streams[owner].event;
+    bool done = false;
+    {
+      unlocked const open(hot);
+      bool capturing = true;
+      done = driver_.is_capturing(stream, capturing).ok() && !capturing &&
+             driver_.wait_event(stream, event).ok();
+    }
+    if (done) ++device_waits_;
+    return done;
+  }
+
+  /// Destroys the events. The pool is ending and has finished every domain.
+  void close(arena& a) noexcept {
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      if (a.streams[d].event != nullptr) (void)driver_.destroy_event(a.streams[d].event);
+      a.streams[d].event = nullptr;
+    }
+  }
+
+  [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
+  /// Times the host or a stream had to wait for another stream's frees.
+  [[nodiscard]] std::uint64_t host_waits() const noexcept { return host_waits_; }
+  [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
 
  private:
-  std::size_t left_ = 0;
-  std::size_t seen_at_ = 0;  ///< reserved bytes when it was queried
-  bool is_known_ = false;
+  /// Makes sure that the domain has an event of the device: its place may have been that of another device's
+  /// stream.
+  bool ensure_event(stream_domain& domain, device_id device) const noexcept {
+    if (domain.event != nullptr && domain.event_device != device) {
+      (void)driver_.destroy_event(domain.event);
+      domain.event = nullptr;
+    }
+    domain.event_device = device;
+    Driver const there = driver_on(driver_, device);
+    return domain.event != nullptr || there.create_event(domain.event).ok();
+  }
+
+  /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
+  progress wait_for_gone(may_release hot, stream_domain& domain, std::uint64_t mark) {
+    bool done = false;
+    {
+      unlocked const open(hot);
+      ++host_waits_;
+      done = wait_for_all_work(driver_).ok();
+    }
+    if (!done) return progress::unknown;
+    domain.completed = max_of(domain.completed, mark);
+    return domain.freed <= domain.completed ? progress::completed : progress::running;
+  }
+
+  Driver driver_;
+  default_streams named_;
+  std::uint64_t host_waits_ = 0;
+  std::uint64_t device_waits_ = 0;
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/page_growth.hpp
-// Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
-// enough, these are tried in this order:
-//
-//   1 new handles at home addresses, while reserved memory may grow with live memory   36 us each
-//   2 for small blocks, a free handle of the large zone                                no driver call
-//     for others, a view that was used before and whose handles are free again         no driver call
-//   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
-//   4 new handles beyond that, for the missing bytes
-//
-// A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as long (H100: 25 to 35 us for
-// each handle of 2 to 64 MiB, 1 to 64 handles).
-//
-// A free range in front of a hole is extended rather than a new range begun, if the request says so.
-// The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
 
-#include <bit>
+namespace tarn::detail {
+
+/// Which streams a sweep may query the driver about.
+enum class sweep_of : std::uint8_t {
+  all_streams,
+  default_streams  ///< marking them invalidates no capture: the calling thread may be capturing a graph
+};
+
+/// Whether a stream other than `taker` has free memory.
+[[nodiscard]] inline bool others_have_free(arena const& space, domain_ref taker) noexcept {
+  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    if (d != taker && space.streams[d].has_free()) return true;
+  }
+  return false;
+}
+
+/// Whether work may still run on memory that a stream freed.
+[[nodiscard]] inline bool has_unfinished(arena const& space) noexcept {
+  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    stream_domain const& domain = space.streams[d];
+    if ((domain.has_free() || domain.gone) && domain.freed > domain.completed) return true;
+  }
+  return false;
+}
+
+/// Returns to their runs the blocks of other domains' runs that a stream freed, if the device has completed their uses.
+inline void return_foreign(arena& space, domain_ref d) {
+  stream_domain const& domain = space.streams[d];
+  if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
+}
+
+/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory
+/// that a stream never freed becomes neutral, too: its share of handles that were created for it (marked 0). O(its ranges)
+inline void neutralise(growth_lock const& growing, arena& space, domain_ref d) {
+  stream_domain& domain = space.streams[d];
+  return_foreign(space, d);
+  if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
+  if (domain.is_over()) space.streams.forget(growing, d);
+}
+
+/// Makes frees neutral that the device has completed. Never waits.
+template <stream_driver Driver>
+void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+                      domain_ref except) {
+  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    if (d == except) continue;
+    if (space.streams[d].has_free()) (void)order.settle(space, hot, d);
+    neutralise(growing, space, d);
+  }
+}
+
+/// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
+/// stream that was finished earlier, hence the second pass.
+/// @param keeps  its ranges stay its own if no others are free: moving many of them takes milliseconds, and joins nothing
+template <stream_driver Driver>
+void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+                domain_ref keeps = neutral) {
+  bool has_returned = true;
+  for (int pass = 0; pass < 2 && has_returned; ++pass) {
+    has_returned = false;
+    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+      if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, hot, d);
+      bool const had_foreign = space.streams[d].foreign_count != 0;
+      d == keeps ? return_foreign(space, d) : neutralise(growing, space, d);
+      has_returned = has_returned || had_foreign;
+    }
+  }
+  // Neighbours of different domains are not joined.
+  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(growing, space, keeps);
+}
+
+/// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
+/// never replayed together with this one.
+inline void end_captured_stream(growth_lock const& growing, arena& space, stream_id kept_as) noexcept {
+  domain_ref const d = space.streams.find(kept_as);
+  if (d == neutral) return;
+  stream_domain& domain = space.streams[d];
+  domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
+  if (domain.foreign_count != 0) space.send_foreign_home(d);
+  space.hand_over(d, neutral, domain.completed);
+  space.neutralise_runs(d);
+  if (domain.is_empty()) space.streams.forget(growing, d);
+}
+
+/// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
+/// stream may use, the host waits instead.
+/// `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by this stream or by one that
+/// was given its place, has a later mark and stays.
+template <stream_driver Driver>
+void steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+           domain_ref taker) {
+  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    stream_domain const& owner = space.streams[d];
+    if (d == taker || owner.free_bytes() == 0) continue;
+    if (taker == neutral) {
+      (void)order.finish(space, hot, d);
+      neutralise(growing, space, d);
+    } else if (std::uint64_t const covered = owner.recorded;
+               covered != 0 && order.order(space, hot, taker, d)) {
+      space.hand_over(d, taker, covered);
+    }
+  }
+}
+
+/// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
+/// Waits only for destroyed streams whose work cannot be marked.
+template <stream_driver Driver>
+void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+           sweep_of which) {
+  std::size_t in_vain = 0;
+  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    stream_domain& domain = space.streams[d];
+    if (domain.used) {
+      domain.used = domain.runs_marked = false;
+      continue;
+    }
+    if (domain.id == 0 || domain.climbing) continue;
+    // A destroyed stream with nothing to wait for needs no query.
+    bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
+    if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) continue;
+    if (!domain.runs_marked && !domain.holds_no_run()) {
+      (void)domain.mark();
+      domain.runs_marked = true;
+    }
+    bool const done = order.settle(space, hot, d) == progress::completed;
+    if (!done || domain.used) {  // the stream may have been used again while the lock was released
+      ++in_vain;
+      continue;
+    }
+    if (domain.foreign_count != 0) space.send_foreign_home(d);
+    space.hand_over(d, neutral, domain.completed);
+    space.neutralise_runs(d);
+    if (domain.is_empty()) space.streams.forget(growing, d);
+  }
+  space.streams.swept(in_vain);
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// What to do about a stream that is part of no known capture.
+enum class if_unknown : std::uint8_t {
+  ask,          ///< the driver, if captures without a scope are looked for
+  not_captured  ///< nothing: the driver was asked in this call
+};
+
+/// A scope holds a reference to its owner's part.
+template <class Part, class Heap, class Front>
+class graph_captures {
+ public:
+  using capture = captured_stream<Part>;
+  using driver_type = typename Heap::driver_type;
+
+  graph_captures(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {
+    if (always()) front_.watch_all();
+  }
+  graph_captures(graph_captures const&) = delete;
+  graph_captures& operator=(graph_captures const&) = delete;
+
+  /// Whether a call that is not warm must look for a capture.
+  [[nodiscard]] bool any() const noexcept { return heap_.captured.any() || always(); }
+  /// Whether a deallocation must look for one.
+  [[nodiscard]] bool watches_frees() const noexcept { return heap_.captured.any() || looks_outside_scopes(); }
+
+  /// The capture of an allocation; `kept_as` is 0 if its stream is not captured.
+  /// @throws cuda_error  it is captured, and it is not known by which capture
+  [[nodiscard]] capture of_allocation(stream_id id, stream_ref stream) {
+    capture const at = known(id);
+    return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(stream_ref::from(stream.handle(), id));
+  }
+  /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
+  [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream,
+                                        if_unknown then = if_unknown::ask) noexcept {
+    if (id == neutral_id || id == stream_ref::unknown_id || !watches_frees()) return {};
+    capture at = known(id);
+    if (at.kept_as != 0 || then == if_unknown::not_captured) return at;
+    if (!looks_outside_scopes() && !may_have_joined()) return at;
+    if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
+    at.kept_as = capture_stream_id(0);
+    at.is_guess = true;
+    std::lock_guard const guard(mutex_);
+    if (scope const* const guessed = guess(); guessed != nullptr) at.owner = guessed->owner;
+    return at;
+  }
+
+  /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
+  /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which capture; nothing has changed
+  [[nodiscard]] capture of_use(stream_ref& stream) {
+    stream_ref const named = stream;
+    stream_id id = named.id();
+    if (id == stream_ref::unknown_id) {
+      if (status const s = heap_.driver().identify(named, id); !s.ok())
+        throw cuda_error(s, heap_.driver().device().value);
+      stream = stream_ref::from(named.handle(), id);
+    }
+    capture const at = of_deallocation(id, named);
+    if (at.kept_as != 0 && at.owner == nullptr) refuse_unknown();
+    return at;
+  }
+
+  /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.
+  [[nodiscard]] Part* cached(stream_id id) const noexcept {
+    auto* const owner = static_cast<Part*>(front_.capture());
+    return owner != nullptr && owner->cache.stream == id && id != stream_ref::unknown_id ? owner : nullptr;
+  }
+
+  // ---- scopes
+
+  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
+  /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
+  [[nodiscard]] bool is_memory_scarce(growth_lock const&) noexcept {
+    std::size_t const reserved = heap_.sums.reserved;
+    if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
+      --captures_with_ample_memory_;
+      return false;
+    }
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (!heap_.driver().memory_info(free, total).ok()) return false;
+    captures_with_ample_memory_ = free >= total / 4 ? 63 : 0;
+    ample_up_to_ = reserved + total / 16;
+    return free < total / 8;
+  }
+
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  [[nodiscard]] capture_number begin(growth_lock const& growing, Part& owner, stream_ref stream) {
+    scope& made = add_scope(owner);
+    try {
+      add_stream(growing, stream, {0, made.number, &owner});
+    } catch (...) {
+      remove_scope(growing, made.number);
+      throw;
+    }
+    made.watched = front_.watch_this_thread(growing);
+    capture_cache& cache = owner.cache;
+    if (cache.kept_as == 0 && front_.capture() == nullptr && front_.set_capture(&owner)) {
+      cache.kept_as = known(stream.id()).kept_as;
+      cache.stream = stream.id();
+      made.has_cache = true;
+    }
+    capture_gate::begin_capture();
+    return made.number;
+  }
+  /// Ends the use of the owner's cache. Returns false if this scope does not use it.
+  bool end_cached(growth_lock const& growing, Part& owner, capture_number number) noexcept {
+    for (scope& s : scopes_) {
+      if (s.number != number || !std::exchange(s.has_cache, false)) continue;
+      front_.end_capture(growing, &owner);
+      owner.cache.kept_as = 0;
+      owner.cache.stream = stream_ref::unknown_id;
+      return true;
+    }
+    return false;
+  }
+  /// Adds a stream, unless it is part of a capture. @throws cuda_error  too many streams
+  void add(growth_lock const& growing, Part& owner, capture_number number, stream_ref stream) {
+    if (!heap_.captured.has(stream.id())) add_stream(growing, stream, {0, number, &owner});
+  }
+  void end(growth_lock const& growing, Part& owner, capture_number number) noexcept {
+    auto& memory = owner.memory;
+    for (stream_id kept_as = 0; (kept_as = take_stream(growing, number)) != 0;) {
+      memory.front_.drop_stream(growing, kept_as);
+      hot_lock const held(memory.heap_.hot);
+      memory.heap_.kept_as.clear(memory.heap_.kept_as.find(kept_as));
+      end_captured_stream(growing, memory.heap_.space(held), kept_as);
+    }
+    capture_gate::end_capture();
+    captured_handles::end_capture();
+    remove_scope(growing, number);
+  }
+
+ private:
+  struct scope {
+    capture_number number = 0;
+    Part* owner = nullptr;
+    std::uint64_t thread = 0;   ///< number of the one that opened it
+    std::uint64_t watched = 0;  ///< cache of that thread, 0 if none
+    bool has_cache = false;     ///< the owner's capture_cache serves it
+  };
+
+  [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
+  [[nodiscard]] bool looks_outside_scopes() const noexcept {
+    return heap_.options.captures != capture_watch::in_scopes;
+  }
+
+  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's part.
+  [[nodiscard]] capture known(stream_id id) const noexcept {
+    if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
+    std::lock_guard const guard(mutex_);
+    std::size_t const place = heap_.captured.find(id);
+    return place == captured_streams::most ? capture{} : streams_[place];
+  }
+  /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have opened a scope, or in
+  /// capture_watch::always.
+  [[nodiscard]] bool is_captured_unknown(stream_ref stream) const noexcept {
+    return !is_legacy_stream<driver_type>(stream) && may_have_joined() &&
+           is_capturing(heap_.driver(), stream);
+  }
+  [[nodiscard]] bool may_have_joined() const noexcept {
+    auto const is_watched = front_.is_this_thread_watched();
+    if (is_watched != Front::watched::unknown) return is_watched == Front::watched::yes;
+    if (always()) return true;
+    std::lock_guard const guard(mutex_);
+    for (scope const& s : scopes_) {
+      if (s.thread == this_thread_number()) return true;
+    }
+    return false;
+  }
+  /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
+  [[nodiscard]] capture join(stream_ref stream) {
+    growth_lock const growing(heap_.growth_mutex);
+    capture of;
+    {
+      std::lock_guard const guard(mutex_);
+      scope const* const guessed = guess();
+      if (guessed == nullptr) refuse_unknown();
+      of = {0, guessed->number, guessed->owner};
+    }
+    if (!heap_.captured.has(stream.id())) add_stream(growing, stream, of);
+    return known(stream.id());
+  }
+  /// The scope of the calling thread; null if it has none or several. Under the mutex.
+  [[nodiscard]] scope const* guess() const noexcept {
+    scope const* own = nullptr;
+    for (scope const& s : scopes_) {
+      if (s.thread != this_thread_number()) continue;
+      if (own != nullptr) return nullptr;
+      own = &s;
+    }
+    return own;
+  }
+
+  scope& add_scope(Part& owner) {
+    std::lock_guard const guard(mutex_);
+    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number()});
+    ++last_capture_;
+    ++owner.references;
+    return scopes_.back();
+  }
+  void remove_scope(growth_lock const& growing, capture_number number) noexcept {
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < scopes_.size(); ++i) {
+      if (scopes_[i].number != number) continue;
+      if (scopes_[i].watched != 0) front_.end_watch(growing, scopes_[i].watched);
+      --scopes_[i].owner->references;
+      return scopes_.erase_unordered(i);
+    }
+  }
+  /// Closes the caches of a stream.
+  void add_stream(growth_lock const& growing, stream_ref stream, capture of) {
+    stream_id const id = stream.id();
+    std::size_t const place = heap_.captured.free_place();
+    if (heap_.captured.has(id)) refuse("capture_scope (this stream is already part of an open one)");
+    if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
+    of.kept_as = capture_stream_id(++last_identity_);
+    of.stream = id;
+    captured_streams& kept_as = of.owner->memory.heap_.kept_as;
+    kept_as.set(kept_as.free_place(), of.kept_as);  // has room for as many as `captured`
+    captured_handles::add(stream);
+    {
+      std::lock_guard const guard(mutex_);
+      streams_[place] = of;
+      heap_.captured.set(place, id);
+    }
+    front_.drop_stream(growing, id);
+  }
+  /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
+  stream_id take_stream(growth_lock const&, capture_number number) noexcept {
+    for (std::size_t i = 0; i < captured_streams::most; ++i) {
+      if (streams_[i].capture != number) continue;
+      std::lock_guard const guard(mutex_);
+      heap_.captured.clear(i);
+      captured_handles::remove(streams_[i].stream);
+      stream_id const kept_as = streams_[i].kept_as;
+      streams_[i] = {};
+      return kept_as;
+    }
+    return 0;
+  }
+
+  [[noreturn]] void refuse_unknown() const { refuse(captured_without_scope); }
+  [[noreturn]] void refuse(char const* call) const {
+    throw cuda_error(refused_for_capture(call), heap_.driver().device().value);
+  }
+
+  Heap& heap_;
+  Front& front_;
+  mutable fork_mutex mutex_;  ///< of what follows, for threads without the growth lock
+  sequence<scope> scopes_;
+  capture streams_[captured_streams::most];  ///< by their places in heap::captured
+  capture_number last_capture_ = 0;
+  std::uint64_t last_identity_ = 0;
+  unsigned captures_with_ample_memory_ = 0;  ///< for which is_memory_scarce() does not ask
+  std::size_t ample_up_to_ = 0;              ///< bytes reserved
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/pool_statistics.hpp
+// Reads and resets the statistics of a pool.
+
 #include <cstddef>
-#include <cstdint>
-#include <exception>
 
 // ---- tarn/pool/growth/growth.hpp
 // The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 // ---- tarn/pool/growth/growth_notes.hpp
 // A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by default.
@@ -13574,92 +14563,54 @@ struct growth_request {
   bool extend = true;          ///< whether a free range followed by a hole may be extended
 };
 
-/// What a pool and its graph memories hold from the driver, so that the peak of the sum is exact. A growth takes the mutex once for
-/// each handle, next to driver calls of microseconds.
-struct growth_sums {
-  mutable fork_mutex mutex;
-  stat reserved;  ///< bytes
-  stat handles;   ///< or segments
-  stat reserved_in[zone_count];
-  stat handles_in[zone_count];
+/// Counts a handle, or a segment, that was taken from the driver.
+inline void count_taken(pool_state& s, std::size_t bytes, zone where) noexcept {
+  s.reserved += bytes;
+  s.reserved_total += bytes;
+  s.reserved_peak = max_of(s.reserved_peak, s.reserved);
+  ++s.creates;
+  ++s.handles;
+  s.handles_peak = max_of(s.handles_peak, s.handles);
+  pool_part& part = where == zone::smaller ? s.smaller : s.larger;
+  part.reserved.increase(static_cast<std::int64_t>(bytes));
+  part.handles.increase(1);
+}
+/// Counts handles or segments that were given back.
+inline void count_given(pool_state& s, std::size_t bytes, std::size_t handles, zone where) noexcept {
+  s.reserved -= bytes;
+  s.released_total += bytes;
+  s.destroys += handles;
+  s.handles -= handles;
+  pool_part& part = where == zone::smaller ? s.smaller : s.larger;
+  part.reserved.decrease(static_cast<std::int64_t>(bytes));
+  part.handles.decrease(static_cast<std::int64_t>(handles));
+}
 
-  void hold(std::size_t bytes, zone where) noexcept {
-    std::lock_guard const guard(mutex);
-    reserved.increase(static_cast<std::int64_t>(bytes));
-    handles.increase(1);
-    reserved_in[static_cast<std::size_t>(where)].increase(static_cast<std::int64_t>(bytes));
-    handles_in[static_cast<std::size_t>(where)].increase(1);
-  }
-  void release(std::size_t bytes, zone where) noexcept {
-    std::lock_guard const guard(mutex);
-    reserved.decrease(static_cast<std::int64_t>(bytes));
-    handles.decrease(1);
-    reserved_in[static_cast<std::size_t>(where)].decrease(static_cast<std::int64_t>(bytes));
-    handles_in[static_cast<std::size_t>(where)].decrease(1);
-  }
-  [[nodiscard]] std::size_t reserved_now() const noexcept {
-    std::lock_guard const guard(mutex);
-    return static_cast<std::size_t>(reserved.current);
-  }
-  void reset_peaks() noexcept {
-    std::lock_guard const guard(mutex);
-    reserved.reset_peak();
-    handles.reset_peak();
-    for (std::size_t z = 0; z < zone_count; ++z) {
-      reserved_in[z].reset_peak();
-      handles_in[z].reset_peak();
-    }
-  }
-};
-
-/// Written under the growth lock and read without it for statistics; there is one writer, so plain loads are enough.
-struct growth_counters {
-  growth_sums* sums = nullptr;  ///< that count this pool's, too
-  std::size_t reserved = 0;
-  std::size_t reserved_peak = 0;
-  std::size_t reserved_total = 0;  ///< taken from the driver since the start
-  std::size_t released_total = 0;
-  std::uint64_t creates = 0;
-  std::uint64_t destroys = 0;
-  std::uint64_t maps = 0;
-  std::uint64_t unmaps = 0;
-  std::uint64_t remaps = 0;  ///< maps of handles into views
-  std::uint64_t handles_peak = 0;
-
-  stat reserved_in[zone_count];  ///< bytes by the zone that they were taken for
-  stat handles_in[zone_count];
+/// What a pool counts under its growth lock; `reserved` is also read without it. There is one writer, so plain loads are enough.
+struct growth_counters : pool_state {
+  pool_state* sums = nullptr;  ///< of a pool and its graph memories, so that the peak of the sum is exact
   growth_notes notes;
 
   void hold(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
-    if (sums != nullptr) sums->hold(bytes, where);
     notes.add(growth_change::made, address, bytes);
-    reserved_in[static_cast<std::size_t>(where)].increase(static_cast<std::int64_t>(bytes));
-    handles_in[static_cast<std::size_t>(where)].increase(1);
-    reserved += bytes;
-    reserved_total += bytes;
-    reserved_peak = max_of(reserved_peak, reserved);
-    handles_peak = max_of(handles_peak, creates - destroys);
+    count_taken(*this, bytes, where);
+    if (sums != nullptr) count_taken(*sums, bytes, where);
   }
   void release(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
-    if (sums != nullptr) sums->release(bytes, where);
     notes.add(growth_change::given_back, address, bytes);
-    reserved_in[static_cast<std::size_t>(where)].decrease(static_cast<std::int64_t>(bytes));
-    handles_in[static_cast<std::size_t>(where)].decrease(1);
-    reserved -= bytes;
-    released_total += bytes;
+    count_given(*this, bytes, 1, where);
+    if (sums != nullptr) count_given(*sums, bytes, 1, where);
+  }
+  /// The pool ends and gives back all.
+  void leave_sums() noexcept {
+    for (zone const where : {zone::smaller, zone::larger}) {
+      pool_part const& part = where == zone::smaller ? smaller : larger;
+      count_given(*sums, static_cast<std::size_t>(part.reserved.current),
+                  static_cast<std::size_t>(part.handles.current), where);
+    }
+    sums = nullptr;
   }
 };
-
-/// Takes a pool that ends out of the sums.
-inline void leave_sums(growth_sums& sums, growth_counters const& ending) noexcept {
-  std::lock_guard const guard(sums.mutex);
-  for (std::size_t z = 0; z < zone_count; ++z) {
-    sums.reserved.decrease(ending.reserved_in[z].current);
-    sums.handles.decrease(ending.handles_in[z].current);
-    sums.reserved_in[z].decrease(ending.reserved_in[z].current);
-    sums.handles_in[z].decrease(ending.handles_in[z].current);
-  }
-}
 
 /// One piece of the memory that a growth holds, for inspection: a handle at its home address, or a segment.
 struct held_memory {
@@ -13670,6 +14621,919 @@ struct held_memory {
 };
 
 }  // namespace tarn::detail
+
+namespace tarn::detail {
+
+inline void add_free_ranges(pool_state& s, arena const& space) {
+  for (zone const where : {zone::smaller, zone::larger}) {
+    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
+    for (domain_ref d = 0; d < space.streams.size(); ++d) {
+      range_index const& index = space.streams[d].ranges(where);
+      part.free_blocks += index.count();
+      part.inactive_split_bytes += index.bytes();
+    }
+    s.free_blocks += part.free_blocks;
+    s.inactive_split_bytes += part.inactive_split_bytes;
+  }
+  s.split = {space.splits.blocks[0], space.splits.bytes[0]};
+  s.smaller.split = {space.splits.blocks[1], space.splits.bytes[1]};
+  s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
+}
+
+/// Adds what is counted for a pool and its graph memories together: what they hold, exactly, and the events of graph memories that
+/// have ended.
+inline void add_sums(pool_state& s, pool_state const& sums) noexcept {
+  for (pool_number const& n : pool_numbers) {
+    if (n.sum == number_sum::held) s.*n.value = sums.*n.value;
+    if (n.sum == number_sum::total) s.*n.value += sums.*n.value;
+  }
+  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
+  add(s.split, sums.split);
+  for (pool_part pool_state::*const part : {&pool_state::smaller, &pool_state::larger}) {
+    (s.*part).reserved = (sums.*part).reserved;
+    (s.*part).handles = (sums.*part).handles;
+    add((s.*part).split, (sums.*part).split);
+  }
+}
+
+/// Adds the events of a graph memory that is destroyed to the sums.
+inline void add_ended(pool_state& sums, pool_state const& ended) noexcept {
+  for (pool_number const& n : pool_numbers) {
+    if (n.sum == number_sum::total) sums.*n.value += ended.*n.value;
+  }
+  auto const add_split = [](split_ranges& to, split_ranges const& from) {
+    to.blocks.add(0, from.blocks.allocated);
+    to.bytes.add(0, from.bytes.allocated);
+  };
+  add_split(sums.split, ended.split);
+  add_split(sums.smaller.split, ended.smaller.split);
+  add_split(sums.larger.split, ended.larger.split);
+}
+
+/// O(free ranges + threads).
+template <class Heap, class Front, class Waiting>
+[[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
+                                    Waiting const& waiting) {
+  pool_state s = static_cast<pool_state const&>(heap.counters(growing));
+  auto live = front.live(growing);
+  waiting_amount const awaiting = waiting.now();
+  s.pending = awaiting.bytes > 0 ? static_cast<std::size_t>(awaiting.bytes) : 0;
+  s.pending_blocks = awaiting.blocks > 0 ? static_cast<std::size_t>(awaiting.blocks) : 0;
+  s.host_bytes = front.host_bytes(growing) + waiting.host_bytes();
+  hot_lock const held(heap.hot);
+  arena& space = heap.space(held);
+  live.bytes += heap.uncached_live_bytes;
+  live.blocks += heap.uncached_live_blocks;
+  s.live = live.bytes > 0 ? static_cast<std::size_t>(live.bytes) : 0;
+  s.live_blocks = live.blocks > 0 ? static_cast<std::size_t>(live.blocks) : 0;
+  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
+  s.largest_free_range = space.largest_free();
+  space.count_splits();  // includes the changes of a call that threw
+  add_free_ranges(s, space);
+  s.host_waits = heap.order(growing).host_waits();
+  s.device_waits = heap.order(growing).device_waits();
+  s.host_bytes +=
+      space.host_bytes() + heap.growth(growing).host_bytes() + heap.counters(growing).notes.host_bytes();
+  return s;
+}
+
+/// Calls f(statistic) for those that a pool resets.
+template <class Heap, class F>
+void for_each_stat(growth_lock const&, Heap& heap, F const& f) noexcept {
+  for (pool_part* const part : {&heap.sums.smaller, &heap.sums.larger}) {
+    f(part->reserved);
+    f(part->handles);
+  }
+  hot_lock const held(heap.hot);
+  arena& space = heap.space(held);
+  space.count_splits();
+  for (stat& s : space.splits.blocks) f(s);
+  for (stat& s : space.splits.bytes) f(s);
+}
+
+template <class Heap>
+void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
+  heap.sums.reserved_peak = heap.sums.reserved;
+  heap.sums.handles_peak = heap.sums.handles;
+  for_each_stat(growing, heap, [](stat& s) { s.reset_peak(); });
+}
+
+/// @param now  the state of the pool
+template <class Heap>
+void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now) noexcept {
+  for (pool_number const& n : pool_numbers) {
+    if (n.at_reset != nullptr) heap.totals_reset.*n.at_reset = now.*n.value;
+  }
+  heap.sums.split = heap.sums.smaller.split = heap.sums.larger.split = {};
+  for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// What a pool keeps of its graph memories. Mutexes are never held across a call of a pool or driver.
+template <class Upstream, class Heap, class Front, class Waiting>
+class graph_memories {
+ public:
+  using driver_type = typename Upstream::driver_type;
+  using part = graph_part<Upstream, Waiting>;
+  using capture = captured_stream<part>;
+  using captures_type = graph_captures<part, Heap, Front>;
+
+  graph_memories(Heap& heap, Front& front, Waiting& waiting) noexcept
+      : heap_(heap), waiting_(waiting), captures_(heap, front) {}
+  graph_memories(graph_memories const&) = delete;
+  graph_memories& operator=(graph_memories const&) = delete;
+  ~graph_memories() {
+    if (!heap_.is_lost()) return;
+    for (auto& p : parts_) p->end.abandon();
+  }
+
+  // ---- calls of the pool
+
+  /// Whether a call that is not warm must look for a capture.
+  [[nodiscard]] bool is_watching() const noexcept { return captures_.any(); }
+  /// The same for a deallocation.
+  [[nodiscard]] bool watches_frees() const noexcept { return captures_.watches_frees(); }
+  /// Returns false if `p` is no live block of a part. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return blocks_.may_hold(p); }
+
+  /// Serves a request if its stream is captured; null if it is not. `Pool` is the pool itself.
+  /// @throws out_of_memory; cuda_error: captured, and no scope says for which owner; std::bad_alloc: nothing has changed
+  template <class Pool>
+  [[nodiscard]] void* allocate(Pool& whole, stream_id id, stream_ref stream, std::size_t bytes,
+                               std::size_t alignment) {
+    if (part* const owner = captures_.cached(id); owner != nullptr) {
+      capture_cache& cache = owner->cache;
+      stream_ref const as = stream_ref::from(nullptr, cache.kept_as);
+      void* p = nullptr;
+      if (alignment <= default_alignment)
+        p = owner->memory.front_.take(cache.kept_as, lazy_block_size{bytes});
+      if (p == nullptr) p = take(whole, *owner, as, id, bytes, alignment);
+      if (cache.is_old()) clear(*owner);
+      if (!cache.take(p)) note(p, *owner, as, bytes, alignment, &cache);
+      return p;
+    }
+    capture const at = captures_.of_allocation(id, stream);
+    if (at.kept_as == 0) return nullptr;
+    stream_ref const as = stream_ref::from(nullptr, at.kept_as);
+    void* const p = take(whole, *at.owner, as, id, bytes, alignment);
+    note(p, *at.owner, as, bytes, alignment, nullptr);
+    return p;
+  }
+
+  /// Serves a request from a part, whether its stream is captured or not; see graph_memory::allocate().
+  /// @throws as allocate()
+  template <class Pool>
+  [[nodiscard]] void* allocate_from(Pool& whole, part& from, stream_id id, stream_ref stream,
+                                    std::size_t bytes, std::size_t alignment) {
+    capture const at = is_watching() ? captures_.of_allocation(id, stream) : capture{};
+    stream_ref as = stream_ref::from(stream.handle(), id);
+    // The part keeps no order of the streams of another owner's capture.
+    if (at.kept_as != 0) as = stream_ref::from(nullptr, at.owner == &from ? at.kept_as : neutral_id);
+    void* const p = take(whole, from, as, id, bytes, alignment);
+    note(p, from, as, bytes, alignment, nullptr);
+    return p;
+  }
+
+  /// Takes back a live block of a part. Returns false if `p` is none. `id` may be neutral_id, or unknown for a destroyed stream.
+  bool deallocate(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                  std::size_t alignment) noexcept {
+    if (part* const owner = captures_.cached(id);
+        owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
+      stream_id const kept_as = owner->cache.kept_as;
+      auto& memory = owner->memory;
+      if (alignment > default_alignment || memory.waiting_.any_noted() ||
+          !memory.front_.put(kept_as, p, lazy_block_size{bytes}))
+        memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
+      return true;
+    }
+    auto const of = blocks_.take(p);
+    if (!of.is_there()) return false;
+    waiting_.count_noted_elsewhere(false);
+    part* const owner = of.owner;
+    capture const at = captures_.of_deallocation(id, stream);
+    bool const is_others = at.kept_as != 0 && (at.owner != owner || at.is_guess);
+    if (is_others || !of.users.empty()) {
+      kept_type kept{p, bytes, alignment, owner, of.users};  // with the block's reference to its owner
+      keep(kept, is_others, at.owner);
+      return true;
+    }
+    if (at.kept_as != 0) {
+      owner->memory.deallocate(stream_ref::from(nullptr, at.kept_as), p, bytes, alignment);
+    } else if (id == neutral_id) {
+      owner->memory.deallocate_sync(p, bytes, alignment);
+    } else {
+      owner->memory.deallocate(stream_ref::from(stream.handle(), id), p, bytes, alignment);
+    }
+    --owner->references;
+    return true;
+  }
+
+  /// Keeps a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
+  bool keep_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
+                        if_unknown then = if_unknown::ask) noexcept {
+    capture const at = captures_.of_deallocation(id, stream, then);
+    if (at.kept_as == 0) return false;
+    kept_type kept{p, bytes, alignment, nullptr, {}};
+    keep(kept, true, at.owner);
+    return true;
+  }
+
+  /// Records a use of a part's block, or of any block by a captured stream. Returns false if it is neither.
+  /// Notes the identity of a bare handle in `stream`. A captured stream of no known capture is refused: the event that an ordinary use
+  /// waits for does not cover the replays. @throws std::bad_alloc, cuda_error: nothing has changed
+  bool record_stream(void* p, std::size_t bytes, stream_ref& stream) {
+    if (watches_frees()) {
+      if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
+        if (blocks_.note_use(p, *at.owner)) waiting_.count_noted_elsewhere(true);
+        if (!may_be_own(p)) return true;
+      }
+    }
+    if (!may_hold(p)) return false;
+    part* const owner = blocks_.owner_of(p);
+    if (owner == nullptr) return false;
+    call_in_progress const call(*owner);
+    owner->memory.record_stream(p, bytes, stream);
+    return true;
+  }
+
+  // ---- owners and captures
+
+  /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
+  [[nodiscard]] part& make_part(growth_lock const& growing) {
+    owned<part> made(new part(heap_, waiting_, ++last_number_));
+    made->memory.observe_waiting(made->observer);
+    made->memory.heap_.join(growing, made->number, heap_.sums);
+    if (heap_.counters(growing).notes.is_open())
+      made->memory.note_growth(heap_.counters(growing).notes.most(), heap_.counters(growing).notes.clock());
+    std::lock_guard const guard(mutex_);
+    parts_.push_back(std::move(made));
+    return *parts_.back();
+  }
+  /// Waits for the graphs that the device still runs, and gives back what ended owners had. The pool ends: there is no owner left.
+  /// Returns false if a capture prevents it.
+  template <class Pool>
+  [[nodiscard]] bool finish(growth_lock const& growing, Pool& whole) noexcept {
+    for (auto& p : parts_) (void)p->end.is_complete(true);
+    (void)reap(growing, whole, true);
+    for (auto& p : parts_) {
+      if (p->end.waits_for_capture()) return false;
+    }
+    return true;
+  }
+  /// Whether the pool has a block that it keeps until it ends. Graphs may use it, and no stream's work covers that.
+  [[nodiscard]] bool keeps_until_end() const noexcept {
+    return keeps_until_end_.load(std::memory_order_relaxed);
+  }
+  /// The pool ends while work may use what its ended owners had: none of it is given back.
+  void keep_mapped(growth_lock const& growing) noexcept {
+    for (auto& p : parts_) p->memory.heap_.keep_mapped(growing);
+  }
+  /// Ends an owner. Its memory is given back now if the device has completed its work, else later.
+  template <class Pool>
+  void end_part(growth_lock const& growing, Pool& whole, part& of) noexcept {
+    {
+      std::lock_guard const guard(mutex_);
+      of.is_over = true;
+      ++over_count_;
+    }
+    if (!heap_.is_lost()) (void)reap(growing, whole, false);
+  }
+
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  template <class Pool>
+  [[nodiscard]] capture_number begin_capture(growth_lock const& growing, Pool& whole, part& owner,
+                                             stream_ref stream) {
+    if (captures_.is_memory_scarce(growing)) whole.drain_.prepare_for_capture(growing);
+    owner.memory.drain_.prepare_for_capture(growing);
+    {
+      std::lock_guard const guard(mutex_);
+      owner.kept.reserve(owner.kept.size() + kept_at_least);
+    }
+    return captures_.begin(growing, owner, stream);
+  }
+  void join_capture(growth_lock const& growing, part& owner, capture_number number, stream_ref stream) {
+    captures_.add(growing, owner, number, stream);
+  }
+  void end_capture(growth_lock const& growing, part& owner, capture_number number) noexcept {
+    if (captures_.end_cached(growing, owner, number)) clear(owner);
+    captures_.end(growing, owner, number);
+  }
+
+  /// Gives back what ended owners had, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
+  /// true if anything was given back.
+  template <class Pool>
+  bool reap(growth_lock const& growing, Pool& whole, bool const wait) noexcept {
+    bool any = false;
+    for (std::uint64_t last = 0; over_count_ != 0;) {
+      part* const p = next_over(last);
+      if (p == nullptr) break;
+      last = p->number;
+      {
+        std::lock_guard const guard(mutex_);
+        if (std::exchange(p->is_mark_old, false)) p->end.renew();
+      }
+      if (!p->end.is_complete(wait)) continue;
+      // Before the part itself: blocks that two ended owners keep of each other, or one of its own, would hold them forever.
+      bool const gave_kept = give_back_all_kept(whole, *p);
+      // Its destructor must find nothing to wait for: a capture may open at any moment.
+      bool const can_end = p->memory.drain_.can_end_now(growing) ||
+                           (!capture_gate::has_captures() && p->memory.drain_.finish(growing));
+      owned<part> const gone = can_end ? take_part(*p) : owned<part>();
+      if (gave_kept || gone.get() != nullptr) {
+        any = true;
+        last = 0;  // an ended owner that was passed may have waited for a block that this one kept
+      }
+      if (gone.get() == nullptr) continue;
+      add_ended(heap_.sums, gone->memory.state());
+      gone->memory.heap_.counters(growing).leave_sums();
+    }
+    return any;
+  }
+  [[nodiscard]] bool has_ended_parts() const noexcept { return over_count_ != 0; }
+
+  // ---- reports
+
+  [[nodiscard]] graph_state state_of(part& of) const {
+    pool_state const s = of.memory.state();
+    std::lock_guard const guard(mutex_);
+    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes, of.number};
+  }
+  /// Calls f(pool) for each part. reap() leaves alone what a call refers to.
+  template <class F>
+  void for_each_pool(growth_lock const&, F const& f) {
+    part* p = nullptr;
+    for (std::uint64_t last = 0; (p = next_part(last)) != nullptr;) {
+      call_in_progress const call(*p);
+      last = p->number;
+      f(p->memory);
+    }
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
+  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps; the number is 0 if the pool keeps it until it ends.
+  template <class F>
+  void for_each_kept(growth_lock const&, F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (auto const& p : parts_) {
+      for (auto const& b : p->kept) f(b.p, b.bytes, p->number);
+    }
+    for (auto const& b : kept_until_end_) f(b.p, b.bytes, std::uint64_t{0});
+  }
+
+  // ---- pins: a part stays, also after its owner has ended.
+
+  void add_reference(growth_lock const&, void const* p) noexcept { ++part_with(p)->references; }
+  void remove_reference(growth_lock const&, void const* p) noexcept { --part_with(p)->references; }
+
+ private:
+  using kept_type = kept_block<part>;
+  static constexpr std::size_t kept_at_least =
+      64;  ///< blocks of each capture for which there is room beforehand
+
+  /// Whether `p` is a live block of a part, and not only used by one.
+  [[nodiscard]] bool may_be_own(void const* p) noexcept {
+    part* const owner = blocks_.owner_of(p);
+    if (owner != nullptr) --owner->references;
+    return owner != nullptr;
+  }
+  /// Gives up, at the end of a call, a reference that was taken for it.
+  class call_in_progress {
+   public:
+    explicit call_in_progress(part& of) noexcept : of_(of) {}
+    call_in_progress(call_in_progress const&) = delete;
+    call_in_progress& operator=(call_in_progress const&) = delete;
+    ~call_in_progress() { --of_.references; }
+
+   private:
+    part& of_;
+  };
+
+  /// Notes a block that was handed out under the identity of `as`, and adds it to the cache of its capture.
+  /// @throws std::bad_alloc, the block is free again
+  void note(void* p, part& owner, stream_ref as, std::size_t bytes, std::size_t alignment,
+            capture_cache* cache) {
+    bool const is_cached = cache != nullptr && cache->has_room();
+    bool is_new = false;
+    try {
+      is_new = blocks_.note(p, owner, is_cached ? note_of::capture_cache : note_of::live_block);
+    } catch (...) {
+      owner.memory.deallocate(as, p, bytes, alignment);
+      throw;
+    }
+    if (is_new) waiting_.count_noted_elsewhere(true);
+    if (is_cached) cache->add(p);
+  }
+  /// Empties the cache of a capture.
+  void clear(part& owner) noexcept {
+    owner.cache.clear([&](void* const* free, std::size_t count) {
+      for (std::size_t left = blocks_.forget(free, count, owner); left != 0; --left)
+        waiting_.count_noted_elsewhere(false);
+    });
+  }
+
+  template <class Pool>
+  void* take(Pool& whole, part& from, stream_ref as, stream_id id, std::size_t bytes, std::size_t alignment) {
+    try {
+      return from.memory.allocate(as, bytes, alignment);
+    } catch (out_of_memory& refused) {
+      memory_report report = refused.report();
+      if (whole.trim(0) != 0) {
+        try {
+          return from.memory.allocate(as, bytes, alignment);
+        } catch (out_of_memory const& again) {
+          report = again.report();
+        }
+      }
+      report.stream = id;
+      refused.set_report(report);
+      throw;
+    }
+  }
+
+  /// Keeps a block until none of its users is left, and `by`, if a capture freed it. Without host memory to note it, the block
+  /// stays as it is until the pool ends. So does one of an unknown capture.
+  void keep(kept_type& b, bool is_of_capture, part* by) noexcept {
+    std::lock_guard const guard(mutex_);
+    count_kept(b, 1);
+    if (by != nullptr) b.users.add(*by);
+    if ((is_of_capture && by == nullptr) || b.users.is_too_many()) {
+      b.users.clear();
+      return list_until_end(b);
+    }
+    pass_on(b);
+  }
+  /// Keeps a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
+  void list_until_end(kept_type const& b) noexcept {
+    keeps_until_end_.store(true, std::memory_order_relaxed);
+    try {
+      kept_until_end_.push_back(b);
+    } catch (...) {  // it is kept all the same
+    }
+  }
+  /// Lets the next user keep a block. Under the mutex.
+  void pass_on(kept_type& b) noexcept {
+    part& next = b.users.take();
+    try {
+      next.kept.push_back(b);
+      next.is_mark_old = next.is_over;
+      next.kept_bytes += rounded_bytes(b.bytes, b.alignment);
+    } catch (...) {
+      b.users.clear();
+      list_until_end(b);
+    }
+    --next.references;
+  }
+  void count_kept(kept_type const& b, std::int64_t sign) noexcept {
+    if (b.from == nullptr) {
+      waiting_.count_kept(b.bytes, b.alignment, sign);
+    } else {
+      b.from->memory.waiting_.count_kept(b.bytes, b.alignment, sign);
+    }
+  }
+  template <class Pool>
+  void give_back_kept(Pool& whole, kept_type& b) noexcept {
+    if (!b.users.empty()) {
+      std::lock_guard const guard(mutex_);
+      return pass_on(b);
+    }
+    count_kept(b, -1);
+    if (b.from == nullptr) {
+      whole.deallocate_sync(b.p, b.bytes, b.alignment);
+    } else {
+      b.from->memory.deallocate_sync(b.p, b.bytes, b.alignment);
+      --b.from->references;
+    }
+  }
+
+  /// Gives back the blocks that an ended owner kept, whose work is complete. Returns false if there was none.
+  template <class Pool>
+  bool give_back_all_kept(Pool& whole, part& of) noexcept {
+    sequence<kept_type> kept;
+    {
+      std::lock_guard const guard(mutex_);
+      if (of.is_mark_old) return false;  // kept since the mark: at the next call
+      kept.swap(of.kept);
+      of.kept_bytes = 0;
+    }
+    for (auto& b : kept) give_back_kept(whole, b);
+    return !kept.empty();
+  }
+
+  /// The ended part with the lowest number above `last` that keeps a block, or that nothing refers to.
+  part* next_over(std::uint64_t last) noexcept {
+    std::lock_guard const guard(mutex_);
+    part* next = nullptr;
+    for (auto& p : parts_) {
+      if (p->number > last && p->is_over && (p->references == 0 || !p->kept.empty()) &&
+          (next == nullptr || p->number < next->number))
+        next = p.get();
+    }
+    return next;
+  }
+  /// The part that reserved an address; there is one.
+  part* part_with(void const* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    std::size_t i = 0;
+    while (!parts_[i]->memory.owns(p)) ++i;
+    return parts_[i].get();
+  }
+  part* next_part(std::uint64_t last) noexcept {
+    std::lock_guard const guard(mutex_);
+    part* next = nullptr;
+    for (auto& p : parts_) {
+      if (p->number > last && (next == nullptr || p->number < next->number)) next = p.get();
+    }
+    if (next != nullptr) ++next->references;
+    return next;
+  }
+  /// Takes a part out of the list, unless something refers to it again.
+  owned<part> take_part(part& gone) noexcept {
+    std::lock_guard const guard(mutex_);
+    owned<part> taken;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (parts_[i].get() != &gone || gone.references != 0 || !gone.kept.empty()) continue;
+      taken = std::move(parts_[i]);
+      parts_.erase_unordered(i);
+      --over_count_;
+      break;
+    }
+    return taken;
+  }
+
+  Heap& heap_;
+  Waiting& waiting_;
+  captures_type captures_;
+  graph_blocks<part> blocks_;
+  mutable fork_mutex mutex_;
+  sequence<owned<part>> parts_;
+  std::uint64_t last_number_ = 0;
+  std::atomic<std::size_t> over_count_{0};
+  std::atomic<bool> keeps_until_end_{false};
+  sequence<kept_type> kept_until_end_;  ///< under the mutex
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/graph/graph_owner_of.hpp
+// The owner of a part of a pool, as graph_memory holds it.
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+/// The graph_memory that holds it holds the pool, too.
+template <class Pool>
+class graph_owner_of final : public graph_owner {
+ public:
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  explicit graph_owner_of(Pool& whole) : whole_(whole), part_(make(whole)) {}
+  graph_owner_of(graph_owner_of const&) = delete;
+  graph_owner_of& operator=(graph_owner_of const&) = delete;
+  ~graph_owner_of() override {
+    growth_lock const growing(whole_.heap_.growth_mutex);
+    whole_.graphs_.end_part(growing, whole_, part_);
+  }
+
+  [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
+    if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
+    growth_lock const growing(whole_.heap_.growth_mutex);
+    return whole_.graphs_.begin_capture(growing, whole_, part_, stream);
+  }
+  void join_capture(capture_number capture, stream_ref stream) override {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id) {
+      status const s = whole_.driver().identify(stream, id);
+      if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
+    }
+    growth_lock const growing(whole_.heap_.growth_mutex);
+    whole_.graphs_.join_capture(growing, part_, capture, stream_ref::from(stream.handle(), id));
+  }
+  void end_capture(capture_number capture) noexcept override {
+    growth_lock const growing(whole_.heap_.growth_mutex);
+    whole_.graphs_.end_capture(growing, part_, capture);
+  }
+  [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(part_); }
+  /// See graph_memory::allocate(); `bytes` is not 0.
+  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    stream_id const id = whole_.heap_.identity(stream);
+    whole_.heap_.require_ready(id, bytes, alignment);
+    return whole_.graphs_.allocate_from(whole_, part_, id, stream, bytes, alignment);
+  }
+
+ private:
+  using part_type = typename Pool::graphs_type::part;
+
+  static part_type& make(Pool& whole) {
+    growth_lock const growing(whole.heap_.growth_mutex);
+    (void)whole.graphs_.reap(growing, whole, false);
+    return whole.graphs_.make_part(growing);
+  }
+
+  Pool& whole_;
+  part_type& part_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/growth/memory_left.hpp
+// How much memory a pool can still take from the layers below it: the device's free memory, less headroom, within each limit.
+
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+namespace tarn::detail {
+
+inline constexpr std::size_t unknown_left = ~std::size_t{0};
+
+template <class Layer>
+concept has_headroom = requires(Layer& layer) {
+  { layer.headroom_bytes() } -> std::convertible_to<std::size_t>;
+};
+template <class Layer>
+concept has_limit = requires(Layer& layer) {
+  { layer.limit() } -> std::convertible_to<std::size_t>;
+  { layer.used() } -> std::convertible_to<std::size_t>;
+};
+template <class Layer>
+concept caches_bytes = stands_on_another<Layer> && !routes_calls<Layer> && requires(Layer& layer) {
+  { layer.state() } -> std::same_as<pool_state>;
+};
+
+/// Whether the driver reports how much of a source's memory is free: it does for memory of the device and for plain host memory,
+/// but not for pinned and managed memory.
+template <class Source>
+inline constexpr bool reports_free =
+    !has_property<Source, host_accessible> || std::same_as<typename Source::driver_type, no_driver>;
+
+/// What a stack of layers can still provide, and what bounds that. In bytes.
+struct memory_bound {
+  std::size_t bytes = unknown_left;
+  char const* by = "nothing";                         ///< the tightest bound; static storage
+  std::size_t limit = memory_report::unknown;         ///< if a limit is the tightest
+  std::size_t limit_used = memory_report::unknown;    ///< likewise
+  std::size_t headroom = memory_report::unknown;      ///< if a headroom is the tightest
+  std::size_t live = memory_report::unknown;          ///< as the nearest layer that counts it reports
+  std::size_t cached = memory_report::unknown;        ///< held by the nearest pool, but not allocated
+  std::size_t device_free = memory_report::unknown;   ///< as the driver reports
+  std::size_t device_total = memory_report::unknown;  ///< likewise
+  status query;                                       ///< of the driver's report
+  bool is_asleep = false;                             ///< the nearest pool sleeps
+
+  void leave_headroom(std::size_t more) noexcept {
+    if (device_free == memory_report::unknown || more == 0) return;
+    std::size_t const rest = device_free - min_of(device_free, more);
+    if (rest >= bytes) return;
+    bytes = rest;
+    by = "headroom";
+    headroom = more;
+    limit = limit_used = memory_report::unknown;
+  }
+  void keep_within(std::size_t most, std::size_t used) noexcept {
+    std::size_t const rest = most - min_of(most, used);
+    if (rest >= bytes) return;
+    bytes = rest;
+    by = "limited";
+    limit = most;
+    limit_used = live = used;
+    headroom = memory_report::unknown;
+  }
+  /// A pool that sleeps provides nothing.
+  void put_to_sleep() noexcept {
+    bytes = 0;
+    by = "the sleeping pool";
+    is_asleep = true;
+    limit = limit_used = headroom = memory_report::unknown;
+  }
+  /// @param reusable  of what the pool has cached
+  void add_pool(pool_state const& s, std::size_t reusable) noexcept {
+    bytes += min_of(reusable, unknown_left - bytes);
+    cached = s.cached;
+    live = s.live;
+  }
+};
+
+/// Returns what `layer` and those below it can still provide: the device's free memory, less headroom, within
+/// each limit, plus what a pool on the way caches; nothing while that pool sleeps. Of a layer that routes
+/// calls, only upstream() counts. One driver call, 5 to 100 us.
+template <class Layer>
+[[nodiscard]] memory_bound memory_left(Layer& layer) {
+  memory_bound left;
+  for_each_layer(layer, [&]<class L>(L& l) {
+    if constexpr (!stands_on_another<L> && reports_free<L>) {
+      std::size_t free = 0;
+      std::size_t total = 0;
+      left.query = l.driver().memory_info(free, total);
+      if (left.query.ok()) {
+        left.bytes = left.device_free = free;
+        left.device_total = total;
+        left.by = std::same_as<typename L::driver_type, no_driver> ? "the host" : "the device";
+      }
+    }
+    if constexpr (caches_bytes<L>) {
+      pool_state const s = l.state();
+      // Over pages, free pieces can be combined. Over blocks they cannot, so only the largest piece is certain.
+      bool puts_together = page_source<typename L::upstream_type>;
+      if constexpr (requires { l.uses_pages(); }) puts_together = l.uses_pages();
+      left.add_pool(s, puts_together ? s.cached : s.largest_free_range);
+      if constexpr (requires { l.is_asleep(); }) {
+        if (l.is_asleep()) left.put_to_sleep();
+      }
+    }
+    if constexpr (has_headroom<L>) left.leave_headroom(l.headroom_bytes());
+    if constexpr (has_limit<L>) left.keep_within(l.limit(), l.used());
+  });
+  return left;
+}
+
+/// Calls f(layer) for each layer whose limit bounds what `layer` provides: those below a layer that routes bound a part of it.
+template <class Layer, class F>
+void for_each_limit(Layer& layer, F const& f) {
+  if constexpr (stands_on_another<Layer> && !routes_calls<Layer>)
+    for_each_limit(layer_of(layer.upstream()), f);
+  if constexpr (has_limit<Layer>) f(layer);
+}
+/// Returns what the limits of `layer` and those below it leave, whatever the device has; unknown_left if there is none. Makes no
+/// driver call.
+template <class Layer>
+[[nodiscard]] memory_bound limits_left(Layer& layer) noexcept {
+  memory_bound left;
+  for_each_limit(layer, [&](auto& l) { left.keep_within(l.limit(), l.used()); });
+  return left;
+}
+/// Returns the bytes that count against a limit of `limit` bytes in `layer` or one below it.
+template <class Layer>
+[[nodiscard]] std::size_t used_of_limit(Layer& layer, std::size_t limit) noexcept {
+  std::size_t used = 0;
+  for_each_limit(layer, [&](auto& l) {
+    if (l.limit() == limit) used = max_of(used, std::size_t{l.used()});
+  });
+  return used;
+}
+
+/// Whether a limit bounds what `Layer` provides.
+template <class Layer>
+[[nodiscard]] constexpr bool is_limited() noexcept {
+  if constexpr (has_limit<Layer>) {
+    return true;
+  } else if constexpr (stands_on_another<Layer> && !routes_calls<Layer>) {
+    return is_limited<layer_below<Layer>>();
+  } else {
+    return false;
+  }
+}
+
+/// Whether the layers below a pool only bound what the device has. Another layer could get more where these refuse, as
+/// retry_on_oom does.
+template <class Layer>
+[[nodiscard]] constexpr bool only_bounds() noexcept {
+  return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
+    return stands_on_another<L> && !has_headroom<L> && !has_limit<L>;
+  });
+}
+
+/// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries the driver. Others may
+/// take memory meanwhile: then it is too high. Under the growth lock.
+class known_left {
+ public:
+  [[nodiscard]] bool is_old(std::size_t reserved) const noexcept {
+    return !is_known_ || (reserved > seen_at_ && reserved - seen_at_ > left_ / 16);
+  }
+  void renew(std::size_t left, std::size_t reserved) noexcept {
+    left_ = left;
+    seen_at_ = reserved;
+    is_known_ = true;
+  }
+  /// The next growth queries the driver.
+  void forget() noexcept { is_known_ = false; }
+  [[nodiscard]] std::size_t bytes(std::size_t reserved) const noexcept {
+    if (!is_known_ || left_ == unknown_left) return unknown_left;
+    return reserved > seen_at_ ? left_ - min_of(left_, reserved - seen_at_) : left_ + (seen_at_ - reserved);
+  }
+
+ private:
+  std::size_t left_ = 0;
+  std::size_t seen_at_ = 0;  ///< reserved bytes when it was queried
+  bool is_known_ = false;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/heap.hpp
+// The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes blocks and
+// heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
+// decides what to do (ladder.hpp).
+//
+// Two locks, in this order:
+//
+//   growth lock   One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a handler of the
+//                 upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
+//   hot lock      The arena's. Held for tens of nanoseconds, never across a driver call.
+//
+// No deallocation waits for the growth lock: its owner may be waiting for the device.
+//
+// Over 400 lines: all that takes the hot lock for a caller is here.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/pool/arena/looked_up.hpp
+// A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread may then have taken
+// the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1, each use compares the hold of the
+// lookup with the current one and aborts if they differ; otherwise the object is the value alone.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+namespace tarn::detail {
+
+/// Where a value was looked up, and during which hold of the lock.
+template <bool Checked>
+class lookup_record {
+ public:
+  lookup_record(hot_lock const& held, source_location where) noexcept
+      : hold_(held.hold().number()), where_(where) {}
+
+  /// Aborts if the lock was released since the lookup. @param use  the place that uses the value
+  void check_held(hot_lock const& held, source_location use) const noexcept {
+    if (held.hold().number() == hold_) [[likely]]
+      return;
+    source_location const released = held.hold().released_at();
+    std::fprintf(stderr,
+                 "tarn: a value looked up at %s:%d is used at %s:%d after the pool's lock was released (last "
+                 "at %s:%d). "
+                 "Look it up again.\n",
+                 where_.file, where_.line, use.file, use.line, released.file, released.line);
+    std::abort();
+  }
+
+ private:
+  std::uint64_t hold_;
+  source_location where_;
+};
+template <>
+class lookup_record<false> {
+ public:
+  lookup_record(hot_lock const&, source_location) noexcept {}
+  void check_held(hot_lock const&, source_location) const noexcept {}
+};
+
+template <class T>
+class looked_up {
+ public:
+  /// @param held  the lock under which `value` was found
+  looked_up(hot_lock const& held, T value, source_location where = source_location::current())
+      : value_(std::move(value)), record_(held, where) {}
+
+  /// The value, under the same hold of the lock. No cost if TARN_CHECK_LOCKS is 0.
+  [[nodiscard]] T const& get(hot_lock const& held,
+                             source_location use = source_location::current()) const noexcept {
+    record_.check_held(held, use);
+    return value_;
+  }
+
+ private:
+  T value_;
+  [[no_unique_address]] lookup_record<check_locks> record_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/growth/pool_growth.hpp
+// How a pool gets memory from its source: by pages, or by segments where the source has none or they cannot be used. That is so on a
+// device without virtual memory management, and under a tool, since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts
+// each refusal as an error of the program. Which of them it is does not change after the first growth.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// ---- tarn/pool/growth/page_growth.hpp
+// Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
+// enough, these are tried in this order:
+//
+//   1 new handles at home addresses, while reserved memory may grow with live memory   36 us each
+//   2 for small blocks, a free handle of the large zone                                no driver call
+//     for others, a view that was used before and whose handles are free again         no driver call
+//   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
+//   4 new handles beyond that, for the missing bytes
+//
+// A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as long (H100: 25 to 35 us for
+// each handle of 2 to 64 MiB, 1 to 64 handles).
+//
+// A free range in front of a hole is extended rather than a new range begun, if the request says so.
+// The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+
 // ---- tarn/pool/growth/kept_ranges.hpp
 // Which bytes of a handle must keep their addresses and contents while the pool sleeps or is compacted. Pure.
 
@@ -14331,272 +16195,6 @@ class address_space {
 #include <cstddef>
 #include <cstdint>
 
-// ---- tarn/pool/order/ordering.hpp
-// The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing stream. Used
-// only by the ladder, sweeps of streams that ended, trim() and ~pool().
-
-#include <cstdint>
-
-// ---- tarn/pool/order/mark_work.hpp
-// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
-// destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
-// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
-
-#include <cstdint>
-
-namespace tarn::detail {
-
-enum class mark_result : std::uint8_t {
-  marked,   ///< the event covers the stream's work so far
-  refused,  ///< not now: a graph is being captured, or the driver failed
-  gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
-};
-
-/// Records an event on a stream. @param captured  set to whether that was refused because of a capture
-template <stream_driver Driver>
-mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
-                        bool& captured) noexcept {
-  bool capturing = false;
-  bool const recorded =
-      driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
-  captured = !recorded && capturing;
-  return recorded ? mark_result::marked : mark_result::refused;
-}
-
-/// Marks what a default stream refers to where it may be any device's: the default stream of each device in
-/// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
-template <stream_driver Driver>
-mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
-                                 bool& captured) noexcept {
-  device_id const own = device_of(driver, stream);
-  status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
-    stream_ref const of_there =
-        there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
-    bool capturing = false;
-    if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
-    return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
-  });
-  captured = is_of_capture(s);
-  return s.ok() ? mark_result::marked : mark_result::refused;
-}
-
-/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks()
-/// names. At most three driver calls; where the device is unknown, at most six for each device in use.
-/// @param device    where the stream lives; unknown_device: the work of each device in use is marked
-/// @param captured  set to whether the mark was refused because of a capture
-template <stream_driver Driver>
-mark_result mark_work(Driver const& driver, device_id device, event_handle event, stream_ref stream,
-                      bool& captured) noexcept {
-  captured = false;
-  if (is_default_stream(stream)) {
-    if (device == unknown_device) return mark_default_streams(driver, event, stream, captured);
-    return mark_stream(driver_on(driver, device), event, stream, captured);
-  }
-  Driver const there = driver_on(driver, device);
-  if constexpr (marks_all_work<Driver>) {
-    status const s =
-        device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
-    if (s.ok()) return mark_result::marked;
-    captured = is_of_capture(s);
-    return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
-  } else {
-    if (device == unknown_device) return mark_result::gone;
-    {
-      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
-      capture_gate::passage const none_begins;
-      stream_ref const bare = stream_ref::from(stream.handle());
-      bool capturing = false;
-      if (there.is_capturing(bare, capturing).ok() && capturing) {
-        captured = true;
-        return mark_result::refused;
-      }
-      stream_id now = 0;
-      if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;
-    }
-    return mark_stream(there, event, stream, captured);
-  }
-}
-
-/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is
-/// unknown.
-template <stream_driver Driver>
-[[nodiscard]] device_id device_of_marks(Driver const& driver, device_id device) noexcept {
-  return device == unknown_device ? driver.device() : device;
-}
-
-/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device
-/// in use. No driver call.
-/// @param which  of a default stream on memory that the host can access, any device's default stream may be
-///               meant: a program names one handle for all of them
-template <stream_driver Driver>
-[[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
-                                       default_streams which) noexcept {
-  if (which == default_streams::of_current_device && is_default_stream(stream) &&
-      uses_several_devices(driver))
-    return unknown_device;
-  return device_of(driver, stream);
-}
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// The device's progress on what a domain freed.
-enum class progress : std::uint8_t {
-  completed,  ///< complete: every stream may take the memory
-  running,    ///< not complete; an event covers it
-  unknown     ///< cannot be queried now: the stream is being captured, or the driver refused
-};
-
-/// What settle() does about a stream that was destroyed, if the driver cannot mark its work.
-enum class gone_stream : std::uint8_t {
-  is_waited_for,  ///< the host waits for the device
-  stays_unknown   ///< nothing waits
-};
-
-template <stream_driver Driver>
-class ordering {
- public:
-  /// @param named  what a default stream refers to that is named without an identity
-  ordering(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
-
-  /// Covers all that `d` has freed with an event, of its stream or of the whole device (mark_work.hpp), and
-  /// queries it. At most five driver calls, none if nothing was freed since the last completed mark; more
-  /// where it is unknown on which device the stream lives.
-  ///
-  /// `domain` stays valid across releases of the lock: domains are forgotten only under the growth lock, which the caller
-  /// holds. The mark is taken before the event is recorded, so frees in between get a later mark.
-  progress settle(arena& a, may_release hot, domain_ref d, gone_stream gone = gone_stream::is_waited_for) {
-    stream_domain& domain = a.streams[d];
-    if (d == neutral || domain.freed <= domain.completed) return progress::completed;
-    if (is_capture_stream(domain.id)) return progress::unknown;
-    if (domain.recorded < domain.freed) {
-      std::uint64_t const mark = domain.epoch++;
-      stream_ref const stream = domain.stream;
-      bool const known_gone = domain.gone;
-      mark_result result = mark_result::gone;
-      {
-        unlocked const open(hot);
-        // Waiting for the device would invalidate a capture on any stream; recording an event is merely refused then.
-        if (!known_gone || marks_all_work<Driver>) {
-          device_id const device = device_to_mark(driver_, stream, named_);
-          bool captured = false;
-          result = ensure_event(domain, device_of_marks(driver_, device))
-                       ? mark_work(driver_, device, domain.event, stream, captured)
-                       : mark_result::refused;
-        }
-      }
-      if (result == mark_result::refused) return progress::unknown;
-      if (result == mark_result::gone) {
-        if (gone == gone_stream::stays_unknown) return progress::unknown;
-        domain.gone = true;
-        return wait_for_gone(hot, domain, mark);
-      }
-      domain.recorded = mark;
-    }
-    if (is_running(a, hot, d)) return progress::running;
-    return domain.freed <= domain.completed ? progress::completed : progress::running;
-  }
-
-  /// Whether the work up to the last mark of `d` runs still. At most one driver call.
-  [[nodiscard]] bool is_running(arena& a, may_release hot, domain_ref d) {
-    stream_domain& domain = a.streams[d];
-    std::uint64_t const covered = domain.recorded;
-    if (covered <= domain.completed) return false;
-    bool done = false;
-    {
-      unlocked const open(hot);
-      done = driver_.query_event(domain.event).ok();
-    }
-    if (done) domain.completed = max_of(domain.completed, covered);
-    return !done;
-  }
-
-  /// Waits on the host until the device has completed all that `d` freed. Returns false if that cannot be determined.
-  bool finish(arena& a, may_release hot, domain_ref d) {
-    progress const now = settle(a, hot, d);
-    if (now != progress::running) return now == progress::completed;
-    stream_domain& domain = a.streams[d];
-    std::uint64_t const covered = domain.recorded;
-    bool done = false;
-    {
-      unlocked const open(hot);
-      ++host_waits_;
-      done = driver_.synchronize_event(domain.event).ok();
-    }
-    if (done) domain.completed = max_of(domain.completed, covered);
-    return done;
-  }
-
-  /// Whether nothing may be recorded or waited for on behalf of a stream, since it is capturing a graph: marking other streams'
-  /// work would invalidate the capture.
-  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
-    bool capturing = true;
-    return !driver_.is_capturing(stream, capturing).ok() || capturing;
-  }
-
-  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
-  bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
-    stream_ref const stream = a.streams[taker].stream;
-    event_handle const event = a.streams[owner].event;
-    bool done = false;
-    {
-      unlocked const open(hot);
-      bool capturing = true;
-      done = driver_.is_capturing(stream, capturing).ok() && !capturing &&
-             driver_.wait_event(stream, event).ok();
-    }
-    if (done) ++device_waits_;
-    return done;
-  }
-
-  /// Destroys the events. The pool is ending and has finished every domain.
-  void close(arena& a) noexcept {
-    for (domain_ref d = 0; d < a.streams.size(); ++d) {
-      if (a.streams[d].event != nullptr) (void)driver_.destroy_event(a.streams[d].event);
-      a.streams[d].event = nullptr;
-    }
-  }
-
-  [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
-  /// Times the host or a stream had to wait for another stream's frees.
-  [[nodiscard]] std::uint64_t host_waits() const noexcept { return host_waits_; }
-  [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
-
- private:
-  /// Makes sure that the domain has an event of the device: its place may have been that of another device's
-  /// stream.
-  bool ensure_event(stream_domain& domain, device_id device) const noexcept {
-    if (domain.event != nullptr && domain.event_device != device) {
-      (void)driver_.destroy_event(domain.event);
-      domain.event = nullptr;
-    }
-    domain.event_device = device;
-    Driver const there = driver_on(driver_, device);
-    return domain.event != nullptr || there.create_event(domain.event).ok();
-  }
-
-  /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
-  progress wait_for_gone(may_release hot, stream_domain& domain, std::uint64_t mark) {
-    bool done = false;
-    {
-      unlocked const open(hot);
-      ++host_waits_;
-      done = wait_for_all_work(driver_).ok();
-    }
-    if (!done) return progress::unknown;
-    domain.completed = max_of(domain.completed, mark);
-    return domain.freed <= domain.completed ? progress::completed : progress::running;
-  }
-
-  Driver driver_;
-  default_streams named_;
-  std::uint64_t host_waits_ = 0;
-  std::uint64_t device_waits_ = 0;
-};
-
-}  // namespace tarn::detail
-
 namespace tarn::detail {
 
 /// A view is extended if that maps at least this many handles fewer than a new one, and leaves at most this part of the request
@@ -14621,7 +16219,7 @@ class page_views {
     views_.resize(1);
   }
 
-  /// Serves the request from an existing view, without a driver call; null if none is free. The caller holds both locks.
+  /// Serves the request from an existing view, without a driver call; null if none is free.
   /// @throws std::bad_alloc, nothing has changed
   [[nodiscard]] void* reuse(arena& a, hot_lock const& held, growth_request const& request) {
     if (request.where == zone::smaller || !request.may_remap || in_use_ == 0) return nullptr;
@@ -14820,7 +16418,7 @@ class page_views {
   void* prolong(arena& a, may_release hot, looked_up<prolongation> const& found,
                 growth_request const& request) {
     prolongation const& p = found.get(hot.held());
-    view& v = views_[p.view];  // protected by the growth lock, as all views are
+    view& v = views_[p.view];
     looked_up<choice> const all(hot.held(), prolonged(v, p));
     v.view_slots.reserve(v.view_slots.size() + p.added.pieces.size());
     sequence<range_ref> carved;
@@ -14942,7 +16540,7 @@ class page_views {
     if (taker != neutral) {
       stream_ref const stream = a.streams[taker].stream;
       unlocked const open(hot);
-      captured = order.is_capturing(stream);
+      captured = may_be_capturing(order.driver(), stream);
     }
     for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) {
       if (chosen == patience::wait) {
@@ -15018,7 +16616,7 @@ class page_views {
 
 namespace tarn::detail {
 
-/// Under the growth lock. Other threads may free blocks meanwhile, and allocate where no granule is wholly free.
+/// Other threads may free blocks meanwhile, and allocate where no granule is wholly free.
 template <page_source Source>
 class page_compact {
  public:
@@ -15124,15 +16722,15 @@ class page_compact {
         if (!p.is_kept) continue;
         p.id = source_.create(p.bytes);
         p.is_created = true;
-        ++counters_.creates;
         counters_.hold(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
         map(at, p.bytes, p.id);
         p.is_temporary = true;
-        must_succeed(source_.driver().copy(stream, reinterpret_cast<void*>(at),
+        must_succeed(source_.driver(),
+                     source_.driver().copy(stream, reinterpret_cast<void*>(at),
                                            reinterpret_cast<void const*>(old.home + p.offset), p.bytes));
         at += p.bytes;
       }
-      must_succeed(source_.driver().synchronize_stream(stream));
+      must_succeed(source_.driver(), source_.driver().synchronize_stream(stream));
       unmap_temporary(parts, temporary);
       for (std::uintptr_t const place : places) unmap(place, old.bytes);
       is_unmapped = true;
@@ -15149,7 +16747,6 @@ class page_compact {
       throw;
     }
     source_.destroy(old.id, old.bytes);
-    ++counters_.destroys;
     counters_.release(old.home, old.bytes, addresses_.zone_at(old.home));
   }
 
@@ -15164,7 +16761,6 @@ class page_compact {
     for (part const& p : parts) {
       if (!p.is_created) continue;
       source_.destroy(p.id, p.bytes);
-      ++counters_.destroys;
       counters_.release(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
     }
   }
@@ -15257,9 +16853,6 @@ class page_compact {
     source_.unmap(reinterpret_cast<void*>(address), bytes);
     ++counters_.unmaps;
   }
-  void must_succeed(status const& s) const {
-    if (!s.ok()) throw cuda_error(s, source_.driver().device().value);
-  }
 
   Source& source_;
   growth_counters& counters_;
@@ -15285,7 +16878,7 @@ struct made_handle {
   bool mapped = false;
 };
 
-/// No lock but the growth lock is held.
+/// The hot lock is not held.
 template <page_source Source>
 class page_making {
  public:
@@ -15311,13 +16904,11 @@ class page_making {
  private:
   void make(made_handle& c, std::uintptr_t address) {
     c.id = source_.create(c.bytes);
-    ++counters_.creates;
     counters_.hold(address, c.bytes, addresses_.zone_at(address));
     try {
       source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
     } catch (...) {
       source_.destroy(c.id, c.bytes);
-      ++counters_.destroys;
       counters_.release(address, c.bytes, addresses_.zone_at(address));
       throw;
     }
@@ -15329,7 +16920,6 @@ class page_making {
       if (!c.mapped) break;
       unmap(address, c.bytes);
       source_.destroy(c.id, c.bytes);
-      ++counters_.destroys;
       counters_.release(address, c.bytes, addresses_.zone_at(address));
       address += c.bytes;
     }
@@ -15375,7 +16965,7 @@ class page_segments {
   page_segments(page_map& map, page_views<Source>& views) noexcept : map_(map), views_(views) {}
 
   /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all live: then f was
-  /// called for some of them. Both locks are held. O(views + segments)
+  /// called for some of them. O(views + segments)
   template <class F>
   [[nodiscard]] bool each(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
     std::size_t done = 0;
@@ -15389,8 +16979,7 @@ class page_segments {
                 })
         .all;
   }
-  /// Keeps the handles behind these bytes mapped where they are until unpin(). The caller holds the growth lock, and each() has
-  /// found all of them. Pins are counted.
+  /// Keeps the handles behind these bytes mapped where they are until unpin(). each() has found all of them. Pins are counted.
   void pin(std::uintptr_t address, std::size_t bytes) noexcept {
     view* const v = walk(address, bytes, [&](handle_ref h, std::size_t, std::size_t) {
                       map_.pin(h);
@@ -15461,31 +17050,18 @@ class page_segments {
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 // ---- tarn/pool/growth/host_copy.hpp
-// Contents of device memory, kept in host memory while a pool sleeps: in pinned memory, or in ordinary memory that is copied
-// through two pinned buffers, one of which the device copies while the host copies the other.
+// Contents of device memory, kept in pinned memory while a pool sleeps.
 
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <new>
 
 namespace tarn::detail {
 
-/// A driver that allocates pinned memory.
-template <class D>
-concept pinning_driver = stream_driver<D> && requires(D const& d, std::size_t bytes, void* p, void*& new_p) {
-  { d.malloc_pinned(bytes, new_p) } noexcept -> std::same_as<status>;
-  { d.free_pinned(p) } noexcept -> std::same_as<status>;
-};
-
-/// One contiguous sequence of bytes, addressed by position, in chunks of host memory. Used by one thread at a time.
+/// One contiguous sequence of bytes, addressed by position, in chunks of pinned memory. Used by one thread at a time.
 ///
-/// save() and load() enqueue copies; finish() waits for all of them, wait_for() for the first. Their positions must not decrease
-/// between two calls of finish().
-/// An error leaves copies enqueued: call finish() or abandon() before the device memory changes.
+/// save() and load() enqueue copies on a stream of its own, in the order of their positions. Copies that were enqueued before an error
+/// continue: call abandon() or close() before the device memory changes.
 template <class Driver>
 class host_copy {
  public:
@@ -15494,10 +17070,8 @@ class host_copy {
   host_copy& operator=(host_copy const&) = delete;
   ~host_copy() { close(); }
 
-  /// Begins an empty copy of `bytes`, in the memory of the last one if that is of the same kind. More is allocated as save()
-  /// needs it. @throws std::bad_alloc
-  void open(std::size_t bytes, contents where) {
-    if (where != where_) close();
+  /// Begins an empty copy of `bytes`, in the memory of the last one. save() allocates more as it needs it. @throws std::bad_alloc
+  void open(std::size_t bytes) {
     std::size_t const count = (bytes + chunk_bytes - 1) / chunk_bytes;
     chunks_.reserve(count);
     while (chunks_.size() > count ||
@@ -15505,99 +17079,28 @@ class host_copy {
       drop_chunk();
     bytes_ = bytes;
     done_ = 0;
-    where_ = where;
   }
 
-  /// Copies from device memory to [position, position + bytes).
-  /// @throws out_of_memory, std::bad_alloc  the host has no memory
-  /// @throws cuda_error
-  void save(stream_ref stream, std::size_t position, void const* from, std::size_t bytes) {
+  /// Copies from device memory to [position, position + bytes). @throws out_of_memory, std::bad_alloc, cuda_error
+  void save(std::size_t position, void const* from, std::size_t bytes) {
     auto const* source = static_cast<unsigned char const*>(from);
-    if (!is_staged()) {
-      for_each_part(position, bytes, [&](void* part, std::size_t count) {
-        copy(stream, part, source, count);
-        source += count;
-      });
-      return;
-    }
-    while (bytes != 0) {
-      buffer* b = &buffers_[current_];
-      if (b->used == b->capacity || b->position + b->used != position) {
-        submit(stream, *b);
-        current_ ^= 1;
-        b = &buffers_[current_];
-        store(*b);
-        b->position = position;
-      }
-      std::size_t const count = min_of(bytes, b->capacity - b->used);
-      copy(stream, static_cast<unsigned char*>(b->p) + b->used, source, count);
-      b->used += count;
-      b->saves = true;
+    for_each_part(position, bytes, [&](void* part, std::size_t count) {
+      copy(part, source, count);
       source += count;
-      position += count;
-      bytes -= count;
-    }
+    });
+    mark(position + bytes);
   }
-
-  /// Copies [position, position + bytes) back to device memory. @throws cuda_error
-  void load(stream_ref stream, std::size_t position, void* to, std::size_t bytes) {
+  /// Copies [position, position + bytes) back to device memory. @throws std::bad_alloc, cuda_error
+  void load(std::size_t position, void* to, std::size_t bytes) {
     auto* target = static_cast<unsigned char*>(to);
-    if (!is_staged()) {
-      for_each_part(position, bytes, [&](void* part, std::size_t count) {
-        copy(stream, target, part, count);
-        target += count;
-      });
-      return;
-    }
-    while (bytes != 0) {
-      buffer* b = &buffers_[current_];
-      if (position < b->position || position >= b->position + b->used) {
-        submit(stream, *b);
-        current_ ^= 1;
-        b = &buffers_[current_];
-        wait(*b);
-        fetch(*b, position);
-      }
-      std::size_t const skipped = position - b->position;
-      std::size_t const count = min_of(bytes, b->used - skipped);
-      copy(stream, target, static_cast<unsigned char*>(b->p) + skipped, count);
+    for_each_part(position, bytes, [&](void* part, std::size_t count) {
+      copy(target, part, count);
       target += count;
-      position += count;
-      bytes -= count;
-    }
+    });
   }
 
-  /// Whether copies go through the two buffers: the host must take part, so that finish() alone completes them.
-  [[nodiscard]] bool is_staged() const noexcept { return buffers_[0].capacity != 0; }
-
-  /// Makes the two buffers for copies of ordinary memory; without them its copies are the driver's own. Does nothing for pinned
-  /// memory.
-  void begin() noexcept {
-    if (where_ != contents::in_host_memory) return;
-    if constexpr (pinning_driver<Driver>) {
-      for (buffer& b : buffers_) {
-        std::size_t const capacity = min_of(staging_bytes, align_up(bytes_, 4096));
-        if (driver_.malloc_pinned(capacity, b.p).ok()) b.capacity = capacity;
-        if (b.capacity == 0 || !driver_.create_event(b.event).ok()) return end();
-        b.has_event = true;
-      }
-    }
-  }
-  /// Marks the end of the copies that were enqueued so far, which cover all before `position`, for wait_for(). Marks are set where
-  /// at least a part of all bytes was enqueued since the last one. Does nothing while copies are staged, or if the driver refuses.
-  void mark(stream_ref stream, std::size_t position) noexcept {
-    std::size_t const last = mark_count_ != 0 ? marks_[mark_count_ - 1].position : 0;
-    if (is_staged() || mark_count_ == most_marks || position - last < bytes_ / most_marks) return;
-    mark_of_copies& m = marks_[mark_count_];
-    if (!driver_.create_event(m.event).ok()) return;
-    m.position = position;
-    ++mark_count_;
-    if (driver_.record_event(m.event, stream).ok()) return;
-    (void)driver_.destroy_event(m.event);
-    --mark_count_;
-  }
-  /// Waits until the copies of all bytes before `position` are done. Returns false if the driver does not report it.
-  [[nodiscard]] bool wait_for(stream_ref stream, std::size_t position) noexcept {
+  /// Waits until the bytes before `position` are saved. Returns false if the driver does not report it.
+  [[nodiscard]] bool wait_for(std::size_t position) noexcept {
     if (position <= done_) return true;
     std::size_t i = 0;
     while (i < mark_count_ && marks_[i].position < position) ++i;
@@ -15605,44 +17108,34 @@ class host_copy {
       done_ = marks_[i].position;
       return true;
     }
-    if (!driver_.synchronize_stream(stream).ok() && !wait_past_captures(driver_).ok()) return false;
+    if (!wait_for_stream()) return false;
     done_ = bytes_;
     return true;
   }
-  /// Waits until all copies are done. @throws cuda_error, std::bad_alloc
-  void finish(stream_ref stream) {
-    if (is_staged()) {
-      submit(stream, buffers_[current_]);
-      store(buffers_[current_ ^ 1]);
-      store(buffers_[current_]);
-    }
-    must_succeed(driver_.synchronize_stream(stream));
-    done_ = bytes_;
+  /// Waits until all copies are done, as end(). @throws cuda_error
+  void finish() {
+    if (stream_.get() == nullptr) return;
+    if (status const s = driver_.synchronize_stream(stream_->get()); !s.ok())
+      throw cuda_error(s, driver_.device().value);
+    end();
   }
-  /// Waits for what was enqueued, after an error.
-  void abandon(stream_ref stream) noexcept {
-    if (!driver_.synchronize_stream(stream).ok()) (void)wait_past_captures(driver_);
+  /// Waits for the copies that were enqueued before an error, as end().
+  void abandon() noexcept {
+    if (stream_.get() != nullptr) (void)wait_for_stream();
+    end();
   }
-  /// Frees the buffers; no copy is enqueued.
+  /// Frees what the copies needed. They are complete, or the driver does not report it.
   void end() noexcept {
-    for (buffer& b : buffers_) {
-      if (b.has_event) (void)driver_.destroy_event(b.event);
-      if constexpr (pinning_driver<Driver>) {
-        if (b.capacity != 0) (void)driver_.free_pinned(b.p);
-      }
-      b = buffer{};
-    }
-    current_ = 0;
     while (mark_count_ != 0) (void)driver_.destroy_event(marks_[--mark_count_].event);
+    stream_ = {};
+  }
+  /// Frees all memory, after abandon().
+  void close() noexcept {
+    abandon();
+    while (!chunks_.empty()) drop_chunk();
   }
 
-  /// Frees all memory; no copy is enqueued.
-  void close() noexcept {
-    end();
-    while (!chunks_.empty()) drop_chunk();
-    bytes_ = 0;
-  }
-  /// Host memory held, bytes.
+  /// Pinned memory held, bytes.
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     std::size_t sum = 0;
     for (chunk const& c : chunks_) sum += c.bytes;
@@ -15652,74 +17145,41 @@ class host_copy {
  private:
   /// Small enough that no large contiguous allocation is needed; while one is allocated, the copies to the one before it run.
   static constexpr std::size_t chunk_bytes = 256_MiB;
-  static constexpr std::size_t staging_bytes = 32_MiB;
   /// Handles are given back while later ones are copied: what is left after the last copy is a part in most_marks.
   static constexpr std::size_t most_marks = 32;
 
   struct chunk {
     void* p = nullptr;
     std::size_t bytes = 0;
-    bool is_pinned = false;
   };
-  /// One buffer of pinned memory that covers [position, position + used).
-  struct buffer {
-    void* p = nullptr;
-    std::size_t capacity = 0;
-    std::size_t position = 0;
-    std::size_t used = 0;
-    event_handle event = nullptr;
-    bool has_event = false;
-    bool is_submitted = false;  ///< the event was recorded, and not waited for yet
-    bool saves = false;         ///< its bytes must be stored in ordinary memory
-  };
-
   struct mark_of_copies {
     event_handle event = nullptr;
     std::size_t position = 0;
   };
-  void must_succeed(status const& s) const {
-    if (!s.ok()) throw cuda_error(s, driver_.device().value);
+
+  void copy(void* to, void const* from, std::size_t bytes) {
+    if (stream_.get() == nullptr) stream_ = owned<own_stream<Driver>>(new own_stream<Driver>(driver_));
+    if (status const s = driver_.copy(stream_->get(), to, from, bytes); !s.ok())
+      throw cuda_error(s, driver_.device().value);
   }
-  void copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const {
-    must_succeed(driver_.copy(stream, to, from, bytes));
+  /// Marks the end of the copies of all bytes before `position`, where at least a part of all bytes was enqueued since the last mark.
+  /// Does nothing if the driver refuses.
+  void mark(std::size_t position) noexcept {
+    std::size_t const last = mark_count_ != 0 ? marks_[mark_count_ - 1].position : 0;
+    if (mark_count_ == most_marks || position - last < bytes_ / most_marks) return;
+    mark_of_copies& m = marks_[mark_count_];
+    if (!driver_.create_event(m.event).ok()) return;
+    m.position = position;
+    ++mark_count_;
+    if (driver_.record_event(m.event, stream_->get()).ok()) return;
+    (void)driver_.destroy_event(m.event);
+    --mark_count_;
+  }
+  [[nodiscard]] bool wait_for_stream() const noexcept {
+    return driver_.synchronize_stream(stream_->get()).ok() || wait_past_captures(driver_).ok();
   }
 
-  /// Marks the end of the copies from or to a buffer.
-  void submit(stream_ref stream, buffer& b) {
-    if (b.used == 0 || b.is_submitted) return;
-    must_succeed(driver_.record_event(b.event, stream));
-    b.is_submitted = true;
-  }
-  void wait(buffer& b) {
-    if (b.is_submitted) must_succeed(driver_.synchronize_event(b.event));
-    b.is_submitted = false;
-  }
-  /// Empties a buffer: moves saved bytes to ordinary memory.
-  void store(buffer& b) {
-    wait(b);
-    auto const* from = static_cast<unsigned char const*>(b.p);
-    if (b.saves) {
-      for_each_part(b.position, b.used, [&](void* part, std::size_t count) {
-        std::memcpy(part, from, count);
-        from += count;
-      });
-    }
-    b.saves = false;
-    b.used = 0;
-  }
-  /// Fills a buffer from ordinary memory, from a position on.
-  void fetch(buffer& b, std::size_t position) {
-    b.position = position;
-    b.used = 0;
-    auto* to = static_cast<unsigned char*>(b.p);
-    for_each_part(position, min_of(b.capacity, bytes_ - position), [&](void* part, std::size_t count) {
-      std::memcpy(to, part, count);
-      to += count;
-      b.used += count;
-    });
-  }
-
-  /// Calls f(host memory, bytes) for each chunk's part of [position, position + bytes).
+  /// Calls f(pinned memory, bytes) for each chunk's part of [position, position + bytes).
   template <class F>
   void for_each_part(std::size_t position, std::size_t bytes, F const& f) {
     while (bytes != 0) {
@@ -15736,36 +17196,23 @@ class host_copy {
     return min_of(chunk_bytes, total - index * chunk_bytes);
   }
   void drop_chunk() noexcept {
-    chunk const c = chunks_.back();
+    (void)driver_.free_pinned(chunks_.back().p);
     chunks_.pop_back();
-    if (c.is_pinned) {
-      if constexpr (pinning_driver<Driver>) (void)driver_.free_pinned(c.p);
-    } else {
-      ::operator delete(c.p);
-    }
   }
   void add_chunk() {
-    std::size_t const bytes = bytes_of_chunk(chunks_.size(), bytes_);
     chunk c;
-    c.bytes = bytes;
-    if constexpr (pinning_driver<Driver>) {
-      if (where_ == contents::in_pinned_memory) {
-        status const s = driver_.malloc_pinned(bytes, c.p);
-        if (!s.ok())
-          refuse(driver_, s, stream_ref{}, bytes, default_alignment, source_location::current(), true);
-        c.is_pinned = true;
-      }
-    }
-    if (!c.is_pinned) c.p = ::operator new(bytes);
+    c.bytes = bytes_of_chunk(chunks_.size(), bytes_);
+    if (status const s = driver_.malloc_pinned(c.bytes, c.p); !s.ok())
+      refuse(
+          driver_, s, stream_ref{}, bytes_, default_alignment, source_location::current(), true,
+          " Pinned memory for the contents of the pool is lacking: free some, or use contents::discarded.");
     chunks_.push_back(c);  // open() reserved it
   }
 
   Driver const& driver_;
   sequence<chunk> chunks_;
   std::size_t bytes_ = 0;
-  contents where_ = contents::discarded;
-  buffer buffers_[2];
-  unsigned current_ = 0;
+  owned<own_stream<Driver>> stream_;  ///< of copies that are not known to be complete
   mark_of_copies marks_[most_marks];
   std::size_t mark_count_ = 0;
   std::size_t done_ = 0;  ///< the copies of all bytes before it are complete
@@ -15793,8 +17240,8 @@ class page_sleep {
 
   /// Enqueues copies of kept contents to the host, for release() or forget(). No work on the device uses the memory until wake()
   /// returns.
-  /// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; nothing has changed
-  /// @throws cuda_error                     nothing has changed
+  /// @throws out_of_memory               pinned memory is lacking; nothing has changed
+  /// @throws cuda_error, std::bad_alloc  nothing has changed
   void save(arena const& a, may_release hot, contents const where) {
     sequence<stretch> found;
     std::size_t kept = 0;
@@ -15807,7 +17254,7 @@ class page_sleep {
       });
     }
     unlocked const open(hot);
-    if (kept != 0) copy_all(found, kept, where);
+    if (kept != 0) copy_all(found, kept);
     saved_.swap(found);
   }
   /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so. If the
@@ -15825,7 +17272,7 @@ class page_sleep {
       std::size_t const first = next;
       while (next < saved_.size() && saved_[next].handle == h) ++next;
       if (map_[h].bytes == 0 || map_[h].stays) continue;
-      if (next != first && are_saved && !copy_is_done(saved_[next - 1])) {
+      if (next != first && are_saved && !copy_.wait_for(saved_[next - 1].end())) {
         are_saved = false;
         copies_may_run_ = true;
         keeps_handles_ = true;  // what a failing restore() must not destroy
@@ -15834,7 +17281,7 @@ class page_sleep {
       }
       if (are_saved) given += destroy(h);
     }
-    end_copies();
+    copy_.end();
     return given;
   }
   /// Unmaps everything, and keeps the handles and what is in them for restore().
@@ -15853,12 +17300,7 @@ class page_sleep {
     if (status const done = finish_copies(); !done.ok())
       throw cuda_error(done, source_.driver().device().value);
     std::size_t const bytes = missing();
-    if (saved_.empty()) {
-      restore_on(stream_ref{});
-    } else {
-      own_stream const stream(source_.driver());
-      restore_on(stream.get());
-    }
+    restore_all();
     return bytes;
   }
   /// Ends the sleep after restore().
@@ -15889,8 +17331,6 @@ class page_sleep {
   /// Frees the contents on the host. The handles are as save() found them.
   void forget() noexcept {
     map_.treat_all_alike();
-    if (stream_.get() != nullptr) copy_.abandon(stream_->get());
-    end_copies();
     copy_.close();
     sequence<stretch>().swap(saved_);
   }
@@ -15901,7 +17341,6 @@ class page_sleep {
     if (p.state == backing::mapped) unmap_home(p);
     if (p.state == backing::released) return 0;
     source_.destroy(p.id, p.bytes);
-    ++counters_.destroys;
     counters_.release(p.home, p.bytes, addresses_.zone_at(p.home));
     map_.set(h, page_handle{}, backing::released);
     return p.bytes;
@@ -15919,36 +17358,22 @@ class page_sleep {
     std::size_t offset = 0;  ///< in the handle
     std::size_t bytes = 0;
     std::size_t position = 0;  ///< in the copy
+
+    [[nodiscard]] std::size_t end() const noexcept { return position + bytes; }
   };
 
   [[nodiscard]] void* address_of(stretch const& s) const noexcept {
     return reinterpret_cast<void*>(map_[s.handle].home + s.offset);
   }
 
-  void copy_all(sequence<stretch> const& found, std::size_t bytes, contents where) {
-    owned<own_stream<driver_type>> stream(new own_stream<driver_type>(source_.driver()));
+  void copy_all(sequence<stretch> const& found, std::size_t bytes) {
     try {
-      copy_.open(bytes, where);
-      copy_.begin();
-      for (stretch const& s : found) {
-        copy_.save(stream->get(), s.position, address_of(s), s.bytes);
-        copy_.mark(stream->get(), s.position + s.bytes);
-      }
-      if (copy_.is_staged()) copy_.finish(stream->get());
+      copy_.open(bytes);
+      for (stretch const& s : found) copy_.save(s.position, address_of(s), s.bytes);
     } catch (...) {
-      copy_.abandon(stream->get());
       copy_.close();
       throw;
     }
-    stream_ = std::move(stream);
-  }
-  [[nodiscard]] bool copy_is_done(stretch const& s) noexcept {
-    return stream_.get() == nullptr || copy_.wait_for(stream_->get(), s.position + s.bytes);
-  }
-  /// Frees what the copies of save() needed. They are complete, or the driver does not report it.
-  void end_copies() noexcept {
-    copy_.end();
-    stream_ = {};
   }
 
   void unmap_home(physical const& p) noexcept {
@@ -15963,26 +17388,23 @@ class page_sleep {
       map_.set(h, p.id, backing::unmapped);
     }
   }
-  /// Restores all, or leaves the pool asleep. @param stream  of the copies
-  void restore_on(stream_ref stream) {
+  /// Restores all, or leaves the pool asleep.
+  void restore_all() {
     bool has_views = false;
     try {
-      copy_.begin();
-      make_handles(stream);
+      make_handles();
       views_.map_all();
       has_views = true;
-      if (!saved_.empty()) copy_.finish(stream);
-      copy_.end();
+      copy_.finish();
     } catch (...) {
-      if (!saved_.empty()) copy_.abandon(stream);
-      copy_.end();
+      copy_.abandon();
       if (!has_views) unmap_homes();  // release() must not unmap a view then
       (void)release();
       throw;
     }
   }
   /// Creates and maps the handles, and enqueues the copies of what they held.
-  void make_handles(stream_ref stream) {
+  void make_handles() {
     std::size_t next = 0;
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes != 0 && map_[h].state == backing::released) create(h);
@@ -15990,14 +17412,13 @@ class page_sleep {
       for (; next < saved_.size() && saved_[next].handle == h; ++next) {
         stretch const& s = saved_[next];
         // A handle whose blocks were all freed meanwhile is gone.
-        if (map_[h].bytes != 0) copy_.load(stream, s.position, address_of(s), s.bytes);
+        if (map_[h].bytes != 0) copy_.load(s.position, address_of(s), s.bytes);
       }
     }
   }
   void create(handle_ref h) {
     physical const p = map_[h];
     map_.set(h, source_.create(p.bytes), backing::unmapped);
-    ++counters_.creates;
     counters_.hold(p.home, p.bytes, addresses_.zone_at(p.home));
   }
   void map_home(handle_ref h) {
@@ -16013,10 +17434,9 @@ class page_sleep {
   address_space const& addresses_;
   page_views<Source>& views_;
   host_copy<driver_type> copy_;
-  sequence<stretch> saved_;                ///< by handle; empty unless contents are kept on the host
-  owned<own_stream<driver_type>> stream_;  ///< of the copies between save() and release()
+  sequence<stretch> saved_;  ///< by handle; empty unless contents are kept on the host
   bool copies_may_run_ =
-      false;  ///< asleep, and the copies from handles that are still mapped may not be complete
+      false;                    ///< asleep, and copies from handles that are still mapped may not be complete
   bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
 };
 
@@ -16029,8 +17449,8 @@ class page_growth {
  public:
   using driver_type = typename Source::driver_type;
 
-  page_growth(Source source, growth_counters& counters)
-      : source_(static_cast<Source&&>(source)),
+  page_growth(Source& source, growth_counters& counters)
+      : source_(source),
         counters_(counters),
         making_(source_, counters_, addresses_, map_),
         views_(source_, counters_, map_, addresses_),
@@ -16038,8 +17458,6 @@ class page_growth {
         compact_(source_, counters_, map_, addresses_, views_),
         segments_(map_, views_) {}
 
-  [[nodiscard]] Source& source() noexcept { return source_; }
-  [[nodiscard]] Source const& source() const noexcept { return source_; }
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
   /// Memory of the device, 0 before the first growth.
   [[nodiscard]] std::size_t device_bytes() const noexcept { return map_.bytes() / reservation_factor; }
@@ -16141,7 +17559,7 @@ class page_growth {
     return true;
   }
 
-  /// Calls f(held_memory) for each handle, also while it is asleep. Under the growth lock.
+  /// Calls f(held_memory) for each handle, also while it is asleep.
   template <class F>
   void for_each_held(F const& f) const {
     for (handle_ref h = 1; h < map_.size(); ++h) {
@@ -16150,7 +17568,7 @@ class page_growth {
     }
   }
 
-  // Segments and pins; see page_segments. Both locks are held by callers of each_segment(), the growth lock by the others.
+  // Segments and pins; see page_segments.
 
   template <class F>
   [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
@@ -16365,7 +17783,7 @@ class page_growth {
     return true;
   }
 
-  Source source_;
+  Source& source_;
   growth_counters& counters_;
   page_map map_;
   address_space addresses_;
@@ -16379,15 +17797,6 @@ class page_growth {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/page_or_block_growth.hpp
-// Growth over a page source that also has plain blocks. It grows by pages, or by segments of plain blocks where pages cannot be
-// used: on a device without virtual memory management, and under a tool, since compute-sanitizer 2025.3.1 refuses heaps over
-// mapped pages and counts each refusal as an error of the program.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-
 // ---- tarn/pool/growth/segment_growth.hpp
 // Growth by segments: whole blocks of an upstream resource that has no pages to map (cudaMalloc, pinned memory, another pool).
 // A segment cannot be moved or extended; wholly free ones are given back when memory is short, and when too many would be kept
@@ -16396,292 +17805,6 @@ class page_growth {
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
-#include <utility>
-
-namespace tarn::detail {
-
-/// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
-inline constexpr std::size_t segment_grain = 2_MiB;
-
-/// The same below a limit, which counts what is asked: rounded up to 2 MiB, blocks of 3 MiB would use it up
-/// at 48 of 64 MiB.
-[[nodiscard]] constexpr std::size_t segment_grain_below(bool limit, zone where) noexcept {
-  return limit && where == zone::larger ? range_grain : segment_grain;
-}
-
-/// A source that can provide segments.
-template <class S>
-concept segment_source = has_allocate_sync<S> && has_deallocate_sync<S> && has_driver<S>;
-
-template <segment_source Source>
-class segment_growth {
- public:
-  using driver_type = typename Source::driver_type;
-
-  segment_growth(Source source, growth_counters& counters)
-      : source_(std::move(source)), counters_(counters) {}
-
-  [[nodiscard]] Source& source() noexcept { return source_; }
-  [[nodiscard]] Source const& source() const noexcept { return source_; }
-
-  /// The upstream's memory is unknown.
-  [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
-
-  /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
-  /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
-  bool grow(arena& a, may_release hot, ordering<driver_type>&, growth_request const& request, void*&) {
-    if (request.may_create == 0 && !request.may_exceed) return false;
-    segments_.reserve(segments_.size() + 1);
-    a.ranges.make_room(1);
-    // Take the node now: other threads may use up the room while the lock is released.
-    range_ref const r = a.ranges.take();
-    std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
-    std::size_t const grain = segment_grain_below(is_limited<layer_type>(), request.where);
-    std::size_t bytes = align_up(max_of(exact, request.segment), grain);
-    void* base = nullptr;
-    try {
-      unlocked const open(hot);
-      try {
-        base = take(bytes);
-        // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
-        // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
-        if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
-          source_.deallocate_sync(base, bytes, alignment_);
-          count_made(base, bytes, request.where);
-          count_given(base, bytes, request.where);
-          bytes = align_up(exact + range_grain, grain);
-          base = take(bytes);
-        }
-      } catch (out_of_memory const&) {
-        bytes = align_up(exact + (alignment_ < range_grain ? range_grain : 0), range_grain);
-        base = take(bytes);
-      }
-    } catch (...) {
-      a.ranges.put_back(r);
-      throw;
-    }
-    count_made(base, bytes, request.where);
-    auto const index = free_index();
-    segments_[index] = {base, bytes, alignment_, request.where};
-    range& node = a.ranges[r];
-    node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
-    node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
-    node.segment = static_cast<std::uint32_t>(index);
-    node.where = request.where;
-    a.make_free(r, request.taker, 0);
-    return true;
-  }
-
-  /// The largest block that could be served if the source has `left` more bytes.
-  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool) const noexcept {
-    return detail::largest_block(a, left, segment_grain_below(is_limited<layer_type>(), zone::larger));
-  }
-
-  /// How many bytes may stay reserved if the request is served by a new segment.
-  [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return most_beside(a,
-                       align_up(request.bytes, segment_grain_below(is_limited<layer_type>(), request.where)));
-  }
-
-  /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
-  /// back.
-  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
-    std::size_t given = 0;
-    while (counters_.reserved > keep && !a.keeps_addresses) {
-      looked_up<range_ref> const found(hot.held(), free_segment(a));
-      range_ref const whole = found.get(hot.held());
-      if (whole == 0) break;
-      a.claim(whole);
-      segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
-      a.ranges.put_back(whole);
-      count_given(gone.base, gone.bytes, gone.where);
-      given += gone.bytes;
-      unlocked const open(hot);
-      source_.deallocate_sync(gone.base, gone.bytes, gone.alignment);
-    }
-    return given;
-  }
-
-  /// Calls f(held_memory) for each segment. Under the growth lock.
-  template <class F>
-  void for_each_held(F const& f) const {
-    for (segment const& s : segments_) {
-      if (s.base != nullptr)
-        f(held_memory{reinterpret_cast<std::uintptr_t>(s.base), s.bytes, s.where, false});
-    }
-  }
-
-  /// Whether `address` lies in a segment. O(segments).
-  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    for (segment const& s : segments_) {
-      auto const base = reinterpret_cast<std::uintptr_t>(s.base);
-      if (s.base != nullptr && address >= base && address - base < s.bytes) return true;
-    }
-    return false;
-  }
-
-  /// Gives everything back; nothing on the device uses it any more.
-  void close() noexcept {
-    for (segment const& s : segments_) {
-      if (s.base != nullptr) source_.deallocate_sync(s.base, s.bytes, s.alignment);
-    }
-    segments_.clear();
-  }
-
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
-
- private:
-  using layer_type = layer_behind<Source>;
-  void count_made(void const* base, std::size_t bytes, zone where) noexcept {
-    ++counters_.creates;
-    counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, where);
-  }
-  void count_given(void const* base, std::size_t bytes, zone where) noexcept {
-    ++counters_.destroys;
-    counters_.release(reinterpret_cast<std::uintptr_t>(base), bytes, where);
-  }
-  /// Takes a block with as much alignment as the source has.
-  [[nodiscard]] void* take(std::size_t bytes) {
-    try {
-      return source_.allocate_sync(bytes, alignment_);
-    } catch (bad_alignment const&) {
-      if (alignment_ == default_alignment) throw;
-    }
-    alignment_ = default_alignment;
-    return source_.allocate_sync(bytes, alignment_);
-  }
-
-  struct segment {
-    void* base = nullptr;
-    std::size_t bytes = 0;
-    std::size_t alignment = 0;
-    zone where = zone::smaller;
-  };
-
-  /// A wholly free segment whose work is complete; 0 if there is none.
-  [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
-    range_ref whole = 0;
-    for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
-      stream_domain const& domain = a.streams[d];
-      for (range_index const& index : domain.index) {
-        index.for_each(a.ranges, range_grain, [&](range_ref r) {
-          range const& node = a.ranges[r];
-          if (node.previous == 0 && node.next == 0 && a.is_complete(node)) whole = r;
-        });
-      }
-    }
-    return whole;
-  }
-
-  /// An unused entry. Requires room for one.
-  std::size_t free_index() noexcept {
-    for (std::size_t i = 0; i < segments_.size(); ++i) {
-      if (segments_[i].base == nullptr) return i;
-    }
-    segments_.push_back({});
-    return segments_.size() - 1;
-  }
-
-  Source source_;
-  /// Of the next segment. Host memory mostly has more than a device's, of which no more is asked than every
-  /// source of blocks has.
-  std::size_t alignment_ = std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
-  growth_counters& counters_;
-  sequence<segment> segments_;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Provides pages, or blocks in their place. Which of them does not change after the first growth.
-template <class S>
-concept pages_or_blocks = page_source<S> && segment_source<S> && requires(S const& s) {
-  { s.uses_blocks() } noexcept -> std::same_as<bool>;
-};
-
-template <pages_or_blocks Source>
-class page_or_block_growth {
- public:
-  using driver_type = typename Source::driver_type;
-
-  page_or_block_growth(Source source, growth_counters& counters)
-      : pages_(source, counters), segments_(static_cast<Source&&>(source), counters) {}
-
-  [[nodiscard]] Source& source() noexcept { return pages_.source(); }
-  [[nodiscard]] Source const& source() const noexcept { return pages_.source(); }
-
-  /// Whether the memory is, or will be, segments of plain blocks.
-  [[nodiscard]] bool uses_blocks() const noexcept { return source().uses_blocks(); }
-  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    return uses_blocks() ? segments_.contains(address) : pages_.contains(address);
-  }
-  [[nodiscard]] std::size_t device_bytes() const noexcept {
-    return uses_blocks() ? segments_.device_bytes() : pages_.device_bytes();
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return segments_.host_bytes() + pages_.host_bytes();
-  }
-  bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
-            void*& block) {
-    if (uses_blocks()) return segments_.grow(a, hot, order, request, block);
-    return pages_.grow(a, hot, order, request, block);
-  }
-  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
-    return uses_blocks() ? segments_.largest_block(a, left, may_remap)
-                         : pages_.largest_block(a, left, may_remap);
-  }
-  [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return uses_blocks() ? segments_.keep_before(a, request) : pages_.keep_before(a, request);
-  }
-  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
-    return uses_blocks() ? segments_.shrink(a, hot, keep) : pages_.shrink(a, hot, keep);
-  }
-  // Blocks cannot be given back and keep their addresses: under a tool, the pool sleeps and keeps its memory. On a device without
-  // pages, the pool refuses to sleep.
-  void save(arena const& a, may_release hot, contents where) {
-    if (!uses_blocks()) pages_.save(a, hot, where);
-  }
-  std::size_t release() noexcept { return uses_blocks() ? 0 : pages_.release(); }
-  std::size_t prepare_restore(arena& a, may_release hot) {
-    return uses_blocks() ? 0 : pages_.prepare_restore(a, hot);
-  }
-  std::size_t restore(may_release hot) { return uses_blocks() ? 0 : pages_.restore(hot); }
-  void keep(after_waking then) noexcept { pages_.keep(then); }
-  void forget() noexcept { pages_.forget(); }
-  std::size_t compact(arena& a, may_release hot, stream_ref stream) {
-    return uses_blocks() ? 0 : pages_.compact(a, hot, stream);
-  }
-  [[nodiscard]] bool unmap_incomplete() noexcept { return pages_.unmap_incomplete(); }
-  // Blocks have no handles: no segment is found.
-  template <class F>
-  [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
-    return !uses_blocks() && pages_.each_segment(a, address, bytes, f);
-  }
-  void pin(std::uintptr_t address, std::size_t bytes) noexcept { pages_.pin(address, bytes); }
-  void unpin(std::uintptr_t address, std::size_t bytes) noexcept { pages_.unpin(address, bytes); }
-  template <class F>
-  void for_each_held(F const& f) const {
-    pages_.for_each_held(f);
-    segments_.for_each_held(f);
-  }
-  void close() noexcept {
-    segments_.close();
-    pages_.close();
-  }
-
- private:
-  page_growth<Source> pages_;
-  segment_growth<Source> segments_;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/inspection/described_source.hpp
-// A pool's source as the pool uses it: it provides blocks in place of pages where pages cannot be used, and reports each segment
-// to a tool while the pool holds it.
-
-#include <cstddef>
 #include <type_traits>
 #include <utility>
 
@@ -16975,6 +18098,16 @@ struct no_description {
   static constexpr void heap_ends(void*) noexcept {}
 };
 
+/// The description of a pool over `Source`.
+template <class Source, bool = is_describable<Source>>
+struct description_of {
+  using type = no_description;
+};
+template <class Source>
+struct description_of<Source, true> {
+  using type = description<typename Source::driver_type>;
+};
+
 /// Room for a block's description: used, or given up in the destructor.
 template <class Description>
 class room_to_describe {
@@ -17008,344 +18141,585 @@ class room_to_describe {
 
 namespace tarn::detail {
 
-/// The source, blocks in place of its pages, and reports to a tool. Must not outlive the description.
-template <class Source, class Description>
-class described_source {
+/// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
+inline constexpr std::size_t segment_grain = 2_MiB;
+
+/// The same below a limit, which counts what is asked: rounded up to 2 MiB, blocks of 3 MiB would use it up
+/// at 48 of 64 MiB.
+[[nodiscard]] constexpr std::size_t segment_grain_below(bool limit, zone where) noexcept {
+  return limit && where == zone::larger ? range_grain : segment_grain;
+}
+
+/// Over a page source its segments are the plain blocks that it has in place of pages.
+template <class Source>
+class segment_growth {
  public:
-  using described_type = Source;
   using driver_type = typename Source::driver_type;
-  using properties = typename Source::properties;
+  using description_type = typename description_of<Source>::type;
 
-  described_source(Source source, Description& regions)
-      : source_(std::move(source)), regions_(&regions), has_pages_(detail::has_pages(source_)) {}
+  segment_growth(Source& source, growth_counters& counters, description_type& tool)
+      : source_(source), counters_(counters), tool_(tool) {}
 
-  [[nodiscard]] Source& source() noexcept { return source_; }
-  /// Whether the pool's memory is plain blocks: the device has no pages, or a tool was found, which happens before the first growth
-  /// or never.
-  [[nodiscard]] bool uses_blocks() const noexcept { return !has_pages_ || regions_->has_tool(); }
-  /// Whether the device has pages, or the source never had any.
-  [[nodiscard]] bool has_pages() const noexcept { return has_pages_; }
-  [[nodiscard]] driver_type const& driver() const noexcept { return source_.driver(); }
-  [[nodiscard]] device_id device() const { return source_.device(); }
+  /// The upstream's memory is unknown.
+  [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
 
-  // Pages are not reported, since no tool accepts them as heaps.
-
-  [[nodiscard]] std::size_t granularity() const noexcept
-    requires page_source<Source>
-  {
-    return source_.granularity();
-  }
-  [[nodiscard]] void* reserve(std::size_t bytes)
-    requires page_source<Source>
-  {
-    return source_.reserve(bytes);
-  }
-  void unreserve(void* p, std::size_t bytes) noexcept
-    requires page_source<Source>
-  {
-    source_.unreserve(p, bytes);
-  }
-  [[nodiscard]] page_handle create(std::size_t bytes)
-    requires page_source<Source>
-  {
-    return source_.create(bytes);
-  }
-  void destroy(page_handle handle, std::size_t bytes) noexcept
-    requires page_source<Source>
-  {
-    source_.destroy(handle, bytes);
-  }
-  void map(void* p, std::size_t bytes, page_handle handle)
-    requires page_source<Source>
-  {
-    source_.map(p, bytes, handle);
-  }
-  void unmap(void* p, std::size_t bytes) noexcept
-    requires page_source<Source>
-  {
-    source_.unmap(p, bytes);
-  }
-
-  // Whole blocks, which are a pool's segments: each is a heap.
-
-  [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
-    if (uses_blocks()) {
-      void* const p = take_plain(bytes, alignment);
-      regions_->heap_begins(p, bytes);
-      return p;
+  /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
+  /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
+  bool grow(arena& a, may_release hot, ordering<driver_type>&, growth_request const& request, void*&) {
+    if (request.may_create == 0 && !request.may_exceed) return false;
+    segments_.reserve(segments_.size() + 1);
+    a.ranges.make_room(1);
+    // Take the node now: other threads may use up the room while the lock is released.
+    range_ref const r = a.ranges.take();
+    std::size_t const exact = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
+    std::size_t const grain = segment_grain_below(is_limited<layer_type>(), request.where);
+    std::size_t bytes = align_up(max_of(exact, request.segment), grain);
+    void* base = nullptr;
+    try {
+      unlocked const open(hot);
+      try {
+        base = take(bytes);
+        // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
+        // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
+        if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
+          give(base, bytes, alignment_);
+          count_made(base, bytes, request.where);
+          count_given(base, bytes, request.where);
+          bytes = align_up(exact + range_grain, grain);
+          base = take(bytes);
+        }
+      } catch (out_of_memory const&) {
+        bytes = align_up(exact + (alignment_ < range_grain ? range_grain : 0), range_grain);
+        base = take(bytes);
+      }
+    } catch (...) {
+      a.ranges.put_back(r);
+      throw;
     }
-    if constexpr (has_allocate_sync<Source>) {
-      return source_.allocate_sync(bytes, alignment);
-    } else {
-      return nullptr;  // a pool that uses pages takes no blocks
-    }
+    count_made(base, bytes, request.where);
+    auto const index = free_index();
+    segments_[index] = {base, bytes, alignment_, request.where};
+    range& node = a.ranges[r];
+    node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
+    node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
+    node.segment = static_cast<std::uint32_t>(index);
+    node.where = request.where;
+    a.make_free(r, request.taker, 0);
+    return true;
   }
-  void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    if (uses_blocks()) {
-      regions_->heap_ends(p);
-      give_plain(p, bytes, alignment);
-    } else if constexpr (has_deallocate_sync<Source>) {
-      source_.deallocate_sync(p, bytes, alignment);
+
+  /// The largest block that could be served if the source has `left` more bytes.
+  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool) const noexcept {
+    return detail::largest_block(a, left, segment_grain_below(is_limited<layer_type>(), zone::larger));
+  }
+
+  /// How many bytes may stay reserved if the request is served by a new segment.
+  [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
+    return most_beside(a,
+                       align_up(request.bytes, segment_grain_below(is_limited<layer_type>(), request.where)));
+  }
+
+  /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
+  /// back.
+  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
+    std::size_t given = 0;
+    while (counters_.reserved > keep && !a.keeps_addresses) {
+      looked_up<range_ref> const found(hot.held(), free_segment(a));
+      range_ref const whole = found.get(hot.held());
+      if (whole == 0) break;
+      a.claim(whole);
+      segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
+      a.ranges.put_back(whole);
+      count_given(gone.base, gone.bytes, gone.where);
+      given += gone.bytes;
+      unlocked const open(hot);
+      give(gone.base, gone.bytes, gone.alignment);
+    }
+    return given;
+  }
+
+  /// Calls f(held_memory) for each segment.
+  template <class F>
+  void for_each_held(F const& f) const {
+    for (segment const& s : segments_) {
+      if (s.base != nullptr)
+        f(held_memory{reinterpret_cast<std::uintptr_t>(s.base), s.bytes, s.where, false});
     }
   }
 
-  friend bool operator==(described_source const& a, described_source const& b) noexcept {
-    return a.source_ == b.source_;
+  /// Whether `address` lies in a segment. O(segments).
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    for (segment const& s : segments_) {
+      auto const base = reinterpret_cast<std::uintptr_t>(s.base);
+      if (s.base != nullptr && address >= base && address - base < s.bytes) return true;
+    }
+    return false;
   }
+
+  /// Gives everything back; nothing on the device uses it any more.
+  void close() noexcept {
+    for (segment const& s : segments_) {
+      if (s.base != nullptr) give(s.base, s.bytes, s.alignment);
+    }
+    segments_.clear();
+  }
+
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
 
  private:
-  [[nodiscard]] void* take_plain(std::size_t bytes, [[maybe_unused]] std::size_t alignment) {
-    if constexpr (has_plain_blocks<Source>) {
-      return source_.allocate_plain(bytes);
-    } else {
-      return source_.allocate_sync(bytes, alignment);
-    }
+  using layer_type = layer_behind<Source>;
+  void count_made(void const* base, std::size_t bytes, zone where) noexcept {
+    counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, where);
   }
-  void give_plain(void* p, std::size_t bytes, [[maybe_unused]] std::size_t alignment) noexcept {
+  void count_given(void const* base, std::size_t bytes, zone where) noexcept {
+    counters_.release(reinterpret_cast<std::uintptr_t>(base), bytes, where);
+  }
+  /// Takes a block with as much alignment as the source has.
+  [[nodiscard]] void* take(std::size_t bytes) {
+    try {
+      return take_block(bytes);
+    } catch (bad_alignment const&) {
+      if (alignment_ == default_alignment) throw;
+    }
+    alignment_ = default_alignment;
+    return take_block(bytes);
+  }
+  /// Plain blocks stand in for pages, and under a tool for memory that it refuses.
+  [[nodiscard]] bool are_plain() const noexcept {
+    return has_plain_blocks<Source> && (page_source<Source> || tool_.has_tool());
+  }
+  /// Takes a block, which is a heap to a tool.
+  [[nodiscard]] void* take_block(std::size_t bytes) {
+    void* p = nullptr;
     if constexpr (has_plain_blocks<Source>) {
-      source_.deallocate_plain(p, bytes);
+      if (are_plain()) p = source_.allocate_plain(bytes);
+    }
+    if constexpr (!page_source<Source>) {
+      if (!are_plain()) p = source_.allocate_sync(bytes, alignment_);
+    }
+    tool_.heap_begins(p, bytes);
+    return p;
+  }
+  void give(void* p, std::size_t bytes, [[maybe_unused]] std::size_t alignment) noexcept {
+    tool_.heap_ends(p);
+    if constexpr (has_plain_blocks<Source>) {
+      if (are_plain()) return source_.deallocate_plain(p, bytes);
+    }
+    if constexpr (!page_source<Source>) source_.deallocate_sync(p, bytes, alignment);
+  }
+
+  struct segment {
+    void* base = nullptr;
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+    zone where = zone::smaller;
+  };
+
+  /// A wholly free segment whose work is complete; 0 if there is none.
+  [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
+    range_ref whole = 0;
+    for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
+      stream_domain const& domain = a.streams[d];
+      for (range_index const& index : domain.index) {
+        index.for_each(a.ranges, range_grain, [&](range_ref r) {
+          range const& node = a.ranges[r];
+          if (node.previous == 0 && node.next == 0 && a.is_complete(node)) whole = r;
+        });
+      }
+    }
+    return whole;
+  }
+
+  /// An unused entry. Requires room for one.
+  std::size_t free_index() noexcept {
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+      if (segments_[i].base == nullptr) return i;
+    }
+    segments_.push_back({});
+    return segments_.size() - 1;
+  }
+
+  Source& source_;
+  /// Of the next segment. Host memory mostly has more than a device's, of which no more is asked than every
+  /// source of blocks has.
+  std::size_t alignment_ = std::same_as<driver_type, no_driver> ? range_grain : default_alignment;
+  growth_counters& counters_;
+  description_type& tool_;
+  sequence<segment> segments_;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+template <memory_source Source>
+class pool_growth {
+ public:
+  using driver_type = typename Source::driver_type;
+  using description_type = typename description_of<Source>::type;
+
+  /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
+  pool_growth(Source source, growth_counters& counters, description_type& tool)
+      : source_(std::move(source)),
+        tool_(tool),
+        has_pages_(detail::has_pages(source_)),
+        pages_(source_, counters),
+        segments_(source_, counters, tool) {
+    if constexpr (may_be_pages && !may_be_segments) require_pages(source_, layer_keeps_blocks);
+  }
+  pool_growth(pool_growth const&) = delete;
+  pool_growth& operator=(pool_growth const&) = delete;
+
+  [[nodiscard]] Source& source() noexcept { return source_; }
+  /// Whether the device has pages, or the source never had any.
+  [[nodiscard]] bool has_pages() const noexcept { return has_pages_; }
+  /// Whether the memory is plain blocks in place of what the source is made for.
+  [[nodiscard]] bool uses_plain_blocks() const noexcept {
+    return has_plain_blocks<Source> && (!has_pages_ || tool_.has_tool());
+  }
+  [[nodiscard]] bool uses_pages() const noexcept { return may_be_pages && !uses_plain_blocks(); }
+
+  // Of both kinds.
+
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    return of_memory(*this, [&](auto& memory) { return memory.contains(address); });
+  }
+  [[nodiscard]] std::size_t device_bytes() const noexcept {
+    return of_memory(*this, [](auto& memory) { return memory.device_bytes(); });
+  }
+  bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
+            void*& block) {
+    return of_memory(*this, [&](auto& memory) { return memory.grow(a, hot, order, request, block); });
+  }
+  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
+    return of_memory(*this, [&](auto& memory) { return memory.largest_block(a, left, may_remap); });
+  }
+  [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
+    return of_memory(*this, [&](auto& memory) { return memory.keep_before(a, request); });
+  }
+  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
+    return of_memory(*this, [&](auto& memory) { return memory.shrink(a, hot, keep); });
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return of_memory(*this, [](auto& memory) { return memory.host_bytes(); });
+  }
+  template <class F>
+  void for_each_held(F const& f) const {
+    of_memory(*this, [&](auto& memory) { memory.for_each_held(f); });
+  }
+  void close() noexcept {
+    of_memory(*this, [](auto& memory) { memory.close(); });
+  }
+
+  // Of pages. Blocks cannot be given back and keep their addresses: under a tool, the pool sleeps and keeps its memory. On a device
+  // without pages, the pool refuses to sleep. Blocks have no handles: no segment is found.
+
+  void save(arena const& a, may_release hot, contents where) {
+    if (uses_pages()) pages_.save(a, hot, where);
+  }
+  std::size_t release() noexcept { return uses_pages() ? pages_.release() : 0; }
+  std::size_t prepare_restore(arena& a, may_release hot) {
+    return uses_pages() ? pages_.prepare_restore(a, hot) : 0;
+  }
+  std::size_t restore(may_release hot) { return uses_pages() ? pages_.restore(hot) : 0; }
+  void keep(after_waking then) noexcept { pages_.keep(then); }
+  void forget() noexcept { pages_.forget(); }
+  std::size_t compact(arena& a, may_release hot, stream_ref stream) {
+    return uses_pages() ? pages_.compact(a, hot, stream) : 0;
+  }
+  [[nodiscard]] bool unmap_incomplete() noexcept { return pages_.unmap_incomplete(); }
+  template <class F>
+  [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
+    return uses_pages() && pages_.each_segment(a, address, bytes, f);
+  }
+  void pin(std::uintptr_t address, std::size_t bytes) noexcept { pages_.pin(address, bytes); }
+  void unpin(std::uintptr_t address, std::size_t bytes) noexcept { pages_.unpin(address, bytes); }
+
+ private:
+  static constexpr bool may_be_pages = page_source<Source>;
+  static constexpr bool may_be_segments = !may_be_pages || has_plain_blocks<Source>;
+  /// In place of a kind that the source cannot have.
+  struct none {
+    template <class... Arguments>
+    explicit constexpr none(Arguments&...) noexcept {}
+  };
+  template <bool Has, template <class> class Kind>
+  struct kind {
+    using type = none;
+  };
+  template <template <class> class Kind>
+  struct kind<true, Kind> {
+    using type = Kind<Source>;
+  };
+
+  /// Calls f with the pages or the segments.
+  template <class Self, class F>
+  static decltype(auto) of_memory(Self& self, F const& f) {
+    if constexpr (!may_be_segments) {
+      return f(self.pages_);
+    } else if constexpr (!may_be_pages) {
+      return f(self.segments_);
     } else {
-      source_.deallocate_sync(p, bytes, alignment);
+      return self.uses_pages() ? f(self.pages_) : f(self.segments_);
     }
   }
 
   Source source_;
-  Description* regions_;
-  bool has_pages_;
-};
-
-/// The description of a pool over `Source`, and the source that the pool then uses.
-template <class Source, bool = is_describable<Source> || (page_source<Source> && has_plain_blocks<Source>)>
-struct description_of {
-  using type = no_description;
-  using source_type = Source;
-  static Source wrap(Source source, type&) { return source; }
-  static Source& unwrap(Source& source) noexcept { return source; }
-};
-template <class Source, bool IsDescribable>
-struct description_for {
-  using type = no_description;
-};
-template <class Source>
-struct description_for<Source, true> {
-  using type = description<typename Source::driver_type>;
-};
-template <class Source>
-struct description_of<Source, true> {
-  using type = typename description_for<Source, is_describable<Source>>::type;
-  using source_type = described_source<Source, type>;
-  static source_type wrap(Source source, type& regions) { return {std::move(source), regions}; }
-  static Source& unwrap(source_type& source) noexcept { return source.source(); }
+  description_type& tool_;
+  bool const has_pages_;
+  typename kind<may_be_pages, page_growth>::type pages_;
+  typename kind<may_be_segments, segment_growth>::type segments_;
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/order/reclaim.hpp
-// Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the host waits for
-// it, or another stream is made to wait on the device. Streams whose work is complete are forgotten.
-//
-// All functions run under the growth lock and the hot lock, and release the hot lock around driver calls. Under the growth lock
-// a domain keeps its stream.
+// ---- tarn/pool/other_pools.hpp
+// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
+// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
+// free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
+// what it gives back the lower one can give to the device.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/core/static_mutex.hpp
+// static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
+
+#include <mutex>
+#include <new>
 
 namespace tarn::detail {
 
-/// Which streams a sweep may query the driver about.
-enum class sweep_of : std::uint8_t {
-  all_streams,
-  default_streams  ///< marking them invalidates no capture: the calling thread may be capturing a graph
+/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
+/// and the mutex with it.
+class static_mutex {
+ public:
+  static_mutex() noexcept = default;
+  static_mutex(static_mutex const&) = delete;
+  static_mutex& operator=(static_mutex const&) = delete;
+
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
+  class user {
+   public:
+    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
+
+   private:
+    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
+    static void release(void* of, fork_side side) noexcept {
+      static_cast<user*>(of)->mutex_.release_after_fork(side);
+    }
+
+    static_mutex& mutex_;
+    at_fork member_{this, &take, &release};
+  };
+
+ private:
+  // By the forking thread, which takes the mutex once for all users.
+  [[nodiscard]] bool take_for_fork() noexcept {
+    if (taken_ == 0 && !mutex_.try_lock()) return false;
+    ++taken_;
+    return true;
+  }
+  void release_after_fork(fork_side side) noexcept {
+    if (side == fork_side::parent) {
+      if (--taken_ == 0) mutex_.unlock();
+      return;
+    }
+    taken_ = 0;
+    (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // another owner does not exist in the child
+  }
+
+  std::mutex mutex_;
+  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
 };
-
-/// Whether a stream other than `taker` has free memory.
-[[nodiscard]] inline bool others_have_free(arena const& space, domain_ref taker) noexcept {
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    if (d != taker && space.streams[d].has_free()) return true;
-  }
-  return false;
-}
-
-/// Whether work may still run on memory that a stream freed.
-[[nodiscard]] inline bool has_unfinished(arena const& space) noexcept {
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    stream_domain const& domain = space.streams[d];
-    if ((domain.has_free() || domain.gone) && domain.freed > domain.completed) return true;
-  }
-  return false;
-}
-
-/// Returns to their runs the blocks of other domains' runs that a stream freed, if the device has completed their uses.
-inline void return_foreign(arena& space, domain_ref d) {
-  stream_domain const& domain = space.streams[d];
-  if (domain.foreign_count != 0 && domain.foreign_epoch <= domain.completed) space.send_foreign_home(d);
-}
-
-/// Makes the ranges that a stream freed neutral as far as the device has completed them; runs that are partly in use stay. Memory
-/// that a stream never freed becomes neutral, too: its share of handles that were created for it (marked 0). O(its ranges)
-inline void neutralise(arena& space, domain_ref d) {
-  stream_domain& domain = space.streams[d];
-  return_foreign(space, d);
-  if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
-  if (domain.is_over()) space.streams.forget(d);
-}
-
-/// Makes frees neutral that the device has completed. Never waits.
-template <stream_driver Driver>
-void collect_finished(arena& space, ordering<Driver>& order, may_release hot, domain_ref except) {
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    if (d == except) continue;
-    if (space.streams[d].has_free()) (void)order.settle(space, hot, d);
-    neutralise(space, d);
-  }
-}
-
-/// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
-/// stream that was finished earlier, hence the second pass.
-/// @param keeps  its ranges stay its own if no others are free: moving many of them takes milliseconds, and joins nothing
-template <stream_driver Driver>
-void finish_all(arena& space, ordering<Driver>& order, may_release hot, domain_ref keeps = neutral) {
-  bool has_returned = true;
-  for (int pass = 0; pass < 2 && has_returned; ++pass) {
-    has_returned = false;
-    for (domain_ref d = 1; d < space.streams.size(); ++d) {
-      if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, hot, d);
-      bool const had_foreign = space.streams[d].foreign_count != 0;
-      d == keeps ? return_foreign(space, d) : neutralise(space, d);
-      has_returned = has_returned || had_foreign;
-    }
-  }
-  // Neighbours of different domains are not joined.
-  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(space, keeps);
-}
-
-/// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
-/// never replayed together with this one.
-inline void end_captured_stream(arena& space, stream_id kept_as) noexcept {
-  domain_ref const d = space.streams.find(kept_as);
-  if (d == neutral) return;
-  stream_domain& domain = space.streams[d];
-  domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
-  if (domain.foreign_count != 0) space.send_foreign_home(d);
-  space.hand_over(d, neutral, domain.completed);
-  space.neutralise_runs(d);
-  if (domain.is_empty()) space.streams.forget(d);
-}
-
-/// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
-/// stream may use, the host waits instead.
-/// `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by this stream or by one that
-/// was given its place, has a later mark and stays.
-template <stream_driver Driver>
-void steal(arena& space, ordering<Driver>& order, may_release hot, domain_ref taker) {
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    stream_domain const& owner = space.streams[d];
-    if (d == taker || owner.free_bytes() == 0) continue;
-    if (taker == neutral) {
-      (void)order.finish(space, hot, d);
-      neutralise(space, d);
-    } else if (std::uint64_t const covered = owner.recorded;
-               covered != 0 && order.order(space, hot, taker, d)) {
-      space.hand_over(d, taker, covered);
-    }
-  }
-}
-
-/// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
-/// Waits only for destroyed streams whose work cannot be marked.
-template <stream_driver Driver>
-void sweep(arena& space, ordering<Driver>& order, may_release hot, sweep_of which) {
-  std::size_t in_vain = 0;
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    stream_domain& domain = space.streams[d];
-    if (domain.used) {
-      domain.used = domain.runs_marked = false;
-      continue;
-    }
-    if (domain.id == 0 || domain.climbing) continue;
-    // A destroyed stream with nothing to wait for needs no query.
-    bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
-    if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) continue;
-    if (!domain.runs_marked && !domain.holds_no_run()) {
-      (void)domain.mark();
-      domain.runs_marked = true;
-    }
-    bool const done = order.settle(space, hot, d) == progress::completed;
-    if (!done || domain.used) {  // the stream may have been used again while the lock was released
-      ++in_vain;
-      continue;
-    }
-    if (domain.foreign_count != 0) space.send_foreign_home(d);
-    space.hand_over(d, neutral, domain.completed);
-    space.neutralise_runs(d);
-    if (domain.is_empty()) space.streams.forget(d);
-  }
-  space.streams.swept(in_vain);
-}
 
 }  // namespace tarn::detail
 
 namespace tarn::detail {
 
-/// How a pool grows over a source. Over cuda_pages it is page_or_block_growth, which is page_growth unless the device has no pages
-/// or compute-sanitizer is attached.
-template <class Source>
-struct growth_for {
-  using type = segment_growth<Source>;
+/// Whether a pool that gives memory back may wait on the host for the streams that freed it.
+enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
+
+/// Whether a pool over this layer may give its memory to another pool.
+template <class Layer>
+constexpr bool may_stand_on_a_pool() noexcept {
+  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
+}
+
+/// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
+template <class Driver>
+class other_pools {
+ public:
+  using give_back_function = std::size_t (*)(void* pool, std::size_t bytes, giving how) noexcept;
+
+  /// Where the memory goes that a pool gives back.
+  enum class goes_to : std::uint8_t {
+    no_device,     ///< host memory: the pool neither asks others nor is asked
+    its_pool,      ///< that of a graph memory, which asks others; its pool is asked
+    another_pool,  ///< which is asked later
+    the_device
+  };
+
+  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock.
+  other_pools(Driver const& driver, void* pool, give_back_function give_back, goes_to to)
+      : driver_(driver), pool_(pool), give_back_(give_back), to_(to), has_left_(to < goes_to::another_pool) {
+    if (has_left_) return;
+    std::lock_guard const guard(all_.mutex);
+    next_ = all_.latest;
+    all_.latest = this;
+  }
+  other_pools(other_pools const&) = delete;
+  other_pools& operator=(other_pools const&) = delete;
+  ~other_pools() { leave(); }
+
+  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those of the parent's threads
+  /// do not return in a forked child.
+  void leave() noexcept {
+    if (has_left_) return;
+    for (unsigned tries = 0;; ++tries) {
+      {
+        std::lock_guard const guard(all_.mutex);
+        if (calls_ == 0 || !process_.is_this()) {
+          other_pools** at = &all_.latest;
+          while (*at != this) at = &(*at)->next_;
+          *at = next_;
+          has_left_ = true;
+          return;
+        }
+      }
+      spin_wait(tries);
+    }
+  }
+
+  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
+  /// must wait for, and it is called again. The caller holds no lock of a pool.
+  /// @param lacking  returns what the device lacks after a refusal, bytes
+  /// @throws what the last attempt throws
+  template <class Attempt, class Lacking>
+  auto with_help(Attempt const& attempt, Lacking const& lacking) {
+    constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
+    for (std::size_t asked = 0;;) {
+      try {
+        return attempt();
+      } catch (out_of_memory const& refused) {
+        std::size_t given = 0;
+        while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
+          given = ask(lacking(refused.report()), in_turn[asked++]);
+        if (given == 0) throw;
+      }
+    }
+  }
+
+  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
+  /// to pools below those that were asked. The caller holds no lock of a pool.
+  std::size_t ask(std::size_t bytes, giving how) noexcept {
+    list& all = all_;
+    std::size_t given = 0;
+    std::size_t to_device = 0;
+    for (other_pools* asked = nullptr; to_device < bytes;) {
+      {
+        std::lock_guard const guard(all.mutex);
+        other_pools* const last = asked;
+        asked = last == nullptr ? all.latest : last->next_;
+        while (asked != nullptr && (asked == this || !is_same_device(asked->driver_, driver_)))
+          asked = asked->next_;
+        if (last != nullptr) --last->calls_;
+        if (asked == nullptr) return given;
+        ++asked->calls_;
+      }
+      std::size_t const by_it = asked->give_back_(asked->pool_, bytes - to_device, how);
+      given += by_it;
+      if (asked->to_ == goes_to::the_device) to_device += by_it;
+      if (to_device < bytes) continue;
+      std::lock_guard const guard(all.mutex);
+      --asked->calls_;
+    }
+    return given;
+  }
+
+ private:
+  /// Whether memory that other pools give back may help.
+  [[nodiscard]] bool is_refused_by_device(memory_report const& refused) const noexcept {
+    if (refused.device_total != memory_report::unknown && refused.asked > refused.device_total) return false;
+    return to_ != goes_to::no_device && refused.limit == memory_report::unknown;
+  }
+
+  struct list {
+    static_mutex mutex;
+    other_pools* latest = nullptr;
+  };
+  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
+  static list& all_pools() noexcept {
+    alignas(list) static std::byte storage[sizeof(list)];
+    static list& all = *::new (static_cast<void*>(storage)) list;
+    return all;
+  }
+  static bool is_same_device(Driver const& a, Driver const& b) noexcept {
+    if constexpr (std::equality_comparable<Driver>) {
+      return a == b;
+    } else {
+      return a.device() == b.device();
+    }
+  }
+
+  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
+  static_mutex::user const user_{all_.mutex};
+  creating_process const process_{};
+  Driver const& driver_;
+  void* const pool_;
+  give_back_function const give_back_;
+  goes_to const to_;
+  // Under the list's mutex:
+  other_pools* next_ = nullptr;
+  unsigned calls_ = 0;  ///< of give_back_, in progress
+  bool has_left_;
 };
-template <page_source Source>
-struct growth_for<Source> {
-  using type = page_growth<Source>;
-};
-template <pages_or_blocks Source>
-struct growth_for<Source> {
-  using type = page_or_block_growth<Source>;
-};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
 
 template <memory_source Upstream>
 class heap {
  public:
   using upstream_type = Upstream;
   using driver_type = typename Upstream::driver_type;
-  using described = description_of<Upstream>;
-  using source_type = typename described::source_type;
-  using growth_type = typename growth_for<source_type>::type;
+  using growth_type = pool_growth<Upstream>;
   /// Whether a tool that watches memory may be notified of the blocks.
   static constexpr bool describes = is_describable<Upstream>;
 
   /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
-  /// @param growth_lock  of the pool that this one is a part of; null: its own
-  heap(Upstream upstream, pooled const& chosen, recursive_fork_mutex* growth_lock)
+  /// @param shared  the growth mutex of the pool that this one is a part of; null: its own
+  heap(Upstream upstream, pooled const& chosen, recursive_fork_mutex* shared)
       : options(chosen),
-        cold(growth_lock != nullptr ? *growth_lock : own_cold_),
-        order(upstream.driver(), named),
-        growth(described::wrap(std::move(upstream), description), counters),
-        description(order.driver()) {
-    counters.sums = &sums;
-    if (page_source<source_type> && !pages_or_blocks<source_type>)
-      require_pages(growth.source(), layer_keeps_blocks);
-    bool const by_pages = page_source<source_type> && has_pages(growth.source());
+        growth_mutex(shared != nullptr ? *shared : own_growth_mutex_),
+        order_(upstream.driver(), named),
+        growth_(std::move(upstream), counters_, description),
+        description(driver()) {
+    counters_.sums = &sums;
+    bool const by_pages = page_source<Upstream> && growth_.has_pages();
     space_.keeps_handles_whole = by_pages && may_remap(options);
     space_.joins_handles = !by_pages || options.handles == handles_per_block::any;
   }
   heap(heap const&) = delete;
   heap& operator=(heap const&) = delete;
 
-  // State. Members are protected by `cold` unless marked otherwise.
+  // State. Members are protected by the growth lock unless marked otherwise.
   pooled const options;
   mutable hot_mutex hot;
-  recursive_fork_mutex&
-      cold;  ///< shared by a pool and its graph memories, so that there is one order of locks
-  growth_counters counters;
-  known_left left;  ///< how much the growth can still create
-  ordering<driver_type> order;
-  growth_type growth;
-  std::uint64_t alloc_retries = 0;
-  std::uint64_t ooms = 0;
+  /// Shared by a pool and its graph memories, so that there is one order of locks.
+  recursive_fork_mutex& growth_mutex;
   pool_totals totals_reset;
   captured_streams kept_as;               ///< in the pool of a graph_memory: identities of open captures
   captured_streams captured;              ///< whose calls go to graph memories (graph/)
-  growth_sums sums;                       ///< of this pool and its graph memories; has a mutex of its own
-  pool_state ended;                       ///< counts of graph memories that were destroyed
+  pool_state sums;                        ///< of this pool and its graph memories: see add_sums()
   std::uint64_t graph_memory = 0;         ///< number of the graph_memory that the pool belongs to; 0 if none
   misuse_notes notes;                     ///< under `hot`
   std::int64_t uncached_live_bytes = 0;   ///< of calls without a thread cache; under `hot`
@@ -17353,20 +18727,20 @@ class heap {
 
   /// The arena, under the hot lock.
   [[nodiscard]] arena& space(hot_lock const&) noexcept { return space_; }
-  [[nodiscard]] arena const& space(hot_lock const&) const noexcept { return space_; }
+  /// What holds memory from the source, under the growth lock.
+  [[nodiscard]] growth_type& growth(growth_lock const&) noexcept { return growth_; }
+  [[nodiscard]] growth_counters& counters(growth_lock const&) noexcept { return counters_; }
+  /// How much the growth can still create.
+  [[nodiscard]] known_left& left(growth_lock const&) noexcept { return left_; }
+  /// The order of streams, under the growth lock.
+  [[nodiscard]] ordering<driver_type>& order(growth_lock const&) noexcept { return order_; }
 
-  [[nodiscard]] driver_type const& driver() const noexcept { return order.driver(); }
-  [[nodiscard]] Upstream& upstream() noexcept { return described::unwrap(growth.source()); }
+  [[nodiscard]] driver_type const& driver() const noexcept { return order_.driver(); }
+  [[nodiscard]] Upstream& upstream() noexcept { return growth_.source(); }
   /// Whether the memory is plain blocks in place of what the source is made for. May become true before the first growth.
-  [[nodiscard]] bool uses_plain_blocks() const noexcept {
-    if constexpr (has_plain_blocks<Upstream> && requires { growth.source().uses_blocks(); }) {
-      return growth.source().uses_blocks();
-    } else {
-      return false;
-    }
-  }
+  [[nodiscard]] bool uses_plain_blocks() const noexcept { return growth_.uses_plain_blocks(); }
   /// Whether the memory is pages: physical handles at addresses that the pool keeps.
-  [[nodiscard]] bool uses_pages() const noexcept { return page_source<source_type> && !uses_plain_blocks(); }
+  [[nodiscard]] bool uses_pages() const noexcept { return growth_.uses_pages(); }
   /// Whether give_back_unused() may do anything: only pages go back by themselves, and a graph's stay.
   [[nodiscard]] bool trims_itself() const noexcept { return uses_pages() && !space_.keeps_addresses; }
 
@@ -17386,7 +18760,7 @@ class heap {
     return batch.count != 0;
   }
 
-  // ---- giving back: never throws, never waits for `cold`
+  // ---- giving back: never throws, never waits for the growth lock
 
   /// Returns blocks of a size class to the arena.
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
@@ -17452,9 +18826,9 @@ class heap {
     if (uncached) count_uncached(held, static_cast<std::int64_t>(rounded_bytes(r.asked, r.alignment)), 1);
     space_.count_splits();
   }
-  void count_given(block_request const& r) noexcept {
+  void count_given(std::size_t block) noexcept {
     hot_lock const held(hot);
-    count_uncached(held, -static_cast<std::int64_t>(r.block), -1);
+    count_uncached(held, -static_cast<std::int64_t>(block), -1);
   }
   void note_double_free(block_request const& r, void const* p) noexcept {
     hot_lock const held(hot);
@@ -17506,31 +18880,29 @@ class heap {
   /// Forgets streams that no longer use the pool, including default streams of ended threads. If another thread is climbing, a
   /// later call does it.
   TARN_NOINLINE void sweep_streams(sweep_of which) noexcept {
-    if (!cold.try_lock()) return;
-    std::lock_guard const guard(cold, std::adopt_lock);
+    if (!growth_mutex.try_lock()) return;
+    growth_lock const growing(growth_mutex, std::adopt_lock);
     hot_lock held(hot);
-    if (is_crowded()) sweep(space_, order, may_release(held), which);
+    if (is_crowded()) sweep(growing, space_, order_, may_release(held), which);
   }
 
   // ---- under the growth lock
 
   /// Gives free memory back to the source until at most `keep_bytes` are reserved, after the host has waited for the streams
   /// that freed it. Returns the bytes given back.
-  std::size_t shrink(std::size_t keep_bytes) {
+  std::size_t shrink(growth_lock const& growing, std::size_t keep_bytes,
+                     giving how = giving::what_is_waited_for) {
     hot_lock held(hot);
-    finish_all(space_, order, may_release(held));
-    std::size_t const given = growth.shrink(space_, may_release(held), keep_bytes);
+    bool const waits = how == giving::what_is_waited_for;
+    if (waits) {
+      finish_all(growing, space_, order_, may_release(held));
+    } else {
+      collect_finished(growing, space_, order_, may_release(held), neutral);
+    }
+    std::size_t const given = growth_.shrink(space_, may_release(held), keep_bytes);
     // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
     // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
-    space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters.reserved));
-    space_.count_splits();
-    return given;
-  }
-  /// The same without waiting: what streams may still use stays.
-  std::size_t shrink_idle(std::size_t keep_bytes) {
-    hot_lock held(hot);
-    collect_finished(space_, order, may_release(held), neutral);
-    std::size_t const given = growth.shrink(space_, may_release(held), keep_bytes);
+    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters_.reserved));
     space_.count_splits();
     return given;
   }
@@ -17538,52 +18910,32 @@ class heap {
   /// no work uses. Never waits: work of all streams is marked, and what is not complete stays until a later step, after as many
   /// allocated bytes as live_window counts. To wait here would stall an allocate() for the whole queue of the device, for memory
   /// that no request lacks. Only where memory is pages, since the driver waits for the device before it frees a plain block.
-  void give_back_unused(stream_id id) {
+  void give_back_unused(growth_lock const& growing, stream_id id) {
     if (is_asleep()) return;
     hot_lock held(hot);
     may_release const releasing(held);
     if (!space_.window.is_step_over() || !trims_itself()) return;
     std::size_t const peak = space_.window.peak();
-    bool const fell = space_.window.end_step(counters.reserved, space_.live_bytes, space_.live_peak);
+    bool const fell = space_.window.end_step(counters_.reserved, space_.live_bytes, space_.live_peak);
     std::size_t const keep =
         max_of(peak + peak / 1000 * slack_of(0, options.slack_per_mille, 0), options.release_threshold);
-    if (!fell || counters.reserved <= keep || capture_gate::has_captures()) return;
+    if (!fell || counters_.reserved <= keep || capture_gate::has_captures()) return;
     if (domain_ref const d = space_.streams.find(id); d != neutral && !space_.streams[d].gone) {
       stream_ref const stream = space_.streams[d].stream;
       bool is_captured = true;
       {
         unlocked const open(releasing);
-        is_captured = order.is_capturing(stream);
+        is_captured = may_be_capturing(driver(), stream);
       }
       if (is_captured) return;
       // The mark of the step before: where the device is always behind, a new one would never be found complete.
-      if (!order.is_running(space_, releasing, d)) (void)order.settle(space_, releasing, d);
+      if (!order_.is_running(space_, releasing, d)) (void)order_.settle(space_, releasing, d);
     }
-    mark_other_streams(releasing, id);
-    std::size_t const given = growth.shrink(space_, releasing, keep);
-    space_.window.note_given(given, counters.reserved);
-    if (counters.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
+    mark_other_streams(growing, releasing, id);
+    std::size_t const given = growth_.shrink(space_, releasing, keep);
+    space_.window.note_given(given, counters_.reserved);
+    if (counters_.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
     space_.count_splits();
-  }
-  /// Copies what sleep must keep to the host, after shrink(0); returns the bytes that this gave back. The pool is marked asleep.
-  std::size_t prepare_sleep(contents where) {
-    std::size_t const given = shrink(0);
-    hot_lock held(hot);
-    growth.save(space_, may_release(held), where);
-    return given;
-  }
-  /// Gives up what was freed while the pool slept; returns the bytes that restore() takes. The pool is still marked asleep.
-  std::size_t prepare_wake() {
-    hot_lock held(hot);
-    finish_all(space_, order, may_release(held));
-    std::size_t const bytes = growth.prepare_restore(space_, may_release(held));
-    space_.count_splits();
-    return bytes;
-  }
-  /// Takes the memory of a sleeping pool again; returns the bytes taken. The pool is still marked asleep.
-  std::size_t restore() {
-    hot_lock held(hot);
-    return growth.restore(may_release(held));
   }
   /// Refuses to wake if the device, or a limit that no layer can raise, does not have `bytes`.
   void require_free(std::size_t bytes) {
@@ -17601,28 +18953,11 @@ class heap {
     r.lacking = bytes - bound.bytes;
     throw out_of_memory(r);
   }
-  /// Gives back all granules without live bytes, after shrink(0).
-  compaction compact() {
-    compaction result;
-    std::size_t const reserved = counters.reserved;
-    (void)shrink(0);
-    if (uses_pages()) {
-      own_stream const stream(growth.source().driver());  // not made or destroyed under the hot lock
-      hot_lock held(hot);
-      result.stretches = growth.compact(space_, may_release(held), stream.get());
-    }
-    hot_lock const held(hot);
-    space_.count_splits();
-    result.live = space_.live_bytes;
-    result.reserved = counters.reserved;
-    result.released = reserved - result.reserved;
-    return result;
-  }
   /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
   /// @param asks_for_device  whether blocks wait for uses that only a device synchronisation covers
-  [[nodiscard]] bool finish(bool asks_for_device) noexcept {
+  [[nodiscard]] bool finish(growth_lock const& growing, bool asks_for_device) noexcept {
     hot_lock held(hot);
-    finish_all(space_, order, may_release(held));
+    finish_all(growing, space_, order_, may_release(held));
     // A stream whose end the driver does not report: its work must not see its memory unmapped.
     if (!has_unfinished(space_) && !asks_for_device) return true;
     status s = wait_for_device(may_release(held));
@@ -17630,29 +18965,47 @@ class heap {
     return !is_of_capture(s);
   }
   /// Work may still use the memory when the pool ends: close() will give none of it back.
-  void keep_mapped() noexcept { keeps_mapped_ = true; }
+  void keep_mapped(growth_lock const&) noexcept { keeps_mapped_ = true; }
   [[nodiscard]] bool keeps_mapped() const noexcept { return keeps_mapped_; }
   /// Gives everything back to the source, unless keep_mapped() was called.
-  void close() noexcept {
-    order.close(space_);
-    if (!keeps_mapped_) growth.close();
+  void close(growth_lock const&) noexcept {
+    order_.close(space_);
+    if (!keeps_mapped_) growth_.close();
   }
 
   // ---- fork
 
-  /// Returns true in a forked child that cannot use its parent's driver resources. Its thread caches are closed, so every call
-  /// reaches a check of this.
+  /// Returns true in a forked child of the process that made the pool. Its thread caches are closed, so every call reaches a
+  /// check of this.
   [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
-  void set_lost(bool lost) noexcept { lost_.store(lost, std::memory_order_relaxed); }
+  /// Called in a forked child, where another thread that holds the hot lock does not exist.
+  void lose() noexcept {
+    lost_.store(true, std::memory_order_relaxed);
+    (void)::new (static_cast<void*>(&hot)) hot_mutex;
+  }
   /// Whether the pool sleeps: its thread caches are closed, so every call reaches a check of this. Changed under both locks.
   [[nodiscard]] bool is_asleep() const noexcept { return asleep_.load(std::memory_order_relaxed); }
-  void set_asleep(bool asleep) noexcept {
+  void set_asleep(growth_lock const&, bool asleep) noexcept {
     hot_lock const held(hot);
     asleep_.store(asleep, std::memory_order_relaxed);
   }
-  /// Used in a forked child if the lock's owner thread does not exist there.
-  void renew_hot_lock() noexcept { (void)::new (static_cast<void*>(&hot)) hot_mutex; }
+  /// Makes this the heap of a graph_memory, which the sums of its pool count.
+  void join(growth_lock const&, std::uint64_t number, pool_state& of_pool) noexcept {
+    if constexpr (describes) description.keep_silent();
+    hot_lock const held(hot);
+    space_.keeps_addresses = true;
+    graph_memory = number;
+    counters_.sums = &of_pool;
+  }
 
+  /// @throws cuda_error of kind `forked`, pool_asleep; out_of_memory: the request is larger than any block
+  void require_ready(stream_id id, std::size_t bytes, std::size_t alignment) const {
+    if (is_lost()) [[unlikely]]
+      refuse_forked();
+    if (is_asleep()) [[unlikely]]
+      refuse_asleep(bytes);
+    if (bytes > max_request_bytes) refuse(id, bytes, alignment);
+  }
   [[noreturn]] void refuse_forked() const {
     status const s{failure::forked, 3, "cudaErrorInitializationError", "allocation in a forked child"};
     throw cuda_error(s, driver().device().value);
@@ -17710,11 +19063,12 @@ class heap {
   }
   /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are complete. Without it, a
   /// stream that has queued work, but allocates nothing, would keep what it freed. Never waits.
-  void mark_other_streams(may_release held, stream_id id) {
+  void mark_other_streams(growth_lock const&, may_release held, stream_id id) {
     for (domain_ref d = 1; d < space_.streams.size(); ++d) {
       stream_domain const& domain = space_.streams[d];
       if (domain.id == 0 || domain.id == id || !domain.has_free() || domain.is_completed()) continue;
-      if (!order.is_running(space_, held, d)) (void)order.settle(space_, held, d, gone_stream::stays_unknown);
+      if (!order_.is_running(space_, held, d))
+        (void)order_.settle(space_, held, d, gone_stream::stays_unknown);
     }
   }
   /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
@@ -17723,14 +19077,18 @@ class heap {
     return wait_for_all_work(driver());
   }
 
+  ordering<driver_type> order_;
+  growth_counters counters_;
+  known_left left_;
+  growth_type growth_;
   arena space_;
   std::atomic<bool> lost_{false};
-  recursive_fork_mutex own_cold_;
+  recursive_fork_mutex own_growth_mutex_;
   std::atomic<bool> asleep_{false};
   bool keeps_mapped_ = false;
 
  public:
-  typename described::type description;  ///< last: away from the members that a warm call reads
+  typename growth_type::description_type description;  ///< last: away from the members that a warm call reads
 };
 
 }  // namespace tarn::detail
@@ -17788,6 +19146,353 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 }
 
 }  // namespace tarn::detail
+// ---- tarn/pool/pool_drain.hpp
+// How memory that a pool caches returns to the heap and to the driver: for trim(), for another pool on the device, before a capture,
+// and when the pool ends.
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+template <class Pool>
+class pool_drain {
+ public:
+  explicit pool_drain(Pool& pool) noexcept : pool_(pool), heap_(pool.heap_) {}
+  pool_drain(pool_drain const&) = delete;
+  pool_drain& operator=(pool_drain const&) = delete;
+
+  /// Returns to the heap the blocks in thread caches, and the waiting blocks whose uses are complete. If it may wait, those of which
+  /// the host waits for the uses, and those in quarantine, too.
+  void collect(growth_lock const& growing, giving how) noexcept {
+    bool const waits = how == giving::what_is_waited_for;
+    pool_.front_.flush_all(growing);
+    if (waits) end_quarantine(heap_);
+    pool_.waiting_.release(growing, waits);
+  }
+
+  /// Gives cached memory back until the pool and its graph memories hold at most `keep_bytes`. Returns the bytes given back.
+  std::size_t give_back(growth_lock const& growing, std::size_t keep_bytes, giving how) {
+    std::size_t const before = heap_.sums.reserved;
+    if (pool_.graphs_.has_ended_parts())
+      (void)pool_.graphs_.reap(growing, pool_, how == giving::what_is_waited_for);
+    std::size_t const reserved = heap_.sums.reserved;
+    std::size_t const of_graphs = reserved - heap_.counters(growing).reserved;
+    keep_bytes = keep_bytes > of_graphs ? keep_bytes - of_graphs : 0;
+    std::size_t const given = before - reserved;
+    if (heap_.counters(growing).reserved <= keep_bytes) return given;
+    collect(growing, how);
+    return given + heap_.shrink(growing, keep_bytes, how);
+  }
+  /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread grows this pool.
+  static std::size_t give_back_to_others(void* self, std::size_t bytes, giving how) noexcept {
+    auto& drain = *static_cast<pool_drain*>(self);
+    auto& heap = drain.heap_;
+    misuse_report const last(heap.notes, heap.hot);
+    if (!heap.growth_mutex.try_lock()) return 0;
+    growth_lock const growing(heap.growth_mutex, std::adopt_lock);
+    if (heap.is_lost() || heap.is_asleep()) return 0;
+    std::size_t const reserved = heap.sums.reserved;
+    try {
+      return drain.give_back(growing, reserved > bytes ? reserved - bytes : 0, how);
+    } catch (...) {
+      return 0;
+    }
+  }
+
+  /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
+  /// host can wait only for what was marked before.
+  void prepare_for_capture(growth_lock const& growing) {
+    collect(growing, giving::what_is_idle);
+    hot_lock held(heap_.hot);
+    collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held), neutral);
+  }
+  /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
+  [[nodiscard]] bool can_end_now(growth_lock const& growing) {
+    prepare_for_capture(growing);
+    if (pool_.waiting_.asks_for_device() || pool_.waiting_.now().bytes > 0) return false;
+    hot_lock const held(heap_.hot);
+    return !has_unfinished(heap_.space(held));
+  }
+  /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
+  [[nodiscard]] bool finish(growth_lock const& growing) noexcept {
+    bool const graphs_done = pool_.graphs_.finish(growing, pool_);
+    collect(growing, giving::what_is_waited_for);
+    bool const done =
+        heap_.finish(growing, pool_.waiting_.asks_for_device() || pool_.graphs_.keeps_until_end());
+    return done && graphs_done;
+  }
+  /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
+  void finish_or_keep_mapped(growth_lock const& growing) noexcept {
+    bool done = false;
+    for (int tries = 0; tries < 8 && !heap_.keeps_mapped(); ++tries) {  // the next capture may have begun
+      bool const in_scope = capture_gate::has_captures();
+      done = finish(growing);
+      if (done && !pool_.waiting_.waits_for_capture()) return;
+      // A capture without a scope is not waited for: nothing reports its end.
+      if ((tries != 0 && !in_scope) || !capture_gate::wait_for_captures()) break;
+    }
+    // Recorded uses on a stream that is captured without a scope are never waited for.
+    if (done && !capture_gate::has_captures()) return;
+    heap_.keep_mapped(growing);
+    pool_.graphs_.keep_mapped(growing);
+  }
+
+ private:
+  Pool& pool_;
+  typename Pool::heap_type& heap_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/pool_fork.hpp
+// What a pool does when the process forks: every thread is kept out of it until both sides have gone on. In the child it refuses.
+
+namespace tarn::detail {
+
+/// Made after the growth mutex, which at_fork takes before and releases after it.
+template <class Heap, class Front>
+class pool_fork {
+ public:
+  pool_fork(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {}
+  pool_fork(pool_fork const&) = delete;
+  pool_fork& operator=(pool_fork const&) = delete;
+
+ private:
+  /// Keeps every thread out. The caller has taken the locks that were made before this pool's at_fork.
+  [[nodiscard]] bool prepare() noexcept {
+    if (heap_.is_lost()) return true;
+    if (!heap_.growth_mutex.is_mine()) return false;
+    front_.keep_threads_out();
+    heap_.hot.lock();
+    return true;
+  }
+  void end(fork_side side) noexcept {
+    if (heap_.is_lost()) return;
+    if (side == fork_side::parent) {
+      heap_.hot.unlock();
+      front_.let_threads_in();
+    } else {
+      heap_.lose();
+      front_.announce();
+    }
+  }
+
+  Heap& heap_;
+  Front& front_;
+  at_fork member_{this, [](void* self) noexcept { return static_cast<pool_fork*>(self)->prepare(); },
+                  [](void* self, fork_side side) noexcept { static_cast<pool_fork*>(self)->end(side); }};
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/pool_segments.hpp
+// The search for the physical segments behind a block of a pool, for segments_of() and page_pin.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tarn::detail {
+
+/// A block or a part of one, and the user's call that asks for its segments.
+struct segments_wanted {
+  std::string_view call;
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+};
+
+[[noreturn]] TARN_NOINLINE inline void refuse_segments(segments_wanted const& wanted) {
+  message<256> text;
+  text.add(wanted.call).add(": no block of this pool has these ").add_bytes(wanted.bytes);
+  text.add("; pass a pointer into a block that is allocated, and bytes that end in it");
+  throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
+}
+
+/// Finds the segments of a live block in one pool. Returns false if the pool has not reserved the address. First returns all threads' cached blocks to the heap, so that those are seen to be free.
+/// @throws misuse       not all of the bytes are live
+/// @throws pool_asleep  the pool sleeps
+/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here; std::bad_alloc: nothing has changed
+template <class Heap, class Front>
+[[nodiscard]] bool find_own_segments(growth_lock const& growing, Heap& heap, Front& front,
+                                     segments_wanted const& wanted, sequence<memory_segment>& found) {
+  auto const address = reinterpret_cast<std::uintptr_t>(wanted.p);
+  if (heap.is_lost()) heap.refuse_forked();
+  if (!heap.growth(growing).contains(address)) return false;
+  if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
+  if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
+  front.flush_all(growing);
+  bool are_live = false;
+  {
+    hot_lock const held(heap.hot);
+    are_live = heap.growth(growing).each_segment(heap.space(held), address, wanted.bytes,
+                                                 [&](memory_segment const& s) { found.push_back(s); });
+  }
+  if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
+  return true;
+}
+
+}  // namespace tarn::detail
+// ---- tarn/pool/pool_sleep.hpp
+// sleep(), wake() and compact() of a pool. Its graph memories sleep and wake with it, all or none.
+
+#include <cstddef>
+#include <string_view>
+
+namespace tarn::detail {
+
+template <class Pool>
+class pool_sleep {
+ public:
+  explicit pool_sleep(Pool& pool) noexcept : pool_(pool), heap_(pool.heap_) {}
+  pool_sleep(pool_sleep const&) = delete;
+  pool_sleep& operator=(pool_sleep const&) = delete;
+
+  std::size_t sleep(contents where) {
+    require_no_growth("sleep");
+    if (!heap_.is_lost()) require_pages(heap_.upstream(), sleep_refused);
+    misuse_report const last(heap_.notes, heap_.hot);
+    growth_lock const growing(heap_.growth_mutex);
+    if (heap_.is_lost() || heap_.is_asleep()) return 0;
+    require_no_capture("sleep");
+    std::size_t given = 0;
+    try {
+      for_each(growing, [&](pool_sleep& each) { given += each.prepare_sleep(growing, where); });
+    } catch (...) {
+      for_each(growing, [&](pool_sleep& each) { each.cancel_sleep(growing); });
+      throw;
+    }
+    for_each(growing, [&](pool_sleep& each) { given += each.release(growing); });
+    return given;
+  }
+  std::size_t wake(after_waking then) {
+    if (heap_.is_asleep()) require_no_growth("wake");
+    growth_lock const growing(heap_.growth_mutex);
+    if (heap_.is_lost() || !heap_.is_asleep()) return 0;
+    require_no_capture("wake");
+    std::size_t lacking = 0;
+    for_each(growing, [&](pool_sleep& each) { lacking += each.prepare_wake(growing); });
+    heap_.require_free(lacking);
+    std::size_t taken = 0;
+    try {
+      for_each(growing, [&](pool_sleep& each) { taken += each.restore(growing); });
+    } catch (...) {
+      for_each(growing, [&](pool_sleep& each) { (void)each.release(growing); });
+      throw;
+    }
+    for_each(growing, [&](pool_sleep& each) { each.end_sleep(growing, then); });
+    return taken;
+  }
+  compaction compact() {
+    require_no_growth("compact");
+    misuse_report const last(heap_.notes, heap_.hot);
+    growth_lock const growing(heap_.growth_mutex);
+    if (heap_.is_lost() || heap_.is_asleep()) return {};
+    require_no_capture("compact");
+    pool_.drain_.collect(growing, giving::what_is_waited_for);
+    compaction result;
+    std::size_t const reserved = heap_.counters(growing).reserved;
+    try {
+      (void)heap_.shrink(growing, 0);
+      if (heap_.uses_pages()) {
+        own_stream const stream(heap_.driver());  // not made or destroyed under the hot lock
+        hot_lock held(heap_.hot);
+        result.stretches = heap_.growth(growing).compact(heap_.space(held), may_release(held), stream.get());
+      }
+    } catch (...) {
+      if (heap_.growth(growing).unmap_incomplete()) refuse_allocations(growing);
+      throw;
+    }
+    hot_lock const held(heap_.hot);
+    heap_.space(held).count_splits();
+    result.live = heap_.space(held).live_bytes;
+    result.reserved = heap_.counters(growing).reserved;
+    result.released = reserved - result.reserved;
+    return result;
+  }
+
+ private:
+  /// Calls f(pool_sleep) for each graph memory, then for the pool. A graph memory that was made while the pool slept is awake.
+  template <class F>
+  void for_each(growth_lock const& growing, F const& f) {
+    pool_.graphs_.for_each_pool(growing, [&](auto& part) { f(part.sleep_); });
+    f(*this);
+  }
+
+  /// Step 1 of sleep(): all that can fail. Returns the bytes given back; after an exception call cancel_sleep().
+  std::size_t prepare_sleep(growth_lock const& growing, contents where) {
+    refuse_allocations(growing);
+    end_quarantine(heap_);
+    pool_.waiting_.release(growing, true);
+    std::size_t const given = heap_.shrink(growing, 0);
+    hot_lock held(heap_.hot);
+    heap_.growth(growing).save(heap_.space(held), may_release(held), where);
+    return given;
+  }
+  /// Undoes step 1, also if it failed or was not reached.
+  void cancel_sleep(growth_lock const& growing) noexcept {
+    if (!heap_.is_asleep()) return;
+    heap_.growth(growing).forget();
+    let_allocate(growing);
+  }
+  /// Step 2 of sleep(), and undoes step 2 of wake(): gives everything back.
+  std::size_t release(growth_lock const& growing) noexcept {
+    return heap_.is_asleep() ? heap_.growth(growing).release() : 0;
+  }
+  /// Step 1 of wake(): gives up what was freed meanwhile; returns the bytes that step 2 takes.
+  std::size_t prepare_wake(growth_lock const& growing) {
+    if (!heap_.is_asleep()) return 0;
+    hot_lock held(heap_.hot);
+    arena& space = heap_.space(held);
+    finish_all(growing, space, heap_.order(growing), may_release(held));
+    std::size_t const bytes = heap_.growth(growing).prepare_restore(space, may_release(held));
+    space.count_splits();
+    return bytes;
+  }
+  /// Step 2 of wake(): all that can fail; returns the bytes taken.
+  std::size_t restore(growth_lock const& growing) {
+    if (!heap_.is_asleep()) return 0;
+    hot_lock held(heap_.hot);
+    return heap_.growth(growing).restore(may_release(held));
+  }
+  /// Step 3 of wake().
+  void end_sleep(growth_lock const& growing, after_waking then) noexcept {
+    if (!heap_.is_asleep()) return;
+    heap_.growth(growing).keep(then);
+    let_allocate(growing);
+  }
+
+  void refuse_allocations(growth_lock const& growing) noexcept {
+    heap_.set_asleep(growing, true);
+    pool_.front_.close(growing);
+  }
+  void let_allocate(growth_lock const& growing) noexcept {
+    heap_.set_asleep(growing, false);
+    pool_.front_.open_again(growing);
+  }
+  /// A handler of the source runs inside a growth, which would continue on memory that is gone.
+  void require_no_growth(std::string_view call) const {
+    if (!heap_.growth_mutex.is_mine()) return;
+    message<128> text;
+    text.add(call).add(
+        "() was called by a handler of the pool's own growth; call it when the allocation has returned");
+    throw misuse(misuse_kind::recursion, nullptr, text.view());
+  }
+  /// Synchronising a stream and pinning host memory would invalidate a capture.
+  void require_no_capture(char const* call) const {
+    if (capture_gate::has_captures())
+      throw cuda_error(refused_for_capture(call), heap_.driver().device().value);
+  }
+
+  Pool& pool_;
+  typename Pool::heap_type& heap_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/slow_path.hpp
+// What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap, then climbs the
+// ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on captured streams go to graph/.
+
+#include <cstddef>
+#include <cstdint>
+
 // ---- tarn/pool/ladder.hpp
 // The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
 //
@@ -17801,7 +19506,7 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 //                   memory is neither joined nor moved, free segments go back first if too much would be reserved
 //   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, free memory is remapped together,
 //                   free handles and segments are given back
-//   6 out_of_memory   or, if the device refused, other pools give back what they cache (cache_misses.hpp, other_pools.hpp)
+//   6 out_of_memory   or, if the device refused, other pools give back what they cache (slow_path.hpp, other_pools.hpp)
 //
 // One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which invalidates
 // everything looked up before.
@@ -17830,12 +19535,18 @@ inline constexpr std::size_t idle_part = 1024;
 template <class Heap, class Front, class Waiting>
 class ladder {
  public:
-  using source_type = typename Heap::source_type;
+  using source_type = typename Heap::upstream_type;
 
   /// @param found  receives the block, and others of its class
-  ladder(Heap& heap, Front& front, Waiting& waiting, may_release hot, block_request const& wanted,
-         block_batch& found)
-      : heap_(heap), front_(front), waiting_(waiting), hot_(hot), wanted_(wanted), batch_(found) {
+  ladder(growth_lock const& growing, Heap& heap, Front& front, Waiting& waiting, may_release hot,
+         block_request const& wanted, block_batch& found)
+      : growing_(growing),
+        heap_(heap),
+        front_(front),
+        waiting_(waiting),
+        hot_(hot),
+        wanted_(wanted),
+        batch_(found) {
     request_.taker = space().streams.get(wanted.id, wanted.stream);
     request_.where = wanted.where;
     request_.bytes = wanted.in_run ? run_bytes(wanted.size_class) : wanted.block;
@@ -17848,46 +19559,36 @@ class ladder {
   /// @throws out_of_memory  every rung failed, or the request is above a limit; nothing has changed
   void climb() {
     kept_domain const kept(space().streams[request_.taker]);
-    idle_blocks const idle = front_.idle();
+    idle_blocks const idle = front_.idle(growing_);
     if (take()) return;
     refuse_above_limit();
-    // What was known may be too low, too.
-    if (page_source<source_type> && (heap_.left.is_old(heap_.counters.reserved) || is_above_what_is_left()))
-      renew_left();
+    if (page_source<source_type>) renew_left();
     set_budget();
     if (page_source<source_type> && grow_roomy(idle.threads)) return;
-    if (idle.threads == 1 || idle.bytes * idle_part > heap_.counters.reserved) {
+    if (idle.threads == 1 || idle.bytes * idle_part > counters().reserved) {
       {
         unlocked const open(hot_);
-        front_.flush_all();
+        front_.flush_all(growing_);
       }
       if (take()) return;
     }
     if (take_from_others()) return;
-    refusal last(heap_);
-    try {
-      for (int attempt = 0; attempt < 3; ++attempt) {
-        set_budget();
-        give_back_spare();
-        share_segment();
-        if (grow()) return;
-      }
-    } catch (out_of_memory const& error) {
-      last.set(error.report());
+    refusal last(*this);
+    for (int attempt = 0; attempt < 3 && !last.by_source; ++attempt) {
+      set_budget();
+      give_back_spare();
+      share_segment();
+      if (is_grown(last)) return;
     }
-    heap_.left.forget();
+    heap_.left(growing_).forget();
     request_.segment = 0;
-    ++heap_.alloc_retries;
+    ++heap_.counters(growing_).alloc_retries;
     if (take_what_is_waited_for() || put_together()) return;
-    bool const has_given = heap_.growth.shrink(space(), hot_, 0) != 0;
+    bool const has_given = growth().shrink(space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
       request_.may_exceed = true;
       request_.extend = true;
-      try {
-        if (grow()) return;
-      } catch (out_of_memory const& error) {
-        last.set(error.report());
-      }
+      if (is_grown(last)) return;
     }
     query_device(last);
     throw out_of_memory(report(last.why));
@@ -17896,15 +19597,10 @@ class ladder {
  private:
   /// Why the last growth was refused.
   struct refusal {
-    explicit refusal(Heap const& heap) noexcept
-        : creates(heap.counters.creates), waits(heap.order.host_waits()) {}
-    void set(memory_report const& report) noexcept {
-      why = report;
-      by_source = true;
-    }
+    explicit refusal(ladder& at) noexcept : creates(at.counters().creates), waits(at.order().host_waits()) {}
     /// Whether the source was asked and gave nothing, not even for a moment.
-    [[nodiscard]] bool took_nothing(Heap const& heap) const noexcept {
-      return by_source && creates == heap.counters.creates;
+    [[nodiscard]] bool took_nothing(ladder& at) const noexcept {
+      return by_source && creates == at.counters().creates;
     }
 
     memory_report why;
@@ -17926,6 +19622,9 @@ class ladder {
   };
 
   [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
+  [[nodiscard]] auto& growth() noexcept { return heap_.growth(growing_); }
+  [[nodiscard]] growth_counters const& counters() noexcept { return heap_.counters(growing_); }
+  [[nodiscard]] auto& order() noexcept { return heap_.order(growing_); }
 
   bool take() {
     space().make_room();
@@ -17936,11 +19635,22 @@ class ladder {
   /// @throws what the source throws, nothing has changed
   bool grow() {
     void* block = nullptr;
-    if (!heap_.growth.grow(space(), hot_, heap_.order, request_, block)) return false;
+    if (!growth().grow(space(), hot_, order(), request_, block)) return false;
     if (block == nullptr) return take();
     batch_.blocks[0] = block;
     batch_.count = 1;
     return true;
+  }
+
+  /// As grow(); returns false and sets `last` if the source refuses.
+  bool is_grown(refusal& last) {
+    try {
+      return grow();
+    } catch (out_of_memory const& error) {
+      last.why = error.report();
+      last.by_source = true;
+      return false;
+    }
   }
 
   /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are too small for the
@@ -17948,13 +19658,13 @@ class ladder {
   /// capture, which the driver's calls could invalidate.
   void give_back_spare() {
     if (capture_gate::has_captures()) return;
-    if (heap_.counters.reserved <= heap_.growth.keep_before(space(), request_)) return;
+    if (counters().reserved <= growth().keep_before(space(), request_)) return;
     if (domain_ref const taker = request_.taker; taker != neutral) {
       if (is_captured()) return;
       // Where the device is always behind, a new mark for each growth would never be found complete.
-      if (!heap_.order.is_running(space(), hot_, taker)) (void)heap_.order.settle(space(), hot_, taker);
+      if (!order().is_running(space(), hot_, taker)) (void)order().settle(space(), hot_, taker);
     }
-    (void)heap_.growth.shrink(space(), hot_, heap_.growth.keep_before(space(), request_));
+    (void)growth().shrink(space(), hot_, growth().keep_before(space(), request_));
   }
 
   /// Before rung 4, over a source that has no pages: lets other blocks share the new segment. Not where another layer could find memory
@@ -17963,14 +19673,14 @@ class ladder {
     request_.segment = 0;
     if constexpr (is_bounded_source && !is_host_memory<source_type>) {
       if (heap_.uses_pages() || request_.where != zone::larger) return;
-      request_.segment = segment_for(space(), heap_.counters.reserved, request_.bytes);
+      request_.segment = segment_for(space(), counters().reserved, request_.bytes);
     }
   }
 
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
-    std::size_t const reserved = heap_.counters.reserved;
-    std::size_t const limit = min_of(roomy_limit * threads, heap_.growth.device_bytes() / roomy_part);
+    std::size_t const reserved = counters().reserved;
+    std::size_t const limit = min_of(roomy_limit * threads, growth().device_bytes() / roomy_part);
     if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
     growth_request const usual = request_;
     request_.may_create = limit - reserved;
@@ -17978,11 +19688,8 @@ class ladder {
     // Many threads that start together wait for each other here: create a few handles, not hundreds.
     if (request_.where == zone::smaller)
       request_.least_growth = max_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
-    bool served = false;
-    try {
-      served = grow();
-    } catch (out_of_memory const&) {
-    }
+    refusal unused(*this);
+    bool const served = is_grown(unused);
     request_ = usual;
     return served;
   }
@@ -17992,9 +19699,9 @@ class ladder {
     domain_ref const taker = request_.taker;
     // While a stream is captured its frees cannot be marked, and others' must not wait for it.
     if (!others_have_free(space(), taker) || !is_captured()) {
-      collect_finished(space(), heap_.order, hot_, taker);
+      collect_finished(growing_, space(), order(), hot_, taker);
       if (take()) return true;
-      steal(space(), heap_.order, hot_, taker);
+      steal(growing_, space(), order(), hot_, taker);
       if (take()) return true;
     }
     // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
@@ -18007,11 +19714,11 @@ class ladder {
     {
       unlocked const open(hot_);
       // Also after rung 1: the lock was released since, and threads have cached blocks again.
-      front_.flush_all();
+      front_.flush_all(growing_);
       end_quarantine(heap_);
-      waiting_.release(true);
+      waiting_.release(growing_, true);
     }
-    if (!is_captured()) finish_all(space(), heap_.order, hot_, request_.taker);
+    if (!is_captured()) finish_all(growing_, space(), order(), hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
     space().make_room();
     space().search_limit = ~std::size_t{0};
@@ -18039,20 +19746,23 @@ class ladder {
     if (is_capture_stream(space().streams[request_.taker].id)) return true;
     stream_ref const stream = space().streams[request_.taker].stream;
     unlocked const open(hot_);
-    return heap_.order.is_capturing(stream);
+    return may_be_capturing(heap_.driver(), stream);
   }
 
-  /// Finds out how much can still be created.
+  /// Finds out how much can still be created, if what is known is old, or may be too low for the request.
   void renew_left() {
-    std::size_t left = 0;
+    std::size_t const reserved = counters().reserved;
+    bool const may_suffice = left() >= request_.bytes || reserved >= request_.bytes - left();
+    if (may_suffice && !heap_.left(growing_).is_old(reserved)) return;
+    std::size_t found = 0;
     {
       unlocked const open(hot_);
-      left = memory_left(layer_of(heap_.upstream())).bytes;
+      found = memory_left(layer_of(heap_.upstream())).bytes;
     }
-    heap_.left.renew(left, heap_.counters.reserved);
+    heap_.left(growing_).renew(found, counters().reserved);
   }
   /// What can still be created, as known now.
-  [[nodiscard]] std::size_t left() const noexcept { return heap_.left.bytes(heap_.counters.reserved); }
+  [[nodiscard]] std::size_t left() noexcept { return heap_.left(growing_).bytes(counters().reserved); }
 
   /// Whether the upstream only bounds what its source has: what it refuses, a second call does not get.
   static constexpr bool is_bounded_source = only_bounds<layer_below<Heap>>();
@@ -18064,7 +19774,7 @@ class ladder {
   void refuse_above_limit() {
     if constexpr (page_source<source_type> && is_bounded_source) {
       memory_bound const bound = limits_left(layer_of(heap_.upstream()));
-      if (bound.bytes >= request_.bytes || heap_.counters.reserved >= request_.bytes - bound.bytes) return;
+      if (bound.bytes >= request_.bytes || counters().reserved >= request_.bytes - bound.bytes) return;
       memory_report refused;
       refused.refused_by = bound.by;
       refused.limit = bound.limit;
@@ -18072,21 +19782,18 @@ class ladder {
       throw out_of_memory(report(refused));
     }
   }
-  [[nodiscard]] bool is_above_what_is_left() const noexcept {
-    return left() < request_.bytes && heap_.counters.reserved < request_.bytes - left();
-  }
   /// Whether another growth would be refused again, after free memory was put together and none was given back: the source did not
   /// have even one handle of the smallest size, and the host has not waited since.
-  [[nodiscard]] bool is_final(refusal const& last) const noexcept {
-    return is_bounded_source && heap_.uses_pages() && last.took_nothing(heap_) &&
-           last.why.asked <= usual_granule && last.waits == heap_.order.host_waits();
+  [[nodiscard]] bool is_final(refusal const& last) noexcept {
+    return is_bounded_source && heap_.uses_pages() && last.took_nothing(*this) &&
+           last.why.asked <= usual_granule && last.waits == order().host_waits();
   }
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
     pooled const& options = heap_.options;
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
-    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const reserved = counters().reserved;
     if (options.largest_handle != 0) {
       request_.largest_handle = max_of(align_down(options.largest_handle, usual_granule), usual_granule);
     } else if (may_remap(options) && needs_finest_handles(live, reserved, request_.bytes)) {
@@ -18109,7 +19816,7 @@ class ladder {
       request_.may_create = max_request_bytes;
       return;
     }
-    std::size_t const remaps = heap_.counters.remaps / (1 + space().window.volume() / 1_GiB);
+    std::size_t const remaps = counters().remaps / (1 + space().window.volume() / 1_GiB);
     std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
@@ -18120,7 +19827,7 @@ class ladder {
     memory_report& refused = last.why;
     if (!last.by_source) refused.refused_by = "the pool";
     if (refused.limit != memory_report::unknown || is_host_memory<source_type>) return;
-    if (last.took_nothing(heap_) && refused.device_total != memory_report::unknown) return;
+    if (last.took_nothing(*this) && refused.device_total != memory_report::unknown) return;
     unlocked const open(hot_);
     std::size_t free = 0;
     std::size_t total = 0;
@@ -18131,7 +19838,7 @@ class ladder {
   }
   [[nodiscard]] memory_report report(memory_report const& refused) {
     memory_report r = refused;
-    std::size_t const reserved = heap_.counters.reserved;
+    std::size_t const reserved = counters().reserved;
     r.asked = request_.asked;
     r.alignment = request_.asked_alignment;
     r.device = heap_.driver().device().value;
@@ -18146,6 +19853,7 @@ class ladder {
     return r;
   }
 
+  growth_lock const& growing_;
   Heap& heap_;
   Front& front_;
   Waiting& waiting_;
@@ -18156,1721 +19864,198 @@ class ladder {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/other_pools.hpp
-// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
-// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
-// free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
-// what it gives back the lower one can give to the device.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <new>
-#include <type_traits>
-#include <utility>
-
-// ---- tarn/core/static_mutex.hpp
-// static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
-
-#include <mutex>
-#include <new>
 
 namespace tarn::detail {
 
-/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
-/// and the mutex with it.
-class static_mutex {
+template <class Pool>
+class slow_path {
  public:
-  static_mutex() noexcept = default;
-  static_mutex(static_mutex const&) = delete;
-  static_mutex& operator=(static_mutex const&) = delete;
+  explicit slow_path(Pool& pool) noexcept
+      : pool_(pool), heap_(pool.heap_), waiting_(pool.waiting_), front_(pool.front_), graphs_(pool.graphs_) {}
+  slow_path(slow_path const&) = delete;
+  slow_path& operator=(slow_path const&) = delete;
 
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
-
-  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
-  class user {
-   public:
-    using child_function = void (*)(void* self) noexcept;
-
-    /// @param in_child  called with `self` in a forked child, under the mutex; null: nothing is called
-    explicit user(static_mutex& mutex, void* self = nullptr, child_function in_child = nullptr) noexcept
-        : mutex_(mutex), self_(self), in_child_(in_child) {}
-
-   private:
-    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
-    static void release(void* of, fork_side side) noexcept {
-      auto& u = *static_cast<user*>(of);
-      if (side != fork_side::parent && u.in_child_ != nullptr) u.in_child_(u.self_);
-      u.mutex_.release_after_fork(side);
-    }
-
-    static_mutex& mutex_;
-    void* self_;
-    child_function in_child_;
-    at_fork member_{this, &take, &release};
-  };
-
- private:
-  // By the forking thread, which takes the mutex once for all users.
-  [[nodiscard]] bool take_for_fork() noexcept {
-    if (taken_ == 0 && !mutex_.try_lock()) return false;
-    ++taken_;
-    return true;
-  }
-  void release_after_fork(fork_side side) noexcept {
-    if (side == fork_side::child_without) {
-      (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // the owner does not exist in the child
-    } else if (--taken_ == 0) {
-      mutex_.unlock();
-    }
-  }
-
-  std::mutex mutex_;
-  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Whether a pool that gives memory back may wait on the host for the streams that freed it.
-enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
-
-/// Whether a pool over this layer may give its memory to another pool.
-template <class Layer>
-constexpr bool may_stand_on_a_pool() noexcept {
-  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
-}
-
-/// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
-template <class Driver>
-class other_pools {
- public:
-  using give_back_function = std::size_t (*)(void* pool, std::size_t bytes, giving how) noexcept;
-
-  /// Where the memory goes that a pool gives back.
-  enum class goes_to : std::uint8_t {
-    nowhere,       ///< the pool is not in the list
-    another_pool,  ///< which is asked later
-    the_device
-  };
-
-  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock.
-  other_pools(Driver const& driver, void* pool, give_back_function give_back, goes_to to)
-      : driver_(driver), pool_(pool), give_back_(give_back), to_(to), has_left_(to == goes_to::nowhere) {
-    if (has_left_) return;
-    std::lock_guard const guard(all_.mutex);
-    next_ = all_.latest;
-    all_.latest = this;
-  }
-  other_pools(other_pools const&) = delete;
-  other_pools& operator=(other_pools const&) = delete;
-  ~other_pools() { leave(); }
-
-  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned.
-  void leave() noexcept {
-    if (has_left_) return;
-    for (unsigned tries = 0;; ++tries) {
-      {
-        std::lock_guard const guard(all_.mutex);
-        if (calls_ == 0) {
-          other_pools** at = &all_.latest;
-          while (*at != this) at = &(*at)->next_;
-          *at = next_;
-          has_left_ = true;
-          return;
-        }
+  TARN_NOINLINE void* allocate(stream_id id, stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    heap_.require_ready(id, bytes, alignment);
+    if (id != neutral_id) heap_.require_access(stream_ref::from(stream.handle(), id));
+    if (graphs_.is_watching() && id != neutral_id) [[unlikely]] {
+      if (void* const p = graphs_.allocate(pool_, id, stream, bytes, alignment); p != nullptr) return p;
+      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes) {
+        if (void* const p = front_.take_watched(id, lazy_block_size{bytes}); p != nullptr) return p;
       }
-      spin_wait(tries);
     }
-  }
-
-  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
-  /// to pools below those that were asked. The caller holds no lock of a pool.
-  std::size_t ask(std::size_t bytes, giving how) noexcept {
-    list& all = all_;
-    std::size_t given = 0;
-    std::size_t to_device = 0;
-    std::uint64_t process = all.processes;
-    for (other_pools* asked = nullptr; to_device < bytes;) {
-      {
-        std::lock_guard const guard(all.mutex);
-        other_pools* const last = asked;
-        asked = last == nullptr ? all.latest : last->next_;
-        while (asked != nullptr && (asked == this || !is_same_device(asked->driver_, driver_)))
-          asked = asked->next_;
-        if (last != nullptr && process == all.processes) --last->calls_;
-        if (asked == nullptr) return given;
-        ++asked->calls_;
-        process = all.processes;
-      }
-      std::size_t const by_it = asked->give_back_(asked->pool_, bytes - to_device, how);
-      given += by_it;
-      if (asked->to_ == goes_to::the_device) to_device += by_it;
-      if (to_device < bytes) continue;
-      std::lock_guard const guard(all.mutex);
-      if (process == all.processes) --asked->calls_;
+    misuse_report const last(heap_.notes, heap_.hot);
+    if (heap_.is_crowded()) [[unlikely]] {
+      bool const may_mark = id == neutral_id || !may_be_capturing(heap_.driver(), stream);
+      heap_.sweep_streams(may_mark ? sweep_of::all_streams : sweep_of::default_streams);
     }
-    return given;
-  }
-
- private:
-  struct list {
-    static_mutex mutex;
-    other_pools* latest = nullptr;
-    /// More in each forked child, where the calls of other threads do not exist.
-    std::uint64_t processes = 1;
-  };
-  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
-  static list& all_pools() noexcept {
-    alignas(list) static std::byte storage[sizeof(list)];
-    static list& all = *::new (static_cast<void*>(storage)) list;
-    return all;
-  }
-  static bool is_same_device(Driver const& a, Driver const& b) noexcept {
-    if constexpr (std::equality_comparable<Driver>) {
-      return a == b;
-    } else {
-      return a.device() == b.device();
+    room_to_describe room(heap_.description);
+    std::size_t const guard = heap_.description.active() ? guard_bytes : 0;
+    block_request const request(id, stream, bytes, bytes + guard, alignment);
+    cache_position position = front_.open(id, stream);
+    block_batch batch;
+    if (position.of_stream != nullptr && request.in_run) {
+      batch.wanted = magazine_batch(request.size_class);
+      if (is_capture_stream(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
     }
-  }
-
-  static void begin_in_child(void* self) noexcept {
-    auto& pool = *static_cast<other_pools*>(self);
-    ++pool.all_.processes;
-    pool.calls_ = 0;
-  }
-
-  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
-  static_mutex::user const user_{all_.mutex, this, &begin_in_child};
-  Driver const& driver_;
-  void* const pool_;
-  give_back_function const give_back_;
-  goes_to const to_;
-  // Under the list's mutex:
-  other_pools* next_ = nullptr;
-  unsigned calls_ = 0;  ///< of give_back_, in progress
-  bool has_left_;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/pool_parts.hpp
-// The parts of a pool, their handling of fork(), and their state for reports and tools. pool.hpp implements allocate() and
-// deallocate() on them.
-//
-// Over 400 lines: each call that a pool has besides those two is here, and passes it on to the parts.
-
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <string_view>
-#include <utility>
-
-// ---- tarn/pool/graph/graph_memories.hpp
-// The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve anything else until no
-// graph uses it any more. Each graph_memory therefore owns a part, which is a pool of its own over the same source.
-//
-//   a capture_scope opens       its stream has no cache on any thread from now on, so that all its calls take the slow path; so do
-//                               all calls of the thread, which ask whether their stream is captured: it may have joined the capture
-//   allocate, captured stream   from the part, under an identity that the capture gives the stream
-//   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
-//     of a block of the pool    kept by the part: the graph uses it
-//   deallocate elsewhere        to the part, in the order of that stream
-//   allocate for an owner       from its part, outside a capture in the order of the stream: see graph_memory::allocate()
-//   the scope ends              what captured streams freed is free for the owner's next capture
-//   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
-//                               goes back to the source and the kept blocks to the pool
-//
-// Other threads and streams pay nothing. A live block of a part is noted by its address, so that deallocation finds it with one
-// load more while there is one.
-//
-// Over 400 lines: what calls, owners and pins do with the parts, whose list has one mutex.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-// ---- tarn/pool/graph/capture_cache.hpp
-// What the thread that opened a capture_scope remembers of the blocks that its stream uses inside the capture, so that the calls on
-// that stream take no lock of the graph memories.
-//
-// A block of a graph memory is noted by its address while it is live (graph_blocks.hpp). Blocks of this cache stay noted when the
-// capture frees them into the part, and are forgotten together when the scope ends. If anything else takes one of them meanwhile,
-// as another thread does that frees it, graph_blocks counts a change, and the cache starts anew.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// The blocks of one capture by address, live or freed: a hash table with linear probing, at most half full. Used by the thread that
-/// opened the scope, and by the one that ends it; `changes` by any, under the mutex of graph_blocks.
-class capture_cache {
- public:
-  std::atomic<std::uint64_t> changes{0};
-
-  /// The captured stream, and the identity under which the part keeps what it frees. 0: the cache is not in use.
-  stream_id stream = stream_ref::unknown_id;
-  stream_id kept_as = 0;
-
-  /// Whether a block was taken away from the cache: what it remembers is void until clear().
-  [[nodiscard]] bool is_old() const noexcept { return changes.load(std::memory_order_acquire) != seen_; }
-
-  /// Marks a block as live. Returns false if it is not in the cache.
-  [[nodiscard]] bool take(void const* p) noexcept {
-    std::uintptr_t* const at = find(p);
-    if (at == nullptr) return false;
-    *at |= is_live;
-    return true;
-  }
-  /// Marks a block as free. Returns false if it is not in the cache as a live one.
-  [[nodiscard]] bool give(void const* p) noexcept {
-    std::uintptr_t* const at = find(p);
-    if (at == nullptr || (*at & is_live) == 0) return false;
-    *at &= ~is_live;
-    return true;
-  }
-  /// Adds a live block that is not there. Returns false if there is no room.
-  [[nodiscard]] bool has_room() const noexcept { return count_ < most; }
-  void add(void const* p) noexcept {
-    std::size_t i = first_place(p);
-    while (index_[i] != 0) i = (i + 1) % places;
-    blocks_[count_++] = reinterpret_cast<std::uintptr_t>(p) | is_live;
-    index_[i] = static_cast<std::uint16_t>(count_);
-  }
-  /// Empties the cache. Calls f(free blocks, count), which forgets those that were freed.
-  template <class F>
-  void clear(F const& f) noexcept {
-    if (count_ != 0) {
-      void* free[most];
-      std::size_t count = 0;
-      for (std::size_t i = 0; i < count_; ++i) {
-        if ((blocks_[i] & is_live) == 0)
-          free[count++] = reinterpret_cast<void*>(blocks_[i]);  // NOLINT: an address
-      }
-      for (std::uint16_t& place : index_) place = 0;
-      count_ = 0;
-      if (count != 0) f(static_cast<void* const*>(free), count);
+    if (!take_from_heap(position, request, batch) && !take_what_captures_cache(position, request, batch)) {
+      climb(position, request, batch);
+      front_.find_again(position, id, stream);
     }
-    seen_ = changes.load(std::memory_order_acquire);
+    front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
+    if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
+    room.use(batch.blocks[0], bytes);
+    if (batch.ends_step) [[unlikely]]
+      give_back_unused(id);
+    return batch.blocks[0];
   }
 
- private:
-  static constexpr std::uintptr_t is_live = 1;  ///< blocks are aligned to more
-  static constexpr std::size_t places = 1024;
-  static constexpr std::size_t most = places / 2;
-
-  [[nodiscard]] static std::size_t first_place(void const* p) noexcept {
-    return static_cast<std::size_t>(
-        (std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U) >> 54);
-  }
-  [[nodiscard]] std::uintptr_t* find(void const* p) noexcept {
-    std::size_t i = first_place(p);
-    for (; index_[i] != 0; i = (i + 1) % places) {
-      std::uintptr_t& block = blocks_[index_[i] - 1];
-      if ((block & ~is_live) == reinterpret_cast<std::uintptr_t>(p)) return &block;
-    }
-    return nullptr;
-  }
-
-  std::uint64_t seen_ = 0;
-  std::size_t count_ = 0;
-  std::uint16_t index_[places] = {};  ///< 1 + the position in blocks_, 0 where there is none
-  std::uintptr_t blocks_[most];
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/graph/graph_blocks.hpp
-// The live blocks of graph memories by address, so that a deallocation in the pool finds the part that a block belongs to. Blocks
-// of the pool that record_stream() named for a captured stream are here, too, and blocks that a capture_cache keeps noted while
-// they are free (capture_cache.hpp).
-
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-// ---- tarn/pool/graph/graph_part.hpp
-// The part of a pool that one graph_memory owns: a pool of its own over the same source, the blocks of the pool that its captures
-// freed, and the event after which nothing uses either.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-template <memory_source Upstream>
-class pool;
-
-namespace detail {
-
-/// Counts the waiting blocks of a part as the pool's.
-template <class Waiting>
-class forward_waiting final : public waiting_observer {
- public:
-  explicit forward_waiting(Waiting& to) noexcept : to_(to) {}
-  /// Takes back what is left: a part may end while a block waits that can never be waited for.
-  ~forward_waiting() override {
-    to_.count_of_part({-small_.blocks, -small_.bytes, -small_.requested},
-                      {-large_.blocks, -large_.bytes, -large_.requested});
-  }
-  forward_waiting(forward_waiting const&) = delete;
-  forward_waiting& operator=(forward_waiting const&) = delete;
-  void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept override {
-    small_.add(smaller);
-    large_.add(larger);
-    to_.count_of_part(smaller, larger);
-  }
-
- private:
-  Waiting& to_;
-  waiting_amount small_, large_;
-};
-
-/// Finds out when the device has completed the work that was submitted before the owner ended, without waiting for it.
-template <stream_driver Driver>
-class end_mark {
- public:
-  explicit end_mark(Driver const& driver) noexcept : driver_(driver) {}
-  end_mark(end_mark const&) = delete;
-  end_mark& operator=(end_mark const&) = delete;
-  ~end_mark() {
-    if (event_ != nullptr) (void)driver_.destroy_event(event_);
-  }
-
-  /// Returns true once that work is complete. `wait` makes the host wait for it. Without a driver that marks the work of the whole
-  /// device, and while a capture is open, later work may be waited for, too.
-  bool is_complete(bool const wait) noexcept {
-    if (is_complete_) return true;
-    if constexpr (marks_all_work<Driver>) {
-      if (!is_marked_) {
-        status s = event_ != nullptr ? status{} : driver_.create_event(event_);
-        if (s.ok()) s = record_all_work_in_use(driver_, event_);
-        waits_for_capture_ = is_of_capture(s);
-        if (s.kind == failure::unloading || s.kind == failure::unsupported)
-          return is_complete_ = host_waits();
-        is_marked_ = s.ok();
-      }
-      if (!is_marked_) return false;
-      status s = driver_.query_event(event_);
-      if (!s.ok() && wait) s = driver_.synchronize_event(event_);
-      return is_complete_ = s.ok() || s.kind == failure::unloading;
-    } else {
-      return is_complete_ = host_waits();
-    }
-  }
-
-  /// Whether a capture prevented the last call of is_complete() from finding out.
-  [[nodiscard]] bool waits_for_capture() const noexcept { return !is_complete_ && waits_for_capture_; }
-
-  /// Something uses the memory that was submitted after the mark.
-  void renew() noexcept { is_marked_ = is_complete_ = false; }
-
-  /// In a forked child that must not use the driver.
-  void abandon() noexcept {
-    event_ = nullptr;
-    is_complete_ = true;
-  }
-
- private:
-  bool host_waits() noexcept {
-    status const s = wait_for_all_work(driver_);
-    waits_for_capture_ = is_of_capture(s);
-    return s.ok() || s.kind == failure::unloading;
-  }
-
-  Driver const& driver_;
-  event_handle event_ = nullptr;
-  bool is_marked_ = false;
-  bool is_complete_ = false;
-  bool waits_for_capture_ = false;
-};
-
-/// The owners whose graphs use a block, each with a reference to its part.
-template <class Part>
-class graph_users {
- public:
-  [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
-  /// Whether there were more than it has room for: such a block is kept until the pool ends.
-  [[nodiscard]] bool is_too_many() const noexcept { return is_too_many_; }
-  void add(Part& user) noexcept {
-    for (std::size_t i = 0; i < count_; ++i) {
-      if (all_[i] == &user) return;
-    }
-    if (count_ == most) {
-      is_too_many_ = true;
+  TARN_NOINLINE void deallocate(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                std::size_t alignment) noexcept {
+    if (heap_.is_lost()) [[unlikely]]
       return;
+    misuse_report const last(heap_.notes, heap_.hot);
+    heap_.learn_if_named(id, stream);
+    if (graphs_.is_watching()) [[unlikely]] {
+      if_unknown const then = pool_.asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
+      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;
+      if (alignment <= default_alignment && !heap_.is_asleep() &&
+          front_.put_watched(id, p, lazy_block_size{bytes}))
+        return;
     }
-    all_[count_++] = &user;
-    ++user.references;
-  }
-  /// Removes one; the caller takes over its reference.
-  [[nodiscard]] Part& take() noexcept { return *all_[--count_]; }
-  void clear() noexcept {
-    while (!empty()) --take().references;
-  }
-
- private:
-  static constexpr std::size_t most = 4;
-  Part* all_[most] = {};
-  std::size_t count_ = 0;
-  bool is_too_many_ = false;
-};
-
-/// A block that a capture freed although it is not the owner's own: work of the graph uses it.
-template <class Part>
-struct kept_block {
-  void* p = nullptr;
-  std::size_t bytes = 0;
-  std::size_t alignment = 0;
-  Part* from = nullptr;     ///< whose block it is; null: the pool's
-  graph_users<Part> users;  ///< that keep it afterwards
-};
-
-/// One owner's memory.
-template <class Upstream, class Waiting>
-struct graph_part {
-  template <class Heap>
-  graph_part(Heap& heap, Waiting& waiting, std::uint64_t segment_pool)
-      : observer(waiting),
-        memory(heap.upstream(), told(heap.options), heap.cold),
-        number(segment_pool),
-        end(heap.driver()) {}
-
-  forward_waiting<Waiting> observer;
-  pool<Upstream> memory;
-  std::uint64_t const number;  ///< counted from 1, as PyTorch's segment_pool_id
-  capture_cache cache;         ///< of the open scope that got it first
-  sequence<kept_block<graph_part>> kept;
-  std::size_t kept_bytes = 0;
-  /// Open captures, live blocks, calls in progress, and blocks that other parts keep: while there is one, the part stays.
-  std::atomic<std::size_t> references{0};
-  bool is_over = false;      ///< its graph_memory was destroyed
-  bool is_mark_old = false;  ///< a block was kept after the mark
-  end_mark<typename Upstream::driver_type> end;
-
- private:
-  static pooled told(pooled options) noexcept {
-    options.captures = capture_watch::in_scopes;
-    return options;
-  }
-};
-
-}  // namespace detail
-}  // namespace tarn
-// ---- tarn/pool/order/noted_blocks.hpp
-// A hash table from address to noted block, with a filter that any thread reads without the lock. Freeing a block that is not
-// in the table costs two loads.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/order/slot_table.hpp
-// An array of numbered slots that never move and are reused.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// The number of a slot; 0 is none.
-using slot_number = std::uint32_t;
-
-/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`,
-/// which links the free slots.
-template <class T>
-class slot_table {
- public:
-  /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
-    chunks_.reserve(chunks_.size() + 1);
-    chunks_.push_back(owned(new chunk));
-  }
-  /// Takes a slot that holds T{}. Requires make_room().
-  [[nodiscard]] slot_number take() noexcept {
-    if (free_ == 0) return static_cast<slot_number>(++used_);
-    slot_number const s = free_;
-    free_ = (*this)[s].next;
-    (*this)[s] = T{};
-    return s;
-  }
-  /// Frees a slot; it holds T{} except for `next`.
-  void give(slot_number s) noexcept {
-    (*this)[s] = T{};
-    (*this)[s].next = free_;
-    free_ = s;
-  }
-
-  [[nodiscard]] T& operator[](slot_number s) noexcept {
-    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
-  }
-  [[nodiscard]] T const& operator[](slot_number s) const noexcept {
-    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
-  }
-  /// Slots are numbered from 1 to this; some of them are free.
-  [[nodiscard]] slot_number last() const noexcept { return static_cast<slot_number>(used_); }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return chunks_.size() * sizeof(chunk) + chunks_.capacity() * sizeof(void*);
-  }
-
- private:
-  static constexpr std::size_t chunk_slots = 64;
-  struct chunk {
-    T items[chunk_slots];
-  };
-
-  sequence<owned<chunk>> chunks_;
-  std::size_t used_ = 0;
-  slot_number free_ = 0;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
-/// called under the owner's lock.
-template <class Block>
-class noted_blocks {
- public:
-  explicit noted_blocks(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
-
-  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
-  /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
-  /// that the block was added to, or a newer one, which contains the block, too.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
-    table const* const t = current_.load(std::memory_order_acquire);
-    if (t == nullptr) return false;
-    std::uint64_t const h = hash(p);
-    return (t->buckets[h >> t->shift].marks.load(std::memory_order_relaxed) & mark_of(h, *t)) != 0;
-  }
-
-  /// Makes room to add one more block. Amortised O(1). @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    std::size_t const buckets = tables_.empty() ? 0 : tables_.back()->count;
-    if (size_ < buckets) return;
-    tables_.reserve(tables_.size() + 1);
-    owned<table> larger(new table(buckets == 0 ? first_buckets : buckets * 2));
-    for (std::size_t i = 0; i < buckets; ++i) {
-      for (slot_number b = tables_.back()->buckets[i].first; b != 0;) {
-        slot_number const next = blocks_[b].next;
-        link(*larger, b);
-        b = next;
-      }
-    }
-    tables_.push_back(static_cast<owned<table>&&>(larger));
-    current_.store(tables_.back().get(), std::memory_order_release);
-  }
-  /// Adds a block that is not there. Requires make_room().
-  void insert(slot_number b) noexcept {
-    link(*tables_.back(), b);
-    ++size_;
-  }
-  [[nodiscard]] slot_number find(void const* p) const noexcept {
-    if (size_ == 0) return 0;
-    std::uint64_t const h = hash(p);
-    slot_number b = tables_.back()->buckets[h >> tables_.back()->shift].first;
-    while (b != 0 && blocks_[b].p != p) b = blocks_[b].next;
-    return b;
-  }
-  /// Removes a block and returns it; 0 if it is not there.
-  slot_number take(void const* p) noexcept {
-    if (size_ == 0) return 0;
-    table& t = *tables_.back();
-    bucket& in = t.buckets[hash(p) >> t.shift];
-    slot_number* at = &in.first;
-    while (*at != 0 && blocks_[*at].p != p) at = &blocks_[*at].next;
-    slot_number const taken = *at;
-    if (taken == 0) return 0;
-    *at = blocks_[taken].next;
-    blocks_[taken].next = 0;
-    --size_;
-    std::uint64_t marks = 0;
-    for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);
-    in.marks.store(marks, std::memory_order_relaxed);
-    return taken;
-  }
-
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::size_t sum = 0;
-    for (auto const& t : tables_) sum += sizeof(table) + t->count * sizeof(bucket);
-    return sum;
-  }
-
- private:
-  struct bucket {
-    std::atomic<std::uint64_t> marks{0};  ///< one bit per block of the bucket
-    slot_number first = 0;
-  };
-  struct table {
-    explicit table(std::size_t buckets_wanted) : count(buckets_wanted), buckets(new bucket[buckets_wanted]) {
-      for (std::size_t c = count; c != 1; c /= 2) --shift;
-    }
-    table(table const&) = delete;
-    table& operator=(table const&) = delete;
-    ~table() { delete[] buckets; }
-
-    std::size_t count;
-    unsigned shift = 64;  ///< 64 minus log2 of the count
-    bucket* buckets;
-  };
-  static constexpr std::size_t first_buckets = 64;
-
-  /// As in address_map: the upper bits of a product with 2^64 over the golden ratio.
-  [[nodiscard]] static std::uint64_t hash(void const* p) noexcept {
-    return std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U;
-  }
-  /// The six bits of the hash after those of the bucket.
-  [[nodiscard]] static std::uint64_t mark_of(std::uint64_t h, table const& t) noexcept {
-    return std::uint64_t{1} << ((h >> (t.shift - 6)) & 63);
-  }
-  void link(table& t, slot_number b) noexcept {
-    std::uint64_t const h = hash(blocks_[b].p);
-    bucket& in = t.buckets[h >> t.shift];
-    blocks_[b].next = in.first;
-    in.first = b;
-    in.marks.store(in.marks.load(std::memory_order_relaxed) | mark_of(h, t), std::memory_order_relaxed);
-  }
-
-  slot_table<Block>& blocks_;
-  std::size_t size_ = 0;
-  std::atomic<table const*> current_{nullptr};
-  sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Who keeps a block noted: while it is live, or also while the cache of a capture has it.
-enum class note_of : std::uint8_t { live_block, capture_cache };
-
-/// A noted block holds a reference to its part. Thread-safe; all calls are O(1) amortised.
-template <class Part>
-class graph_blocks {
- public:
-  /// Returns false if `p` is no noted block. Takes no lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
-
-  /// Notes a block that was handed out. Returns false if it was noted before: a capture_cache had kept it so, and gives it up.
-  /// @param keeps  of a capture that keeps the block noted when it is freed
-  /// @throws std::bad_alloc, nothing has changed
-  bool note(void* p, Part& owner, note_of keeps) {
-    std::lock_guard const guard(mutex_);
-    blocks_.make_room();
-    noted_.make_room();
-    slot_number b = noted_.find(p);
-    bool const is_new = b == 0;
-    if (is_new) {
-      b = blocks_.take();
-      blocks_[b].p = p;
-      blocks_[b].of.owner = &owner;
-      noted_.insert(b);
-      ++owner.references;
+    // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
+    if (heap_.is_crowded()) [[unlikely]]
+      heap_.sweep_streams(sweep_of::default_streams);
+    if (heap_.description.active()) [[unlikely]]
+      return take_back_described(heap_, id, stream, p, bytes, alignment, reuse::later);
+    block_request const request(id, stream, bytes, bytes, alignment);
+    cache_position const position = heap_.is_asleep() ? cache_position{} : front_.open(id, stream);
+    if (position.of_stream == nullptr) {
+      heap_.count_given(request.block);
     } else {
-      ++owner.cache.changes;
+      block_batch displaced;
+      std::size_t displaced_bytes = 0;
+      kept const result = front_.put_and_displace(position, request, p, displaced, displaced_bytes);
+      if (result == kept::twice) [[unlikely]]
+        return heap_.note_double_free(request, p);
+      if (displaced.count != 0) heap_.give_back(request, displaced.blocks, displaced.count, displaced_bytes);
+      if (result == kept::yes) return;
     }
-    blocks_[b].is_cached = keeps == note_of::capture_cache;
-    return is_new;
+    heap_.give_back(request, &p, 1, request.block);
   }
-  /// Forgets the blocks that a capture_cache kept noted, except those that it has given up meanwhile. Returns how many.
-  std::size_t forget(void* const* free, std::size_t count, Part& owner) noexcept {
-    std::lock_guard const guard(mutex_);
-    std::size_t forgotten = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      slot_number const b = noted_.find(free[i]);
-      if (b == 0 || !blocks_[b].is_cached) continue;
-      (void)noted_.take(free[i]);
-      blocks_.give(b);
-      ++forgotten;
-    }
-    owner.references -= forgotten;
-    return forgotten;
+
+  /// Frees a block whose stream was destroyed: the block waits for all work, or the host waits for it now.
+  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return;
+    if (graphs_.may_hold(p) && graphs_.deallocate(stream_ref::unknown_id, stream, p, bytes, alignment))
+      return;
+    if (waiting_.hold_back_for_all(stream, p, bytes, alignment)) return;
+    pool_.deallocate_sync(p, bytes, alignment);
   }
-  /// Records that graphs of `user` use a block, of a part or of the pool. Returns true if the block was not noted before.
-  /// @throws std::bad_alloc, nothing has changed
-  bool note_use(void* p, Part& user) {
-    std::lock_guard const guard(mutex_);
-    slot_number b = noted_.find(p);
-    bool const is_new = b == 0;
-    if (is_new) {
-      blocks_.make_room();
-      noted_.make_room();
-      b = blocks_.take();
-      blocks_[b].p = p;
-      noted_.insert(b);
-    }
-    if (blocks_[b].of.owner != &user) {
-      blocks_[b].of.users.add(user);
-      give_up(b);
-    }
-    return is_new;
-  }
-  /// The parts of a block: whose it is, and whose graphs use it.
-  struct noted {
-    Part* owner = nullptr;  ///< null: the pool's
-    graph_users<Part> users;
-    [[nodiscard]] bool is_there() const noexcept { return owner != nullptr || !users.empty(); }
-  };
-  /// Forgets a block and returns its parts, with the block's references; empty if it is not noted.
-  noted take(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    slot_number const b = noted_.take(p);
-    if (b == 0) return {};
-    noted const of = blocks_[b].of;
-    give_up(b);
-    blocks_.give(b);
-    return of;
-  }
-  /// The part that a block belongs to, with one reference more; null if it belongs to none.
-  Part* owner_of(void const* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    slot_number const b = noted_.find(p);
-    if (b == 0 || blocks_[b].of.owner == nullptr) return nullptr;
-    ++blocks_[b].of.owner->references;
-    return blocks_[b].of.owner;
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::lock_guard const guard(mutex_);
-    return noted_.host_bytes() + blocks_.host_bytes();
+
+  /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
+  TARN_NOINLINE bool take_back_noted(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                     std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return true;
+    heap_.learn_if_named(id, stream);
+    if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
+    if (!waiting_.may_hold(p)) return false;
+    if (graphs_.watches_frees() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
+    return waiting_.hold_back(id, stream, p, bytes, alignment);
   }
 
  private:
-  struct block {
-    void* p = nullptr;
-    slot_number next = 0;
-    noted of;
-    bool is_cached = false;  ///< a capture_cache counts on finding it noted
-  };
+  using front_type = typename Pool::front_type;
+  using cache_position = typename front_type::cache_position;
 
-  /// Makes the capture_cache that counts on a block start anew.
-  void give_up(slot_number b) noexcept {
-    if (std::exchange(blocks_[b].is_cached, false)) ++blocks_[b].of.owner->cache.changes;
-  }
-  mutable fork_mutex mutex_;
-  slot_table<block> blocks_;
-  noted_blocks<block> noted_{blocks_};
-};
+  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
+  static constexpr std::uint32_t batch_of_capture = 4;
 
-}  // namespace tarn::detail
-// ---- tarn/pool/graph/graph_captures.hpp
-// The captures that capture_scopes have opened in a pool, with the streams of each.
-
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-namespace tarn::detail {
-
-/// What to do about a stream that is part of no known capture.
-enum class if_unknown : std::uint8_t {
-  ask,          ///< the driver, if captures without a scope are looked for
-  not_captured  ///< nothing: the driver was asked in this call
-};
-
-/// Scopes and streams are added and removed under the growth lock. A scope holds a reference to its owner's part.
-template <class Part, class Heap, class Front>
-class graph_captures {
- public:
-  using capture = captured_stream<Part>;
-  using driver_type = typename Heap::driver_type;
-
-  graph_captures(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {
-    if (always()) front_.watch_all();
-  }
-  graph_captures(graph_captures const&) = delete;
-  graph_captures& operator=(graph_captures const&) = delete;
-
-  /// Whether a call that is not warm must look for a capture.
-  [[nodiscard]] bool any() const noexcept { return heap_.captured.any() || always(); }
-  /// Whether a deallocation must look for one.
-  [[nodiscard]] bool watches_frees() const noexcept { return heap_.captured.any() || looks_outside_scopes(); }
-
-  /// The capture of an allocation; `kept_as` is 0 if its stream is not captured.
-  /// @throws cuda_error  it is captured, and it is not known by which capture
-  [[nodiscard]] capture of_allocation(stream_id id, stream_ref stream) {
-    capture const at = known(id);
-    return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(stream_ref::from(stream.handle(), id));
-  }
-  /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
-  [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream,
-                                        if_unknown then = if_unknown::ask) noexcept {
-    if (id == neutral_id || id == stream_ref::unknown_id || !watches_frees()) return {};
-    capture at = known(id);
-    if (at.kept_as != 0 || then == if_unknown::not_captured) return at;
-    if (!looks_outside_scopes() && !may_have_joined()) return at;
-    if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
-    at.kept_as = capture_stream_id(0);
-    at.is_guess = true;
-    std::lock_guard const guard(mutex_);
-    if (scope const* const guessed = guess(); guessed != nullptr) at.owner = guessed->owner;
-    return at;
-  }
-
-  /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
-  /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which capture; nothing has changed
-  [[nodiscard]] capture of_use(stream_ref& stream) {
-    stream_ref const named = stream;
-    stream_id id = named.id();
-    if (id == stream_ref::unknown_id) {
-      if (status const s = heap_.driver().identify(named, id); !s.ok())
-        throw cuda_error(s, heap_.driver().device().value);
-      stream = stream_ref::from(named.handle(), id);
-    }
-    capture const at = of_deallocation(id, named);
-    if (at.kept_as != 0 && at.owner == nullptr) refuse_unknown();
-    return at;
-  }
-
-  /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.
-  [[nodiscard]] Part* cached(stream_id id) const noexcept {
-    auto* const owner = static_cast<Part*>(front_.capture());
-    return owner != nullptr && owner->cache.stream == id && id != stream_ref::unknown_id ? owner : nullptr;
-  }
-
-  // ---- scopes; the caller holds the growth lock
-
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin(Part& owner, stream_ref stream) {
-    scope& made = add_scope(owner);
-    try {
-      add_stream(stream, {0, made.number, &owner});
-    } catch (...) {
-      remove_scope(made.number);
-      throw;
-    }
-    made.watched = front_.watch_this_thread();
-    capture_cache& cache = owner.cache;
-    if (cache.kept_as == 0 && front_.capture() == nullptr && front_.set_capture(&owner)) {
-      cache.kept_as = known(stream.id()).kept_as;
-      cache.stream = stream.id();
-      made.has_cache = true;
-    }
-    capture_gate::begin_capture();
-    return made.number;
-  }
-  /// Ends the use of the owner's cache. Returns false if this scope does not use it.
-  bool end_cached(Part& owner, capture_number number) noexcept {
-    for (scope& s : scopes_) {
-      if (s.number != number || !std::exchange(s.has_cache, false)) continue;
-      front_.end_capture(&owner);
-      owner.cache.kept_as = 0;
-      owner.cache.stream = stream_ref::unknown_id;
-      return true;
-    }
-    return false;
-  }
-  /// Adds a stream, unless it is part of a capture. @throws cuda_error  too many streams
-  void add(Part& owner, capture_number number, stream_ref stream) {
-    if (!heap_.captured.has(stream.id())) add_stream(stream, {0, number, &owner});
-  }
-  void end(Part& owner, capture_number number) noexcept {
-    for (stream_id kept_as = 0; (kept_as = take_stream(number)) != 0;) owner.memory.end_capture(kept_as);
-    capture_gate::end_capture();
-    captured_handles::end_capture();
-    remove_scope(number);
-  }
-
- private:
-  struct scope {
-    capture_number number = 0;
-    Part* owner = nullptr;
-    std::uint64_t thread = 0;   ///< number of the one that opened it
-    std::uint64_t watched = 0;  ///< cache of that thread, 0 if none
-    bool has_cache = false;     ///< the owner's capture_cache serves it
-  };
-
-  [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
-  [[nodiscard]] bool looks_outside_scopes() const noexcept {
-    return heap_.options.captures != capture_watch::in_scopes;
-  }
-
-  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's part.
-  [[nodiscard]] capture known(stream_id id) const noexcept {
-    if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
-    std::lock_guard const guard(mutex_);
-    std::size_t const place = heap_.captured.find(id);
-    return place == captured_streams::most ? capture{} : streams_[place];
-  }
-  /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have opened a scope, or in
-  /// capture_watch::always.
-  [[nodiscard]] bool is_captured_unknown(stream_ref stream) const noexcept {
-    return !is_legacy_stream<driver_type>(stream) && may_have_joined() &&
-           is_capturing(heap_.driver(), stream);
-  }
-  [[nodiscard]] bool may_have_joined() const noexcept {
-    auto const is_watched = front_.is_this_thread_watched();
-    if (is_watched != Front::watched::unknown) return is_watched == Front::watched::yes;
-    if (always()) return true;
-    std::lock_guard const guard(mutex_);
-    for (scope const& s : scopes_) {
-      if (s.thread == this_thread_number()) return true;
-    }
-    return false;
-  }
-  /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
-  [[nodiscard]] capture join(stream_ref stream) {
-    std::lock_guard const cold(heap_.cold);
-    capture of;
-    {
-      std::lock_guard const guard(mutex_);
-      scope const* const guessed = guess();
-      if (guessed == nullptr) refuse_unknown();
-      of = {0, guessed->number, guessed->owner};
-    }
-    if (!heap_.captured.has(stream.id())) add_stream(stream, of);
-    return known(stream.id());
-  }
-  /// The scope of the calling thread; null if it has none or several. Under the mutex.
-  [[nodiscard]] scope const* guess() const noexcept {
-    scope const* own = nullptr;
-    for (scope const& s : scopes_) {
-      if (s.thread != this_thread_number()) continue;
-      if (own != nullptr) return nullptr;
-      own = &s;
-    }
-    return own;
-  }
-
-  scope& add_scope(Part& owner) {
-    std::lock_guard const guard(mutex_);
-    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number()});
-    ++last_capture_;
-    ++owner.references;
-    return scopes_.back();
-  }
-  void remove_scope(capture_number number) noexcept {
-    std::lock_guard const guard(mutex_);
-    for (std::size_t i = 0; i < scopes_.size(); ++i) {
-      if (scopes_[i].number != number) continue;
-      if (scopes_[i].watched != 0) front_.end_watch(scopes_[i].watched);
-      --scopes_[i].owner->references;
-      return scopes_.erase_unordered(i);
-    }
-  }
-  /// Closes the caches of a stream. Under the growth lock.
-  void add_stream(stream_ref stream, capture of) {
-    stream_id const id = stream.id();
-    std::size_t const place = heap_.captured.free_place();
-    if (heap_.captured.has(id)) refuse("capture_scope (this stream is already part of an open one)");
-    if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
-    of.kept_as = capture_stream_id(++last_identity_);
-    of.stream = id;
-    of.owner->memory.open_capture(of.kept_as);
-    captured_handles::add(stream);
-    {
-      std::lock_guard const guard(mutex_);
-      streams_[place] = of;
-      heap_.captured.set(place, id);
-    }
-    front_.drop_stream(id);
-  }
-  /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left. Under the growth lock.
-  stream_id take_stream(capture_number number) noexcept {
-    for (std::size_t i = 0; i < captured_streams::most; ++i) {
-      if (streams_[i].capture != number) continue;
-      std::lock_guard const guard(mutex_);
-      heap_.captured.clear(i);
-      captured_handles::remove(streams_[i].stream);
-      stream_id const kept_as = streams_[i].kept_as;
-      streams_[i] = {};
-      return kept_as;
-    }
-    return 0;
-  }
-
-  [[noreturn]] void refuse_unknown() const { refuse(captured_without_scope); }
-  [[noreturn]] void refuse(char const* call) const {
-    throw cuda_error(refused_for_capture(call), heap_.driver().device().value);
-  }
-
-  Heap& heap_;
-  Front& front_;
-  mutable fork_mutex mutex_;  ///< of what follows, for threads without the growth lock
-  sequence<scope> scopes_;
-  capture streams_[captured_streams::most];  ///< by their places in heap::captured
-  capture_number last_capture_ = 0;
-  std::uint64_t last_identity_ = 0;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/pool_statistics.hpp
-// Reads and resets the statistics of a pool. The caller holds the growth lock.
-
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-
-namespace tarn::detail {
-
-inline void add_free_ranges(pool_state& s, arena const& space) {
-  for (zone const where : {zone::smaller, zone::larger}) {
-    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
-    for (domain_ref d = 0; d < space.streams.size(); ++d) {
-      range_index const& index = space.streams[d].ranges(where);
-      part.free_blocks += index.count();
-      part.inactive_split_bytes += index.bytes();
-    }
-    s.free_blocks += part.free_blocks;
-    s.inactive_split_bytes += part.inactive_split_bytes;
-  }
-  s.split = {space.splits.blocks[0], space.splits.bytes[0]};
-  s.smaller.split = {space.splits.blocks[1], space.splits.bytes[1]};
-  s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
-}
-
-inline void add_growth(pool_state& s, growth_counters const& c) noexcept {
-  s.reserved = c.reserved;
-  s.reserved_peak = c.reserved_peak;
-  s.reserved_total = c.reserved_total;
-  s.released_total = c.released_total;
-  s.handles = c.creates - c.destroys;
-  s.handles_peak = c.handles_peak;
-  s.creates = c.creates;
-  s.destroys = c.destroys;
-  s.maps = c.maps;
-  s.unmaps = c.unmaps;
-  s.remaps = c.remaps;
-  for (zone const where : {zone::smaller, zone::larger}) {
-    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
-    part.reserved = c.reserved_in[static_cast<std::size_t>(where)];
-    part.handles = c.handles_in[static_cast<std::size_t>(where)];
-  }
-}
-
-/// Sets what is exact only for a pool and its graph memories together.
-inline void set_sums(pool_state& s, growth_sums const& sums) noexcept {
-  std::lock_guard const guard(sums.mutex);
-  s.reserved = static_cast<std::size_t>(sums.reserved.current);
-  s.reserved_peak = static_cast<std::size_t>(sums.reserved.peak);
-  s.reserved_total = static_cast<std::uint64_t>(sums.reserved.allocated);
-  s.released_total = static_cast<std::uint64_t>(sums.reserved.freed);
-  s.handles = static_cast<std::uint64_t>(sums.handles.current);
-  s.handles_peak = static_cast<std::uint64_t>(sums.handles.peak);
-  s.creates = static_cast<std::uint64_t>(sums.handles.allocated);
-  s.destroys = static_cast<std::uint64_t>(sums.handles.freed);
-  for (zone const where : {zone::smaller, zone::larger}) {
-    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
-    part.reserved = sums.reserved_in[static_cast<std::size_t>(where)];
-    part.handles = sums.handles_in[static_cast<std::size_t>(where)];
-  }
-  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
-}
-
-/// Adds the counts of a graph memory that is destroyed, whose memory is no longer held.
-inline void add_ended(pool_state& sum, pool_state const& ended) noexcept {
-  sum.maps += ended.maps;
-  sum.unmaps += ended.unmaps;
-  sum.remaps += ended.remaps;
-  sum.alloc_retries += ended.alloc_retries;
-  sum.ooms += ended.ooms;
-  sum.host_waits += ended.host_waits;
-  sum.device_waits += ended.device_waits;
-  auto const add_split = [](split_ranges& to, split_ranges const& from) {
-    to.blocks.add(0, from.blocks.allocated);
-    to.bytes.add(0, from.bytes.allocated);
-  };
-  add_split(sum.split, ended.split);
-  add_split(sum.smaller.split, ended.smaller.split);
-  add_split(sum.larger.split, ended.larger.split);
-}
-
-/// O(free ranges + threads).
-template <class Heap, class Front, class Waiting>
-[[nodiscard]] pool_state read_state(Heap& heap, Front const& front, Waiting const& waiting) {
-  pool_state s;
-  auto live = front.live();
-  waiting_amount const awaiting = waiting.now();
-  s.pending = awaiting.bytes > 0 ? static_cast<std::size_t>(awaiting.bytes) : 0;
-  s.pending_blocks = awaiting.blocks > 0 ? static_cast<std::size_t>(awaiting.blocks) : 0;
-  s.host_bytes = front.host_bytes() + waiting.host_bytes();
-  add_growth(s, heap.counters);
-  s.totals_reset = heap.totals_reset;
-  hot_lock const held(heap.hot);
-  arena& space = heap.space(held);
-  live.bytes += heap.uncached_live_bytes;
-  live.blocks += heap.uncached_live_blocks;
-  s.live = live.bytes > 0 ? static_cast<std::size_t>(live.bytes) : 0;
-  s.live_blocks = live.blocks > 0 ? static_cast<std::size_t>(live.blocks) : 0;
-  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
-  s.largest_free_range = space.largest_free();
-  space.count_splits();  // includes the changes of a call that threw
-  add_free_ranges(s, space);
-  s.alloc_retries = heap.alloc_retries;
-  s.ooms = heap.ooms;
-  s.host_waits = heap.order.host_waits();
-  s.device_waits = heap.order.device_waits();
-  s.host_bytes += space.host_bytes() + heap.growth.host_bytes() + heap.counters.notes.host_bytes();
-  return s;
-}
-
-template <class Heap>
-void reset_peaks(Heap& heap) noexcept {
-  growth_counters& c = heap.counters;
-  heap.sums.reset_peaks();
-  c.reserved_peak = c.reserved;
-  c.handles_peak = c.creates - c.destroys;
-  for (std::size_t z = 0; z < zone_count; ++z) {
-    c.reserved_in[z].reset_peak();
-    c.handles_in[z].reset_peak();
-  }
-  hot_lock const held(heap.hot);
-  arena& space = heap.space(held);
-  space.count_splits();
-  for (stat& s : space.splits.blocks) s.reset_peak();
-  for (stat& s : space.splits.bytes) s.reset_peak();
-}
-
-template <class Heap>
-void reset_totals(Heap& heap) noexcept {
-  growth_counters& c = heap.counters;
-  pool_totals& reset = heap.totals_reset;
-  {
-    growth_sums& sums = heap.sums;
-    std::lock_guard const guard(sums.mutex);
-    reset.reserved = static_cast<std::uint64_t>(sums.reserved.allocated);
-    reset.released = static_cast<std::uint64_t>(sums.reserved.freed);
-    reset.creates = static_cast<std::uint64_t>(sums.handles.allocated);
-    reset.destroys = static_cast<std::uint64_t>(sums.handles.freed);
-    for (std::size_t z = 0; z < zone_count; ++z) {
-      sums.reserved_in[z].reset_totals();
-      sums.handles_in[z].reset_totals();
-    }
-  }
-  reset.host_waits = heap.order.host_waits() + heap.ended.host_waits;
-  for (std::size_t z = 0; z < zone_count; ++z) {
-    c.reserved_in[z].reset_totals();
-    c.handles_in[z].reset_totals();
-  }
-  hot_lock const held(heap.hot);
-  arena& space = heap.space(held);
-  reset.alloc_retries = heap.alloc_retries + heap.ended.alloc_retries;
-  heap.ended.split = heap.ended.smaller.split = heap.ended.larger.split = {};
-  space.count_splits();
-  for (stat& s : space.splits.blocks) s.reset_totals();
-  for (stat& s : space.splits.bytes) s.reset_totals();
-}
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// What a pool keeps of its graph memories. Parts are made and destroyed under the growth lock. Mutexes are never held across a call
-/// of a pool or driver.
-template <class Upstream, class Heap, class Front, class Waiting>
-class graph_memories {
- public:
-  using driver_type = typename Upstream::driver_type;
-  using part = graph_part<Upstream, Waiting>;
-  using capture = captured_stream<part>;
-
-  graph_memories(Heap& heap, Front& front, Waiting& waiting) noexcept
-      : heap_(heap), waiting_(waiting), captures_(heap, front) {}
-  graph_memories(graph_memories const&) = delete;
-  graph_memories& operator=(graph_memories const&) = delete;
-  ~graph_memories() {
-    if (!heap_.is_lost()) return;
-    for (auto& p : parts_) p->end.abandon();
-  }
-
-  // ---- calls of the pool
-
-  /// Whether a call that is not warm must look for a capture.
-  [[nodiscard]] bool is_watching() const noexcept { return captures_.any(); }
-  /// The same for a deallocation.
-  [[nodiscard]] bool watches_frees() const noexcept { return captures_.watches_frees(); }
-  /// Returns false if `p` is no live block of a part. Takes no lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return blocks_.may_hold(p); }
-
-  /// Serves a request if its stream is captured; null if it is not. `Pool` is the pool itself.
-  /// @throws out_of_memory; cuda_error: captured, and no scope says for which owner; std::bad_alloc: nothing has changed
-  template <class Pool>
-  [[nodiscard]] void* allocate(Pool& whole, stream_id id, stream_ref stream, std::size_t bytes,
-                               std::size_t alignment) {
-    if (part* const owner = captures_.cached(id); owner != nullptr) {
-      capture_cache& cache = owner->cache;
-      stream_ref const as = stream_ref::from(nullptr, cache.kept_as);
-      void* p = owner->memory.take_cached(cache.kept_as, bytes, alignment);
-      if (p == nullptr) p = take(whole, *owner, as, id, bytes, alignment);
-      if (cache.is_old()) clear(*owner);
-      if (!cache.take(p)) note(p, *owner, as, bytes, alignment, &cache);
-      return p;
-    }
-    capture const at = captures_.of_allocation(id, stream);
-    if (at.kept_as == 0) return nullptr;
-    stream_ref const as = stream_ref::from(nullptr, at.kept_as);
-    void* const p = take(whole, *at.owner, as, id, bytes, alignment);
-    note(p, *at.owner, as, bytes, alignment, nullptr);
-    return p;
-  }
-
-  /// Serves a request from a part, whether its stream is captured or not; see graph_memory::allocate().
-  /// @throws as allocate()
-  template <class Pool>
-  [[nodiscard]] void* allocate_from(Pool& whole, part& from, stream_id id, stream_ref stream,
-                                    std::size_t bytes, std::size_t alignment) {
-    capture const at = is_watching() ? captures_.of_allocation(id, stream) : capture{};
-    stream_ref as = stream_ref::from(stream.handle(), id);
-    // The part keeps no order of the streams of another owner's capture.
-    if (at.kept_as != 0) as = stream_ref::from(nullptr, at.owner == &from ? at.kept_as : neutral_id);
-    void* const p = take(whole, from, as, id, bytes, alignment);
-    note(p, from, as, bytes, alignment, nullptr);
-    return p;
-  }
-
-  /// Takes back a live block of a part. Returns false if `p` is none. `id` may be neutral_id, or unknown for a destroyed stream.
-  bool deallocate(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                  std::size_t alignment) noexcept {
-    if (part* const owner = captures_.cached(id);
-        owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
-      stream_id const kept_as = owner->cache.kept_as;
-      if (!owner->memory.put_cached(kept_as, p, bytes, alignment))
-        owner->memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
-      return true;
-    }
-    auto const of = blocks_.take(p);
-    if (!of.is_there()) return false;
-    waiting_.count_noted_elsewhere(false);
-    part* const owner = of.owner;
-    capture const at = captures_.of_deallocation(id, stream);
-    bool const is_others = at.kept_as != 0 && (at.owner != owner || at.is_guess);
-    if (is_others || !of.users.empty()) {
-      kept_type kept{p, bytes, alignment, owner, of.users};  // with the block's reference to its owner
-      keep(kept, is_others, at.owner);
-      return true;
-    }
-    if (at.kept_as != 0) {
-      owner->memory.deallocate(stream_ref::from(nullptr, at.kept_as), p, bytes, alignment);
-    } else if (id == neutral_id) {
-      owner->memory.deallocate_sync(p, bytes, alignment);
-    } else {
-      owner->memory.deallocate(stream_ref::from(stream.handle(), id), p, bytes, alignment);
-    }
-    --owner->references;
+  bool take_from_heap(cache_position const& position, block_request const& request, block_batch& batch) {
+    // Return the cached large block first: it may coalesce with its neighbours.
+    std::size_t cached_bytes = 0;
+    void* const cached = position.of_stream != nullptr && request.where != zone::smaller
+                             ? front_.take_large(position, cached_bytes)
+                             : nullptr;
+    hot_lock held(heap_.hot);
+    if (cached != nullptr)
+      heap_.return_range(may_release(held), request.id, request.stream, cached, cached_bytes);
+    heap_.space(held).make_room();
+    if (!heap_.take(held, heap_.space(held).streams.get(request.id, request.stream), request, batch))
+      return false;
+    heap_.count_if_uncached(held, request, position.cache == nullptr);
     return true;
   }
 
-  /// Keeps a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
-  bool keep_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
-                        if_unknown then = if_unknown::ask) noexcept {
-    capture const at = captures_.of_deallocation(id, stream, then);
-    if (at.kept_as == 0) return false;
-    kept_type kept{p, bytes, alignment, nullptr, {}};
-    keep(kept, true, at.owner);
-    return true;
-  }
-
-  /// Records a use of a part's block, or of any block by a captured stream. Returns false if it is neither.
-  /// Notes the identity of a bare handle in `stream`. A captured stream of no known capture is refused: the event that an ordinary use
-  /// waits for does not cover the replays. @throws std::bad_alloc, cuda_error: nothing has changed
-  bool record_stream(void* p, std::size_t bytes, stream_ref& stream) {
-    if (watches_frees()) {
-      if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
-        if (blocks_.note_use(p, *at.owner)) waiting_.count_noted_elsewhere(true);
-        if (!may_be_own(p)) return true;
-      }
-    }
-    if (!may_hold(p)) return false;
-    part* const owner = blocks_.owner_of(p);
-    if (owner == nullptr) return false;
-    call_in_progress const call(*owner);
-    owner->memory.record_stream(p, bytes, stream);
-    return true;
-  }
-
-  // ---- owners and captures; the caller holds the growth lock
-
-  /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
-  [[nodiscard]] part& make_part() {
-    owned<part> made(new part(heap_, waiting_, ++last_number_));
-    made->memory.observe_waiting(made->observer);
-    made->memory.mark_as_graph_memory(made->number, heap_.sums);
-    if (heap_.counters.notes.is_open())
-      made->memory.note_growth(heap_.counters.notes.most(), heap_.counters.notes.clock());
-    std::lock_guard const guard(mutex_);
-    parts_.push_back(std::move(made));
-    return *parts_.back();
-  }
-  /// Waits for the graphs that the device still runs, and gives back what ended owners had. The pool ends: there is no owner left.
-  /// Returns false if a capture prevents it.
-  template <class Pool>
-  [[nodiscard]] bool finish(Pool& whole) noexcept {
-    for (auto& p : parts_) (void)p->end.is_complete(true);
-    (void)reap(whole, true);
-    for (auto& p : parts_) {
-      if (p->end.waits_for_capture()) return false;
-    }
-    return true;
-  }
-  /// Whether the pool has a block that it keeps until it ends. Graphs may use it, and no stream's work covers that.
-  [[nodiscard]] bool keeps_until_end() const noexcept {
-    return keeps_until_end_.load(std::memory_order_relaxed);
-  }
-  /// The pool ends while work may use what its ended owners had: none of it is given back.
-  void keep_mapped() noexcept {
-    for (auto& p : parts_) p->memory.keep_mapped();
-  }
-  /// Ends an owner. Its memory is given back now if the device has completed its work, else later.
-  template <class Pool>
-  void end_part(Pool& whole, part& of) noexcept {
-    {
-      std::lock_guard const guard(mutex_);
-      of.is_over = true;
-      ++over_count_;
-    }
-    if (!heap_.is_lost()) (void)reap(whole, false);
-  }
-
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin_capture(part& owner, stream_ref stream) {
-    owner.memory.prepare_for_capture();
-    {
-      std::lock_guard const guard(mutex_);
-      owner.kept.reserve(owner.kept.size() + kept_at_least);
-    }
-    return captures_.begin(owner, stream);
-  }
-  void join_capture(part& owner, capture_number number, stream_ref stream) {
-    captures_.add(owner, number, stream);
-  }
-  void end_capture(part& owner, capture_number number) noexcept {
-    if (captures_.end_cached(owner, number)) clear(owner);
-    captures_.end(owner, number);
-  }
-
-  /// Gives back what ended owners had, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
-  /// true if anything was given back. The caller holds the growth lock.
-  template <class Pool>
-  bool reap(Pool& whole, bool const wait) noexcept {
+  /// Returns the large blocks that the thread caches for a captured stream to the heap, where they coalesce, and tries again.
+  bool take_what_captures_cache(cache_position const& position, block_request const& request,
+                                block_batch& batch) {
+    if (!is_capture_stream(request.id) || position.of_stream == nullptr) return false;
     bool any = false;
-    for (std::uint64_t last = 0; over_count_ != 0;) {
-      part* const p = next_over(last);
-      if (p == nullptr) break;
-      last = p->number;
-      {
-        std::lock_guard const guard(mutex_);
-        if (std::exchange(p->is_mark_old, false)) p->end.renew();
-      }
-      if (!p->end.is_complete(wait)) continue;
-      // Before the part itself: blocks that two ended owners keep of each other, or one of its own, would hold them forever.
-      bool const gave_kept = give_back_all_kept(whole, *p);
-      // Its destructor must find nothing to wait for: a capture may open at any moment.
-      bool const can_end =
-          p->memory.can_end_now() || (!capture_gate::has_captures() && p->memory.finish_work());
-      owned<part> const gone = can_end ? take_part(*p) : owned<part>();
-      if (gave_kept || gone.get() != nullptr) {
-        any = true;
-        last = 0;  // an ended owner that was passed may have waited for a block that this one kept
-      }
-      if (gone.get() == nullptr) continue;
-      pool_state const last_state = gone->memory.state();
-      add_ended(heap_.ended, last_state);
-      heap_.totals_reset.alloc_retries += last_state.totals_reset.alloc_retries;
-      heap_.totals_reset.host_waits += last_state.totals_reset.host_waits;
-      gone->memory.leave_whole();
+    for (auto block = front_.take_of_capture(position); block.p != nullptr;
+         block = front_.take_of_capture(position)) {
+      heap_.give_back_range(request.id, request.stream, block.p, block.bytes);
+      any = true;
     }
-    return any;
-  }
-  /// Bytes that ended owners still hold. The caller holds the growth lock.
-  [[nodiscard]] std::size_t reserved_by_ended() const {
-    std::size_t sum = 0;
-    if (over_count_ == 0) return sum;
-    for (auto const& p : parts_) {
-      if (p->is_over) sum += p->memory.state().reserved;
-    }
-    return sum;
-  }
-  /// Bytes that all graph memories hold. The caller holds the growth lock.
-  [[nodiscard]] std::size_t reserved() const {
-    std::size_t sum = 0;
-    for (auto const& p : parts_) sum += p->memory.state().reserved;
-    return sum;
-  }
-  [[nodiscard]] bool has_ended_parts() const noexcept { return over_count_ != 0; }
-
-  // ---- reports
-
-  [[nodiscard]] graph_state state_of(part& of) const {
-    pool_state const s = of.memory.state();
-    std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes, of.number};
-  }
-  /// Calls f(pool) for each part under the growth lock, since reap() leaves alone what a call refers to.
-  template <class F>
-  void for_each_pool(F const& f) {
-    std::lock_guard const cold(heap_.cold);
-    part* p = nullptr;
-    for (std::uint64_t last = 0; (p = next_part(last)) != nullptr;) {
-      call_in_progress const call(*p);
-      last = p->number;
-      f(p->memory);
-    }
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
-  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps; the number is 0 if the pool keeps it until it
-  /// ends. The caller holds the growth lock: none of them is
-  /// given back meanwhile.
-  template <class F>
-  void for_each_kept(F const& f) const {
-    std::lock_guard const guard(mutex_);
-    for (auto const& p : parts_) {
-      for (auto const& b : p->kept) f(b.p, b.bytes, p->number);
-    }
-    for (auto const& b : kept_until_end_) f(b.p, b.bytes, std::uint64_t{0});
+    return any && take_from_heap(position, request, batch);
   }
 
-  // ---- pins: a part stays, also after its owner has ended. The caller holds the growth lock.
-
-  void add_reference(void const* p) noexcept { ++part_with(p)->references; }
-  void remove_reference(void const* p) noexcept { --part_with(p)->references; }
-
- private:
-  using kept_type = kept_block<part>;
-  static constexpr std::size_t kept_at_least =
-      64;  ///< blocks of each capture for which there is room beforehand
-
-  /// Whether `p` is a live block of a part, and not only used by one.
-  [[nodiscard]] bool may_be_own(void const* p) noexcept {
-    part* const owner = blocks_.owner_of(p);
-    if (owner != nullptr) --owner->references;
-    return owner != nullptr;
-  }
-  /// Gives up, at the end of a call, a reference that was taken for it.
-  class call_in_progress {
-   public:
-    explicit call_in_progress(part& of) noexcept : of_(of) {}
-    call_in_progress(call_in_progress const&) = delete;
-    call_in_progress& operator=(call_in_progress const&) = delete;
-    ~call_in_progress() { --of_.references; }
-
-   private:
-    part& of_;
-  };
-
-  /// Notes a block that was handed out under the identity of `as`, and adds it to the cache of its capture.
-  /// @throws std::bad_alloc, the block is free again
-  void note(void* p, part& owner, stream_ref as, std::size_t bytes, std::size_t alignment,
-            capture_cache* cache) {
-    bool const is_cached = cache != nullptr && cache->has_room();
-    bool is_new = false;
-    try {
-      is_new = blocks_.note(p, owner, is_cached ? note_of::capture_cache : note_of::live_block);
-    } catch (...) {
-      owner.memory.deallocate(as, p, bytes, alignment);
-      throw;
-    }
-    if (is_new) waiting_.count_noted_elsewhere(true);
-    if (is_cached) cache->add(p);
-  }
-  /// Empties the cache of a capture.
-  void clear(part& owner) noexcept {
-    owner.cache.clear([&](void* const* free, std::size_t count) {
-      for (std::size_t left = blocks_.forget(free, count, owner); left != 0; --left)
-        waiting_.count_noted_elsewhere(false);
-    });
-  }
-
-  template <class Pool>
-  void* take(Pool& whole, part& from, stream_ref as, stream_id id, std::size_t bytes, std::size_t alignment) {
-    try {
-      return from.memory.allocate(as, bytes, alignment);
-    } catch (out_of_memory& refused) {
-      memory_report report = refused.report();
-      if (whole.trim(0) != 0) {
+  /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there give back what they cache.
+  TARN_NOINLINE void climb(cache_position const& position, block_request const& request, block_batch& batch) {
+    if (heap_.growth_mutex.is_mine()) [[unlikely]]  // a growth cannot start another one
+      heap_.refuse(request.id, request.asked, request.alignment,
+                   "the pool, because a handler of its own growth called it");
+    auto const climb_alone = [&] {
+      growth_lock const growing(heap_.growth_mutex);
+      if (heap_.is_asleep()) [[unlikely]]
+        heap_.refuse_asleep(request.asked);
+      waiting_.release(growing, false);
+      if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, pool_, false);
+      for (;;) {
         try {
-          return from.memory.allocate(as, bytes, alignment);
-        } catch (out_of_memory const& again) {
-          report = again.report();
+          hot_lock held(heap_.hot);
+          ladder(growing, heap_, front_, waiting_, may_release(held), request, batch).climb();
+          return heap_.count_if_uncached(held, request, position.cache == nullptr);
+        } catch (out_of_memory const&) {
+          if (!graphs_.has_ended_parts() || !graphs_.reap(growing, pool_, true)) throw;
         }
       }
-      report.stream = id;
-      refused.set_report(report);
+    };
+    try {
+      pool_.others_.with_help(climb_alone, [&](memory_report const& r) { return lacking(r, request); });
+    } catch (out_of_memory const&) {
+      growth_lock const growing(heap_.growth_mutex);
+      ++heap_.counters(growing).ooms;
       throw;
     }
   }
-
-  /// Keeps a block until none of its users is left, and `by`, if a capture freed it. Without host memory to note it, the block
-  /// stays as it is until the pool ends. So does one of an unknown capture.
-  void keep(kept_type& b, bool is_of_capture, part* by) noexcept {
-    std::lock_guard const guard(mutex_);
-    count_kept(b, 1);
-    if (by != nullptr) b.users.add(*by);
-    if ((is_of_capture && by == nullptr) || b.users.is_too_many()) {
-      b.users.clear();
-      return list_until_end(b);
-    }
-    pass_on(b);
+  /// What the device lacks for a request, bytes; the whole request if it has that much, but cannot use it.
+  [[nodiscard]] std::size_t lacking(memory_report const& refused,
+                                    block_request const& request) const noexcept {
+    std::size_t wanted = align_up(request.block, usual_granule);
+    if (refused.headroom != memory_report::unknown)
+      wanted += refused.headroom + allocation_overhead(heap_.driver());
+    std::size_t const free = refused.device_free != memory_report::unknown ? refused.device_free : 0;
+    return wanted > free ? wanted - free : wanted;
   }
-  /// Keeps a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
-  void list_until_end(kept_type const& b) noexcept {
-    keeps_until_end_.store(true, std::memory_order_relaxed);
+
+  /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made from within a climb.
+  TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
+    if (heap_.growth_mutex.is_mine() || !heap_.growth_mutex.try_lock()) return;
+    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
     try {
-      kept_until_end_.push_back(b);
-    } catch (...) {  // it is kept all the same
-    }
-  }
-  /// Lets the next user keep a block. Under the mutex.
-  void pass_on(kept_type& b) noexcept {
-    part& next = b.users.take();
-    try {
-      next.kept.push_back(b);
-      next.is_mark_old = next.is_over;
-      next.kept_bytes += rounded_bytes(b.bytes, b.alignment);
-    } catch (...) {
-      b.users.clear();
-      list_until_end(b);
-    }
-    --next.references;
-  }
-  void count_kept(kept_type const& b, std::int64_t sign) noexcept {
-    if (b.from == nullptr) {
-      waiting_.count_kept(b.bytes, b.alignment, sign);
-    } else {
-      b.from->memory.count_kept(b.bytes, b.alignment, sign);
-    }
-  }
-  template <class Pool>
-  void give_back_kept(Pool& whole, kept_type& b) noexcept {
-    if (!b.users.empty()) {
-      std::lock_guard const guard(mutex_);
-      return pass_on(b);
-    }
-    count_kept(b, -1);
-    if (b.from == nullptr) {
-      whole.deallocate_sync(b.p, b.bytes, b.alignment);
-    } else {
-      b.from->memory.deallocate_sync(b.p, b.bytes, b.alignment);
-      --b.from->references;
+      heap_.give_back_unused(growing, id);
+    } catch (...) {  // no host memory for the lists: a later step gives back
     }
   }
 
-  /// Gives back the blocks that an ended owner kept, whose work is complete. Returns false if there was none.
-  template <class Pool>
-  bool give_back_all_kept(Pool& whole, part& of) noexcept {
-    sequence<kept_type> kept;
-    {
-      std::lock_guard const guard(mutex_);
-      if (of.is_mark_old) return false;  // kept since the mark: at the next call
-      kept.swap(of.kept);
-      of.kept_bytes = 0;
-    }
-    for (auto& b : kept) give_back_kept(whole, b);
-    return !kept.empty();
-  }
-
-  /// The ended part with the lowest number above `last` that keeps a block, or that nothing refers to.
-  part* next_over(std::uint64_t last) noexcept {
-    std::lock_guard const guard(mutex_);
-    part* next = nullptr;
-    for (auto& p : parts_) {
-      if (p->number > last && p->is_over && (p->references == 0 || !p->kept.empty()) &&
-          (next == nullptr || p->number < next->number))
-        next = p.get();
-    }
-    return next;
-  }
-  /// The part that reserved an address; there is one.
-  part* part_with(void const* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    std::size_t i = 0;
-    while (!parts_[i]->memory.owns(p)) ++i;
-    return parts_[i].get();
-  }
-  part* next_part(std::uint64_t last) noexcept {
-    std::lock_guard const guard(mutex_);
-    part* next = nullptr;
-    for (auto& p : parts_) {
-      if (p->number > last && (next == nullptr || p->number < next->number)) next = p.get();
-    }
-    if (next != nullptr) ++next->references;
-    return next;
-  }
-  /// Takes a part out of the list, unless something refers to it again.
-  owned<part> take_part(part& gone) noexcept {
-    std::lock_guard const guard(mutex_);
-    owned<part> taken;
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i].get() != &gone || gone.references != 0 || !gone.kept.empty()) continue;
-      taken = std::move(parts_[i]);
-      parts_.erase_unordered(i);
-      --over_count_;
-      break;
-    }
-    return taken;
-  }
-
-  Heap& heap_;
-  Waiting& waiting_;
-  graph_captures<part, Heap, Front> captures_;
-  graph_blocks<part> blocks_;
-  mutable fork_mutex mutex_;
-  sequence<owned<part>> parts_;
-  std::uint64_t last_number_ = 0;
-  std::atomic<std::size_t> over_count_{0};
-  std::atomic<bool> keeps_until_end_{false};
-  sequence<kept_type> kept_until_end_;  ///< under the mutex
+  Pool& pool_;
+  typename Pool::heap_type& heap_;
+  typename Pool::waiting_type& waiting_;
+  front_type& front_;
+  typename Pool::graphs_type& graphs_;
 };
-
-}  // namespace tarn::detail
-// ---- tarn/pool/pool_segments.hpp
-// The search for the physical segments behind a block of a pool, for segments_of() and page_pin.
-
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <string_view>
-
-namespace tarn::detail {
-
-/// A block or a part of one, and the user's call that asks for its segments.
-struct segments_wanted {
-  std::string_view call;
-  void const* p = nullptr;
-  std::size_t bytes = 0;
-};
-
-[[noreturn]] TARN_NOINLINE inline void refuse_segments(segments_wanted const& wanted) {
-  message<256> text;
-  text.add(wanted.call).add(": no block of this pool has these ").add_bytes(wanted.bytes);
-  text.add("; pass a pointer into a block that is allocated, and bytes that end in it");
-  throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
-}
-
-/// Finds the segments of a live block in one pool, and calls then(growth) under the growth lock. Returns false if the pool has not
-/// reserved the address. First returns all threads' cached blocks to the heap, so that those are seen to be free.
-/// @throws misuse       not all of the bytes are live
-/// @throws pool_asleep  the pool sleeps
-/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here; std::bad_alloc: nothing has changed
-template <class Heap, class Front, class Then>
-[[nodiscard]] bool find_own_segments(Heap& heap, Front& front, segments_wanted const& wanted,
-                                     sequence<memory_segment>& found, Then const& then) {
-  auto const address = reinterpret_cast<std::uintptr_t>(wanted.p);
-  std::lock_guard const cold(heap.cold);
-  if (heap.is_lost()) heap.refuse_forked();
-  if (!heap.growth.contains(address)) return false;
-  if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
-  if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
-  front.flush_all();
-  bool are_live = false;
-  {
-    hot_lock const held(heap.hot);
-    are_live = heap.growth.each_segment(heap.space(held), address, wanted.bytes,
-                                        [&](memory_segment const& s) { found.push_back(s); });
-  }
-  if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
-  then(heap.growth);
-  return true;
-}
 
 }  // namespace tarn::detail
 // ---- tarn/pool/waiting_blocks.hpp
@@ -20377,9 +20562,8 @@ class waiting_blocks {
     return false;
   }
 
-  /// Returns blocks whose uses are complete to the heap. `wait` makes the host wait for the uses. The caller holds the growth
-  /// lock.
-  void release(bool const wait) noexcept {
+  /// Returns blocks whose uses are complete to the heap. `wait` makes the host wait for the uses.
+  void release(growth_lock const&, bool const wait) noexcept {
     if (!uses_.any_waiting()) return;
     uses_.settle(wait);
     typename recorded_streams<driver_type>::waiting w;
@@ -20390,10 +20574,7 @@ class waiting_blocks {
         take_back_described(heap_, id, w.stream, w.p, w.bytes, w.alignment, reuse::at_once);
         continue;
       }
-      {
-        hot_lock const held(heap_.hot);
-        heap_.count_uncached(held, -static_cast<std::int64_t>(rounded_bytes(w.bytes, w.alignment)), -1);
-      }
+      heap_.count_given(rounded_bytes(w.bytes, w.alignment));
       heap_.give_back(freed_block{w.p, w.bytes, w.alignment, id, w.stream});
     }
   }
@@ -20441,870 +20622,18 @@ class waiting_blocks {
 
 }  // namespace tarn::detail
 
-namespace tarn::detail {
-
-template <memory_source Upstream>
-class pool_parts {
- public:
-  using driver_type = typename Upstream::driver_type;
-
-  pool_parts(pool_parts const&) = delete;
-  pool_parts& operator=(pool_parts const&) = delete;
-
-  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
-  [[nodiscard]] bool owns(void const* p) const noexcept {
-    {
-      std::lock_guard const cold(heap_.cold);
-      if (heap_.growth.contains(reinterpret_cast<std::uintptr_t>(p))) return true;
-    }
-    bool found = false;
-    graphs_.for_each_pool([&](auto const& pool) { found = found || pool.owns(p); });
-    return found;
-  }
-
-  /// The largest block that the heap can hand out without a driver call, bytes.
-  [[nodiscard]] std::size_t largest_free_range() const {
-    hot_lock const held(heap_.hot);
-    return heap_.space(held).largest_free();
-  }
-
-  /// Whether the memory is pages, which can be put together: false over blocks, and where pages cannot be used. Needs no lock.
-  [[nodiscard]] bool uses_pages() const noexcept { return heap_.uses_pages(); }
-  /// Whether each block lies within one handle, see pooled::handles.
-  [[nodiscard]] bool has_one_handle_per_block() const noexcept {
-    return heap_.options.handles == handles_per_block::one;
-  }
-  /// Where the memory comes from, see tarn::allocator_backend(). Static storage. Needs no lock.
-  [[nodiscard]] char const* allocator_backend() const noexcept {
-    if (heap_.uses_plain_blocks()) return "cudaMalloc";
-    if constexpr (reachable<Upstream, backend_call>) {
-      return nearest(heap_.upstream(), backend_call{});
-    } else {
-      return page_source<Upstream> ? "pages" : "blocks";
-    }
-  }
-
-  /// Bytes that a request occupies. Pure.
-  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
-    return rounded_bytes(bytes, alignment);
-  }
-
-  /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
-  /// O(free ranges + threads), for each graph memory.
-  [[nodiscard]] pool_state state() const {
-    pool_state all;
-    {
-      std::lock_guard const cold(heap_.cold);
-      all = detail::read_state(heap_, front_, waiting_);
-      add_ended(all, heap_.ended);
-    }
-    if (heap_.graph_memory != 0) return all;
-    graphs_.for_each_pool([&](auto const& pool) {
-      pool_state of_graphs = pool.state();
-      of_graphs.pending = of_graphs.pending_blocks = 0;  // `all` has counted them, and the sums these
-      of_graphs.totals_reset.reserved = of_graphs.totals_reset.released = 0;
-      of_graphs.totals_reset.creates = of_graphs.totals_reset.destroys = 0;
-      all = sum_of_states(all, of_graphs);
-    });
-    all.host_bytes += graphs_.host_bytes();
-    set_sums(all, heap_.sums);
-    return all;
-  }
-
-  /// Restarts the peaks from the current values.
-  void reset_peaks() noexcept {
-    {
-      std::lock_guard const cold(heap_.cold);
-      detail::reset_peaks(heap_);
-    }
-    graphs_.for_each_pool([](auto& pool) { pool.reset_peaks(); });
-  }
-
-  /// Restarts the totals of `small`, `large` and `split` from zero. The other totals continue; `totals_reset` holds their
-  /// values at this call.
-  void reset_totals() noexcept {
-    {
-      std::lock_guard const cold(heap_.cold);
-      detail::reset_totals(heap_);
-    }
-    graphs_.for_each_pool([](auto& pool) { pool.reset_totals(); });
-  }
-
-  /// Notifies `observer` when a freed block starts or stops waiting for other streams, until end_observation().
-  /// @throws std::bad_alloc, nothing has changed
-  void observe_waiting(waiting_observer& observer) { waiting_.attach(observer); }
-  void end_observation(waiting_observer& observer) noexcept { waiting_.detach(observer); }
-
-  /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
-  /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
-  void note_growth(std::size_t most, growth_notes::clock_type clock) {
-    {
-      std::lock_guard const cold(heap_.cold);
-      heap_.counters.notes.open(most, clock);
-    }
-    graphs_.for_each_pool([&](auto& pool) { pool.note_growth(most, clock); });
-  }
-
-  /// Starts recording as above unless it is already on. @throws std::bad_alloc
-  void note_growth_from_now(std::size_t most, growth_notes::clock_type clock) {
-    {
-      std::lock_guard const cold(heap_.cold);
-      if (!heap_.counters.notes.is_open()) heap_.counters.notes.open(most, clock);
-    }
-    graphs_.for_each_pool([&](auto& pool) { pool.note_growth_from_now(most, clock); });
-  }
-
-  /// Calls `look(heap, front, waiting blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
-  /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
-  template <class Look>
-  void inspect(Look&& look) {
-    std::lock_guard const cold(heap_.cold);
-    if (heap_.is_lost()) return;
-    look(heap_, front_, waiting_, graphs_);
-    graphs_.for_each_pool([&](auto& pool) { pool.inspect(look); });
-  }
-
-  /// Counts a block of a graph_memory that another one keeps as waiting, or as waiting no more.
-  void count_kept(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
-    waiting_.count_kept(bytes, alignment, sign);
-  }
-  /// Takes the pool of a graph_memory out of the sums of the whole, before it is destroyed.
-  void leave_whole() noexcept {
-    leave_sums(*heap_.counters.sums, heap_.counters);
-    heap_.counters.sums = nullptr;
-  }
-  /// Makes this the pool of a graph_memory, for snapshots.
-  void mark_as_graph_memory(std::uint64_t number, growth_sums& sums) noexcept {
-    if constexpr (heap_type::describes) heap_.description.keep_silent();
-    hot_lock const held(heap_.hot);
-    heap_.space(held).keeps_addresses = true;
-    heap_.graph_memory = number;
-    heap_.counters.sums = &sums;
-  }
-
-  /// Gives all physical memory back to the driver and keeps every address, for the pool and its graph memories together; returns
-  /// the bytes given back. No work uses the pool's memory from this call until wake() returns: the caller has waited for the
-  /// streams that did, also for those that freed blocks. Until then allocations throw pool_asleep; all other calls work. Does
-  /// nothing if the pool is asleep.
-  /// Waits on the host for the copies of the contents. Other threads continue; their cached blocks are returned to the heap.
-  /// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; the pool is awake, only its cache is empty
-  /// @throws cuda_error                     likewise; also while a capture_scope is open
-  /// @throws cuda_error                     of kind `unsupported`: the device has no virtual memory management; nothing has changed
-  /// @throws misuse                         called by a handler of the pool's own growth
-  /// O(handles + slots of views + ranges), 35 us per handle on an H200, plus the copies.
-  std::size_t sleep(contents where)
-    requires page_source<typename heap<Upstream>::source_type>
-  {
-    require_no_growth("sleep");
-    if (!heap_.is_lost()) require_pages(heap_.growth.source(), sleep_refused);
-    misuse_report const last(heap_.notes, heap_.hot);
-    std::lock_guard const cold(heap_.cold);
-    if (heap_.is_lost() || heap_.is_asleep()) return 0;
-    require_no_capture("sleep");
-    std::size_t given = 0;
-    try {
-      graphs_.for_each_pool([&](auto& part) { given += part.prepare_sleep(where); });
-      given += prepare_sleep(where);
-    } catch (...) {
-      graphs_.for_each_pool([](auto& part) { part.cancel_sleep(); });
-      cancel_sleep();
-      throw;
-    }
-    graphs_.for_each_pool([&](auto& part) { given += part.release_asleep(); });
-    return given + release_asleep();
-  }
-  /// Takes the memory again, at the same addresses, with the contents that were kept; returns the bytes taken. Blocks that were
-  /// freed meanwhile need none. Does nothing if the pool is awake.
-  /// @throws out_of_memory  the device or a limit has not enough: report().lacking is what must become free. The pool and its
-  ///                        graph memories are asleep, contents kept; free memory and call again
-  /// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open
-  /// @throws misuse                      called by a handler of the source while the pool is woken
-  /// O(handles + slots of views), 45 us per handle on an H200, plus the copies.
-  std::size_t wake(after_waking then)
-    requires page_source<typename heap<Upstream>::source_type>
-  {
-    if (heap_.is_asleep()) require_no_growth("wake");
-    std::lock_guard const cold(heap_.cold);
-    if (heap_.is_lost() || !heap_.is_asleep()) return 0;
-    require_no_capture("wake");
-    std::size_t lacking = prepare_wake();
-    graphs_.for_each_pool([&](auto& part) { lacking += part.prepare_wake(); });
-    heap_.require_free(lacking);
-    std::size_t taken = 0;
-    try {
-      graphs_.for_each_pool([&](auto& part) { taken += part.restore(); });
-      taken += restore();
-    } catch (...) {
-      graphs_.for_each_pool([](auto& part) { (void)part.release_asleep(); });
-      throw;
-    }
-    graphs_.for_each_pool([&](auto& part) { part.end_sleep(then); });
-    end_sleep(then);
-    return taken;
-  }
-  /// Gives back all granules without a live byte, at unchanged addresses; see tarn::compact(). The promise is that of sleep(). A pool
-  /// that uses blocks gives back those without a live byte.
-  /// @throws cuda_error, std::bad_alloc  contents and addresses are kept. If the driver can map a handle neither at its new nor at
-  ///                                     its old place, the pool is asleep and keeps its memory: wake() maps it
-  /// @throws out_of_memory               only in that case
-  /// @throws misuse                      called by a handler of the pool's own growth
-  compaction compact()
-    requires page_source<typename heap<Upstream>::source_type>
-  {
-    require_no_growth("compact");
-    misuse_report const last(heap_.notes, heap_.hot);
-    std::lock_guard const cold(heap_.cold);
-    if (heap_.is_lost() || heap_.is_asleep()) return {};
-    require_no_capture("compact");
-    front_.flush_all();
-    end_quarantine(heap_);
-    waiting_.release(true);
-    try {
-      return heap_.compact();
-    } catch (...) {
-      if (heap_.growth.unmap_incomplete()) refuse_allocations();
-      throw;
-    }
-  }
-  [[nodiscard]] bool is_asleep() const noexcept
-    requires page_source<typename heap<Upstream>::source_type>
-  {
-    return heap_.is_asleep();
-  }
-
-  /// Calls f(memory_segment) for each physical segment behind a live block, or a part of one, in order. Returns the cached blocks of
-  /// all threads to the heap first, so that those are seen to be free. The caller holds no lock of the pool; f may throw.
-  /// @throws misuse       not all of the bytes are live in this pool
-  /// @throws pool_asleep  the pool sleeps
-  /// @throws cuda_error   in a forked child; std::bad_alloc. Nothing has changed
-  /// O(views + segments)
-  template <class F>
-  void each_segment(void const* p, std::size_t bytes, F const& f)
-    requires page_source<typename heap<Upstream>::source_type>
-  {
-    sequence<memory_segment> found;
-    find_segments({"segments_of", p, bytes}, found, [](auto&) noexcept {});
-    for (memory_segment const& s : found) f(s);
-  }
-  /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved or put to sleep, also
-  /// after the block is freed. Pins are counted. @throws as each_segment()
-  void pin(void const* p, std::size_t bytes)
-    requires page_source<typename heap<Upstream>::source_type>
-  {
-    sequence<memory_segment> found;
-    std::lock_guard const cold(heap_.cold);
-    find_segments({"page_pin", p, bytes}, found,
-                  [&](auto& growth) noexcept { growth.pin(reinterpret_cast<std::uintptr_t>(p), bytes); });
-    if (!heap_.growth.contains(reinterpret_cast<std::uintptr_t>(p))) graphs_.add_reference(p);
-  }
-  /// Finds the segments, and calls then(growth) under the growth lock if all of them are there. For the parts of a pool.
-  template <class Then>
-  void find_segments(segments_wanted const& wanted, sequence<memory_segment>& found, Then const& then)
-    requires page_source<typename heap<Upstream>::source_type>
-  {
-    if (find_own_segments(heap_, front_, wanted, found, then)) return;
-    bool is_found = false;
-    graphs_.for_each_pool([&](auto& part) {
-      if (is_found || !part.owns(wanted.p)) return;
-      part.find_segments(wanted, found, then);
-      is_found = true;
-    });
-    if (!is_found) refuse_segments(wanted);
-  }
-  /// Waits for the growth lock.
-  void unpin(void const* p, std::size_t bytes) noexcept
-    requires page_source<typename heap<Upstream>::source_type>
-  {
-    std::lock_guard const cold(heap_.cold);
-    if (heap_.is_lost()) return;
-    if (heap_.growth.contains(reinterpret_cast<std::uintptr_t>(p)))
-      return heap_.growth.unpin(reinterpret_cast<std::uintptr_t>(p), bytes);
-    graphs_.for_each_pool([&](auto& part) {
-      if (part.owns(p)) part.unpin(p, bytes);
-    });
-    graphs_.remove_reference(p);
-  }
-
-  // The steps of sleep() and wake(), for the pools of graph memories. The caller holds the growth lock.
-
-  /// Step 1 of sleep(): all that can fail. Returns the bytes given back; after an exception call cancel_sleep().
-  std::size_t prepare_sleep(contents where) {
-    refuse_allocations();
-    end_quarantine(heap_);
-    waiting_.release(true);
-    return heap_.prepare_sleep(where);
-  }
-  /// Undoes step 1, also if it failed or was not reached.
-  void cancel_sleep() noexcept {
-    if (!heap_.is_asleep()) return;
-    heap_.growth.forget();
-    let_allocate();
-  }
-  /// Step 2 of sleep(), and undoes step 2 of wake(): gives everything back. A graph_memory that was made meanwhile is awake.
-  std::size_t release_asleep() noexcept { return heap_.is_asleep() ? heap_.growth.release() : 0; }
-  /// Step 1 of wake(): returns the bytes that step 2 takes.
-  std::size_t prepare_wake() { return heap_.is_asleep() ? heap_.prepare_wake() : 0; }
-  /// Step 2 of wake(): all that can fail; returns the bytes taken.
-  std::size_t restore() { return heap_.is_asleep() ? heap_.restore() : 0; }
-  /// Step 3 of wake().
-  void end_sleep(after_waking then) noexcept {
-    if (!heap_.is_asleep()) return;
-    heap_.growth.keep(then);
-    let_allocate();
-  }
-
-  [[nodiscard]] Upstream& upstream() noexcept { return heap_.upstream(); }
-  [[nodiscard]] driver_type const& driver() const noexcept { return heap_.growth.source().driver(); }
-
- protected:
-  using heap_type = heap<Upstream>;
-  using front_type = front<heap_type>;
-  using waiting_type = waiting_blocks<heap_type>;
-  using graphs_type = graph_memories<Upstream, heap_type, front_type, waiting_type>;
-
-  pool_parts(Upstream upstream, pooled const& options, recursive_fork_mutex* growth_lock)
-      : heap_(std::move(upstream), options, growth_lock) {}
-  ~pool_parts() = default;
-
-  mutable heap_type heap_;
-  waiting_type waiting_{heap_};
-  front_type front_{heap_};
-  mutable graphs_type graphs_{heap_, front_, waiting_};
-
- private:
-  void refuse_allocations() noexcept {
-    heap_.set_asleep(true);
-    front_.close();
-  }
-  void let_allocate() noexcept {
-    heap_.set_asleep(false);
-    front_.open_again();
-  }
-  /// A handler of the source runs inside a growth, which would continue on memory that is gone.
-  void require_no_growth(std::string_view call) const {
-    if (!heap_.cold.is_mine()) return;
-    message<128> text;
-    text.add(call).add(
-        "() was called by a handler of the pool's own growth; call it when the allocation has returned");
-    throw misuse(misuse_kind::recursion, nullptr, text.view());
-  }
-
-  /// Synchronising a stream and pinning host memory would invalidate a capture.
-  void require_no_capture(char const* call) const {
-    if (capture_gate::has_captures()) throw cuda_error(refused_for_capture(call), driver().device().value);
-  }
-
-  /// Keeps every thread out. The caller has taken the locks that were made before this pool's at_fork.
-  [[nodiscard]] bool prepare_fork() noexcept {
-    if (heap_.is_lost()) return true;
-    if (!heap_.cold.is_mine()) return false;
-    front_.keep_threads_out();
-    heap_.hot.lock();
-    return true;
-  }
-  void end_fork(fork_side side) noexcept {
-    if (heap_.is_lost()) return;
-    if (side == fork_side::child_without) {
-      heap_.renew_hot_lock();
-      front_.announce();
-    } else {
-      heap_.hot.unlock();
-    }
-    bool const goes_on =
-        side == fork_side::parent || (side == fork_side::child && survives_fork(heap_.driver()));
-    heap_.set_lost(!goes_on);
-    if (!goes_on) return;
-    if (side == fork_side::parent) {
-      front_.let_threads_in();
-    } else {
-      front_.let_threads_in_child();
-    }
-  }
-
-  at_fork member_{
-      this, [](void* self) noexcept { return static_cast<pool_parts*>(self)->prepare_fork(); },
-      [](void* self, fork_side side) noexcept { static_cast<pool_parts*>(self)->end_fork(side); }};
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// The base of `Pool`, a pool<Upstream>.
-template <class Pool, memory_source Upstream>
-class cache_misses : public pool_parts<Upstream> {
-  using parts = pool_parts<Upstream>;
-
- public:
-  /// Wakes the pool: see pool_parts::wake(). Before the device refuses it, other pools there give back what they cache.
-  std::size_t wake(after_waking then)
-    requires page_source<typename heap<Upstream>::source_type>
-  {
-    std::size_t taken = 0;
-    with_help_of_others([&] { taken = parts::wake(then); },
-                        [](memory_report const& refused) {
-                          return refused.lacking != memory_report::unknown ? refused.lacking : refused.asked;
-                        });
-    return taken;
-  }
-
-  // ---- graph memories; see graph/graph_memories.hpp
-
-  /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
-  /// host can wait only for what was marked before.
-  void prepare_for_capture() {
-    std::lock_guard const cold(heap_.cold);
-    front_.flush_all();
-    waiting_.release(false);
-    hot_lock held(heap_.hot);
-    collect_finished(heap_.space(held), heap_.order, may_release(held), neutral);
-  }
-  /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
-  [[nodiscard]] bool can_end_now() {
-    std::lock_guard const cold(heap_.cold);
-    prepare_for_capture();
-    if (waiting_.asks_for_device() || this->state().pending != 0) return false;
-    hot_lock held(heap_.hot);
-    return !has_unfinished(heap_.space(held));
-  }
-  /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
-  [[nodiscard]] bool finish_work() noexcept {
-    std::lock_guard const cold(heap_.cold);
-    bool const graphs_done = graphs_.finish(whole());
-    collect();
-    bool const done = heap_.finish(waiting_.asks_for_device() || graphs_.keeps_until_end());
-    return done && graphs_done;
-  }
-  /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
-  void finish_or_keep_mapped() noexcept {
-    std::lock_guard const cold(heap_.cold);
-    bool done = false;
-    for (int tries = 0; tries < 8 && !heap_.keeps_mapped(); ++tries) {  // the next capture may have begun
-      bool const in_scope = capture_gate::has_captures();
-      done = finish_work();
-      if (done && !waiting_.waits_for_capture()) return;
-      // A capture without a scope is not waited for: nothing reports its end.
-      if ((tries != 0 && !in_scope) || !capture_gate::wait_for_captures()) break;
-    }
-    // Recorded uses on a stream that is captured without a scope are never waited for.
-    if (done && !capture_gate::has_captures()) return;
-    keep_mapped();
-    graphs_.keep_mapped();
-  }
-  /// Allocates a block of a graph memory; see graph_memory::allocate(). @throws as allocate()
-  template <class Part>
-  [[nodiscard]] void* allocate_from(Part& from, stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    stream_id const id = heap_.identity(stream);
-    if (heap_.is_lost()) heap_.refuse_forked();
-    if (heap_.is_asleep()) heap_.refuse_asleep(bytes);
-    if (bytes > max_request_bytes) heap_.refuse(id, bytes, alignment);
-    return graphs_.allocate_from(whole(), from, id, stream, bytes, alignment);
-  }
-  /// Work may still use the memory when the pool ends: none of it is given back.
-  void keep_mapped() noexcept { heap_.keep_mapped(); }
-  /// For the pool of a graph_memory: keeps the order of a captured stream from now on. There is room for as many as a pool has.
-  void open_capture(stream_id kept_as) noexcept { heap_.kept_as.set(heap_.kept_as.free_place(), kept_as); }
-  /// For the pool of a graph_memory: makes what a captured stream freed usable by the next capture.
-  void end_capture(stream_id kept_as) noexcept {
-    std::lock_guard const cold(heap_.cold);
-    front_.drop_stream(kept_as);
-    hot_lock held(heap_.hot);
-    heap_.kept_as.clear(heap_.kept_as.find(kept_as));
-    end_captured_stream(heap_.space(held), kept_as);
-  }
-
- protected:
-  using parts::front_;
-  using parts::graphs_;
-  using parts::heap_;
-  using parts::waiting_;
-  using typename parts::front_type;
-
-  cache_misses(Upstream upstream, pooled const& options, recursive_fork_mutex* growth_lock)
-      : parts(std::move(upstream), options, growth_lock),
-        others_(heap_.driver(), this, &give_back_cached, place_in_list(growth_lock != nullptr)) {}
-  ~cache_misses() = default;
-
-  /// Waits until no other pool asks this one for memory. The destructor's first step.
-  void leave_others() noexcept { others_.leave(); }
-
-  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
-  /// scope: an answer that was far from scarce holds for some captures, unless the pool grows. Under the growth lock.
-  [[nodiscard]] bool is_memory_scarce() noexcept {
-    std::size_t const reserved = heap_.sums.reserved_now();
-    if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
-      --captures_with_ample_memory_;
-      return false;
-    }
-    std::size_t free = 0;
-    std::size_t total = 0;
-    if (!heap_.driver().memory_info(free, total).ok()) return false;
-    captures_with_ample_memory_ = free >= total / 4 ? 63 : 0;
-    ample_up_to_ = reserved + total / 16;
-    return free < total / 8;
-  }
-
-  /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
-  TARN_NOINLINE bool take_back_noted(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                     std::size_t alignment) noexcept {
-    if (heap_.is_lost()) return true;
-    heap_.learn_if_named(id, stream);
-    if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
-    if (!waiting_.may_hold(p)) return false;
-    if (graphs_.watches_frees() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
-    return waiting_.hold_back(id, stream, p, bytes, alignment);
-  }
-
-  /// Whether each deallocation that names a stream asks is_freed_in_capture() first.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool asks_at_frees() const noexcept {
-    return may_be_captured && heap_.options.captures == capture_watch::at_frees;
-  }
-  /// Whether a stream that a block is freed on is captured; at most one driver call.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {
-    return !heap_.is_lost() && detail::is_freed_in_capture(heap_.driver(), stream, id);
-  }
-  /// Keeps a block that is freed on a captured stream. Returns false if the capture has ended since.
-  TARN_NOINLINE bool keep_of_capture(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                     std::size_t alignment) noexcept {
-    return graphs_.keep_if_captured(id, stream, p, bytes, alignment);
-  }
-
-  [[nodiscard]] Pool& whole() noexcept { return static_cast<Pool&>(*this); }
-  [[nodiscard]] misuse_report report_misuse_at_end() noexcept { return {heap_.notes, heap_.hot}; }
-
-  // ---- allocation: the heap, the ladder
-
-  TARN_NOINLINE void* allocate_slow(stream_id id, stream_ref stream, std::size_t bytes,
-                                    std::size_t alignment) {
-    if (heap_.is_lost()) [[unlikely]]
-      heap_.refuse_forked();
-    if (heap_.is_asleep()) [[unlikely]]
-      heap_.refuse_asleep(bytes);
-    if (bytes > max_request_bytes) heap_.refuse(id, bytes, alignment);
-    if (id != neutral_id) heap_.require_access(stream_ref::from(stream.handle(), id));
-    if (graphs_.is_watching() && id != neutral_id) [[unlikely]] {
-      if (void* const p = graphs_.allocate(whole(), id, stream, bytes, alignment); p != nullptr) return p;
-      if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes) {
-        if (void* const p = front_.take_watched(id, lazy_block_size{bytes}); p != nullptr) return p;
-      }
-    }
-    misuse_report const last = report_misuse_at_end();
-    if (heap_.is_crowded()) [[unlikely]]
-      heap_.sweep_streams(id != neutral_id && heap_.order.is_capturing(stream) ? sweep_of::default_streams
-                                                                               : sweep_of::all_streams);
-    room_to_describe room(heap_.description);
-    std::size_t const guard = heap_.description.active() ? guard_bytes : 0;
-    block_request const request(id, stream, bytes, bytes + guard, alignment);
-    auto position = front_.open(id, stream);
-    block_batch batch;
-    if (position.of_stream != nullptr && request.in_run) {
-      batch.wanted = magazine_batch(request.size_class);
-      if (is_capture_stream(id)) batch.wanted = min_of(batch.wanted, batch_of_capture);
-    }
-    if (!take_from_heap(position, request, batch) && !take_what_captures_cache(position, request, batch)) {
-      climb(position, request, batch);
-      front_.find_again(position, id, stream);
-    }
-    front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
-    if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
-    room.use(batch.blocks[0], bytes);
-    if (batch.ends_step) [[unlikely]]
-      give_back_unused(id);
-    return batch.blocks[0];
-  }
-
-  bool take_from_heap(typename front_type::cache_position const& position, block_request const& request,
-                      block_batch& batch) {
-    // Return the cached large block first: it may coalesce with its neighbours.
-    std::size_t cached_bytes = 0;
-    void* const cached = position.of_stream != nullptr && request.where != zone::smaller
-                             ? front_.take_large(position, cached_bytes)
-                             : nullptr;
-    hot_lock held(heap_.hot);
-    if (cached != nullptr)
-      heap_.return_range(may_release(held), request.id, request.stream, cached, cached_bytes);
-    heap_.space(held).make_room();
-    if (!heap_.take(held, heap_.space(held).streams.get(request.id, request.stream), request, batch))
-      return false;
-    heap_.count_if_uncached(held, request, position.cache == nullptr);
-    return true;
-  }
-
-  /// Returns the large blocks that the thread caches for a captured stream to the heap, where they coalesce, and tries again.
-  bool take_what_captures_cache(typename front_type::cache_position const& position,
-                                block_request const& request, block_batch& batch) {
-    if (!is_capture_stream(request.id) || position.of_stream == nullptr) return false;
-    bool any = false;
-    for (auto block = front_.take_of_capture(position); block.p != nullptr;
-         block = front_.take_of_capture(position)) {
-      heap_.give_back_range(request.id, request.stream, block.p, block.bytes);
-      any = true;
-    }
-    return any && take_from_heap(position, request, batch);
-  }
-
-  TARN_NOINLINE void climb(typename front_type::cache_position const& position, block_request const& request,
-                           block_batch& batch) {
-    if (heap_.cold.is_mine()) [[unlikely]]  // a growth cannot start another one
-      heap_.refuse(request.id, request.asked, request.alignment,
-                   "the pool, because a handler of its own growth called it");
-    try {
-      with_help_of_others([&] { climb_alone(position, request, batch); },
-                          [&](memory_report const& refused) { return lacking(refused, request); });
-    } catch (out_of_memory const&) {
-      std::lock_guard const cold(heap_.cold);
-      ++heap_.ooms;
-      throw;
-    }
-  }
-  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
-  /// must wait for, and it is called again. The caller holds no lock of a pool.
-  /// @param lacking  returns what the device lacks after a refusal, bytes
-  /// @throws what the last attempt throws
-  template <class Attempt, class Lacking>
-  void with_help_of_others(Attempt const& attempt, Lacking const& lacking) {
-    constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
-    for (std::size_t asked = 0;;) {
-      try {
-        return attempt();
-      } catch (out_of_memory const& refused) {
-        std::size_t given = 0;
-        while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
-          given = others_.ask(lacking(refused.report()), in_turn[asked++]);
-        if (given == 0) throw;
-      }
-    }
-  }
-  /// Whether memory that other pools give back may help.
-  [[nodiscard]] static bool is_refused_by_device(memory_report const& refused) noexcept {
-    if (refused.device_total != memory_report::unknown && refused.asked > refused.device_total) return false;
-    return is_on_device && refused.limit == memory_report::unknown;
-  }
-  /// What the device lacks for a request, bytes; the whole request if it has that much, but cannot use it.
-  [[nodiscard]] std::size_t lacking(memory_report const& refused,
-                                    block_request const& request) const noexcept {
-    std::size_t wanted = align_up(request.block, usual_granule);
-    if (refused.headroom != memory_report::unknown)
-      wanted += refused.headroom + allocation_overhead(heap_.driver());
-    std::size_t const free = refused.device_free != memory_report::unknown ? refused.device_free : 0;
-    return wanted > free ? wanted - free : wanted;
-  }
-  /// Climbs with the memory that this pool has or gets.
-  void climb_alone(typename front_type::cache_position const& position, block_request const& request,
-                   block_batch& batch) {
-    std::lock_guard const cold(heap_.cold);
-    if (heap_.is_asleep()) [[unlikely]]
-      heap_.refuse_asleep(request.asked);
-    waiting_.release(false);
-    if (graphs_.has_ended_parts()) (void)graphs_.reap(whole(), false);
-    try {
-      climb_once(position, request, batch);
-    } catch (out_of_memory const&) {
-      if (!graphs_.has_ended_parts() || !graphs_.reap(whole(), true)) throw;
-      climb_once(position, request, batch);
-    }
-  }
-  void climb_once(typename front_type::cache_position const& position, block_request const& request,
-                  block_batch& batch) {
-    hot_lock held(heap_.hot);
-    ladder(heap_, front_, waiting_, may_release(held), request, batch).climb();
-    heap_.count_if_uncached(held, request, position.cache == nullptr);
-  }
-
-  /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made from within a climb.
-  TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
-    if (heap_.cold.is_mine() || !heap_.cold.try_lock()) return;
-    std::lock_guard const cold(heap_.cold, std::adopt_lock);
-    try {
-      heap_.give_back_unused(id);
-    } catch (...) {  // no host memory for the lists: a later step gives back
-    }
-  }
-
-  // ---- deallocation: the cache, the heap
-
-  TARN_NOINLINE void deallocate_slow(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                     std::size_t alignment) noexcept {
-    if (heap_.is_lost()) [[unlikely]]
-      return;
-    misuse_report const last = report_misuse_at_end();
-    heap_.learn_if_named(id, stream);
-    if (graphs_.is_watching()) [[unlikely]] {
-      if_unknown const then = asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
-      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;
-      if (alignment <= default_alignment && !heap_.is_asleep() &&
-          front_.put_watched(id, p, lazy_block_size{bytes}))
-        return;
-    }
-    // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
-    if (heap_.is_crowded()) [[unlikely]]
-      heap_.sweep_streams(sweep_of::default_streams);
-    if (heap_.description.active()) [[unlikely]]
-      return take_back_described(heap_, id, stream, p, bytes, alignment, reuse::later);
-    block_request const request(id, stream, bytes, bytes, alignment);
-    auto const position = heap_.is_asleep() ? typename front_type::cache_position{} : front_.open(id, stream);
-    if (position.of_stream == nullptr) {
-      heap_.count_given(request);
-    } else {
-      block_batch displaced;
-      std::size_t displaced_bytes = 0;
-      kept const result = front_.put_and_displace(position, request, p, displaced, displaced_bytes);
-      if (result == kept::twice) [[unlikely]]
-        return heap_.note_double_free(request, p);
-      if (displaced.count != 0) heap_.give_back(request, displaced.blocks, displaced.count, displaced_bytes);
-      if (result == kept::yes) return;
-    }
-    heap_.give_back(request, &p, 1, request.block);
-  }
-
-  /// Frees a block whose stream was destroyed: the block waits for all work, or the host waits for it now.
-  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-    if (heap_.is_lost()) return;
-    if (graphs_.may_hold(p) && graphs_.deallocate(stream_ref::unknown_id, stream, p, bytes, alignment))
-      return;
-    if (waiting_.hold_back_for_all(stream, p, bytes, alignment)) return;
-    whole().deallocate_sync(p, bytes, alignment);
-  }
-
-  /// Returns to the heap the blocks in thread caches and in quarantine, and the waiting blocks after the host has waited for
-  /// their uses. The caller holds the growth lock.
-  void collect() noexcept {
-    front_.flush_all();
-    end_quarantine(heap_);
-    waiting_.release(true);
-  }
-
-  // ---- for other pools on the device
-
-  /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread grows this pool.
-  static std::size_t give_back_cached(void* self, std::size_t bytes, giving how) noexcept {
-    try {
-      return static_cast<cache_misses*>(self)->give_back_cached(bytes, how);
-    } catch (...) {
-      return 0;
-    }
-  }
-  std::size_t give_back_cached(std::size_t bytes, giving how) {
-    misuse_report const last = report_misuse_at_end();
-    if (!heap_.cold.try_lock()) return 0;
-    std::lock_guard const cold(heap_.cold, std::adopt_lock);
-    if (heap_.is_lost() || heap_.is_asleep()) return 0;
-    bool const waits = how == giving::what_is_waited_for;
-    std::size_t const before = heap_.sums.reserved_now();
-    if (graphs_.has_ended_parts()) (void)graphs_.reap(whole(), waits);
-    std::size_t const given = before - heap_.sums.reserved_now();
-    if (given >= bytes) return given;
-    std::size_t const reserved = heap_.counters.reserved;
-    std::size_t const keep = reserved > bytes - given ? reserved - (bytes - given) : 0;
-    if (waits) {
-      collect();
-      return given + heap_.shrink(keep);
-    }
-    front_.flush_all();
-    waiting_.release(false);
-    return given + heap_.shrink_idle(keep);
-  }
-
- private:
-  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
-  static constexpr std::uint32_t batch_of_capture = 4;
-  /// Host memory is no device's.
-  static constexpr bool is_on_device =
-      !std::same_as<typename Upstream::driver_type, no_driver> && !has_property<Upstream, host_accessible>;
-
-  /// Host memory without a device has no streams that can be.
-  static constexpr bool may_be_captured = !std::same_as<typename Upstream::driver_type, no_driver>;
-
-  using list_of_pools = other_pools<typename Upstream::driver_type>;
-  [[nodiscard]] static constexpr typename list_of_pools::goes_to place_in_list(bool is_part) noexcept {
-    using goes_to = typename list_of_pools::goes_to;
-    if (!is_on_device || is_part) return goes_to::nowhere;
-    return may_stand_on_a_pool<std::remove_reference_t<decltype(layer_of(std::declval<Upstream&>()))>>()
-               ? goes_to::another_pool
-               : goes_to::the_device;
-  }
-
-  list_of_pools others_;
-  unsigned captures_with_ample_memory_ = 0;  ///< for which is_memory_scarce() does not ask
-  std::size_t ample_up_to_ = 0;              ///< bytes reserved
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/graph/graph_owner_of.hpp
-// The owner of a part of a pool, as graph_memory holds it.
-
-#include <cstddef>
-#include <mutex>
-
-namespace tarn::detail {
-
-/// The graph_memory that holds it holds the pool, too.
-template <class Pool>
-class graph_owner_of final : public graph_owner {
- public:
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
-  explicit graph_owner_of(Pool& whole) : whole_(whole), part_(make(whole)) {}
-  graph_owner_of(graph_owner_of const&) = delete;
-  graph_owner_of& operator=(graph_owner_of const&) = delete;
-  ~graph_owner_of() override {
-    std::lock_guard const cold(whole_.heap_.cold);
-    whole_.graphs_.end_part(whole_, part_);
-  }
-
-  [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
-    if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
-    std::lock_guard const cold(whole_.heap_.cold);
-    if (whole_.is_memory_scarce()) whole_.prepare_for_capture();
-    return whole_.graphs_.begin_capture(part_, stream);
-  }
-  void join_capture(capture_number capture, stream_ref stream) override {
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id) {
-      status const s = whole_.driver().identify(stream, id);
-      if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
-    }
-    std::lock_guard const cold(whole_.heap_.cold);
-    whole_.graphs_.join_capture(part_, capture, stream_ref::from(stream.handle(), id));
-  }
-  void end_capture(capture_number capture) noexcept override {
-    std::lock_guard const cold(whole_.heap_.cold);
-    whole_.graphs_.end_capture(part_, capture);
-  }
-  [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(part_); }
-  /// See graph_memory::allocate(); `bytes` is not 0.
-  [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    return whole_.allocate_from(part_, stream, bytes, alignment);
-  }
-
- private:
-  using part_type = typename Pool::graphs_type::part;
-
-  static part_type& make(Pool& whole) {
-    std::lock_guard const cold(whole.heap_.cold);
-    (void)whole.graphs_.reap(whole, false);
-    return whole.graphs_.make_part();
-  }
-
-  Pool& whole_;
-  part_type& part_;
-};
-
-}  // namespace tarn::detail
-
 namespace tarn {
 
 /// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
 /// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of its stream is known, submits nothing
 /// to the driver; a deallocation asks it whether the stream is captured, see capture_watch.
 ///
-/// fork() is safe while any number of threads use the pool. In the child, a pool of host memory continues with a copy of all
-/// blocks; calls that other threads had in progress are never completed. A pool over a driver that does not survive fork(),
-/// such as CUDA, refuses in the child: allocation throws cuda_error of kind `forked`, other calls do nothing, and nothing is
-/// freed.
+/// fork() is safe while any number of threads use the pool. In the child it refuses, whatever its memory is: allocation throws
+/// cuda_error of kind `forked`, other calls do nothing, and nothing is freed. Make another pool there.
 template <memory_source Upstream>
-class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
-  using misses = detail::cache_misses<pool, Upstream>;
+class pool {
+  using heap_type = detail::heap<Upstream>;
+  static constexpr bool has_page_source = page_source<Upstream>;
 
  public:
   using upstream_type = Upstream;
@@ -21313,11 +20642,11 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   /// The pool returns pieces of its blocks, so a tool must not treat any of them as a heap.
   static constexpr bool hands_out_pieces = true;
 
-  explicit pool(Upstream upstream, pooled const& options = {})
-      : misses(std::move(upstream), options, nullptr) {}
-  /// The pool of a graph_memory, which shares the growth lock of the pool that it is a part of.
-  pool(Upstream upstream, pooled const& options, detail::recursive_fork_mutex& growth_lock)
-      : misses(std::move(upstream), options, &growth_lock) {}
+  /// @param shared  the growth lock of the pool that this one, which is that of a graph_memory, is a part of
+  explicit pool(Upstream upstream, pooled const& options = {}, detail::recursive_fork_mutex* shared = nullptr)
+      : heap_(std::move(upstream), options, shared),
+        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list(shared != nullptr)) {
+  }
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
@@ -21325,18 +20654,18 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   /// capture_scope is open on any thread, that work cannot be waited for: the destructor waits until the scopes are closed, up to
   /// 10 s. If one is still open then, as one of the caller's own thread is, the memory stays mapped until the process ends.
   ~pool() {
-    misses::leave_others();
-    misuse_report const last = report_misuse_at_end();
+    others_.leave();
+    detail::misuse_report const last(heap_.notes, heap_.hot);
     front_.detach();
     if (heap_.is_lost()) return;
-    std::lock_guard const cold(heap_.cold);
+    detail::growth_lock const growing(heap_.growth_mutex);
     if constexpr (heap_type::describes) {
       if (heap_.description.active() && detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
         heap_.description.abandon();
     }
-    misses::finish_or_keep_mapped();
+    drain_.finish_or_keep_mapped(growing);
     waiting_.close();
-    heap_.close();
+    heap_.close(growing);
   }
 
   /// Allocates for work on `stream`.
@@ -21374,19 +20703,19 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   TARN_ALWAYS_INLINE void deallocate_sized(Size size, stream_ref stream, void* p, std::size_t bytes,
                                            std::size_t alignment) noexcept {
     stream_id id = stream.id();
-    bool asks = misses::asks_at_frees();
+    bool asks = asks_at_frees();
     if (id == stream_ref::unknown_id) {
       detail::capture_gate::watch const scopes;
       if (!heap_.identify(stream, id).ok()) [[unlikely]]
-        return misses::deallocate_unknown(stream, p, bytes, alignment);
+        return slow_.deallocate_unknown(stream, p, bytes, alignment);
       // While no scope is open, CUDA refuses to identify a captured stream.
       asks = asks && (scopes.saw_capture() || detail::is_default_stream(stream));
     }
-    if (waiting_.any_noted() && may_be_noted(p) && take_back_noted(id, stream, p, bytes, alignment))
+    if (waiting_.any_noted() && may_be_noted(p) && slow_.take_back_noted(id, stream, p, bytes, alignment))
         [[unlikely]]
       return;
-    if (asks && misses::is_freed_in_capture(id, stream) &&
-        misses::keep_of_capture(id, stream, p, bytes, alignment)) [[unlikely]]
+    if (asks && is_freed_in_capture(id, stream) && graphs_.keep_if_captured(id, stream, p, bytes, alignment))
+        [[unlikely]]
       return;
     deallocate_on(id, stream, p, size, bytes, alignment);
   }
@@ -21401,7 +20730,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     if (waiting_.any_noted() && may_be_noted(p) &&
-        take_back_noted(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
+        slow_.take_back_noted(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(detail::neutral_id, {}, p, detail::lazy_block_size{bytes}, bytes, alignment);
   }
@@ -21417,49 +20746,209 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
   /// threads continue meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t trim(std::size_t keep_bytes) {
-    misuse_report const last = report_misuse_at_end();
-    std::lock_guard const cold(heap_.cold);
+    detail::misuse_report const last(heap_.notes, heap_.hot);
+    detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost()) return 0;
-    std::size_t given = 0;
-    if (graphs_.has_ended_parts()) {
-      given = graphs_.reserved_by_ended();
-      (void)graphs_.reap(*this, true);
-      given -= graphs_.reserved_by_ended();
-    }
-    std::size_t const kept_apart = graphs_.reserved();
-    keep_bytes = keep_bytes > kept_apart ? keep_bytes - kept_apart : 0;
-    if (heap_.counters.reserved <= keep_bytes) return given;
-    collect();
-    return given + heap_.shrink(keep_bytes);
+    return drain_.give_back(growing, keep_bytes, detail::giving::what_is_waited_for);
   }
 
   /// The largest block that allocate() would serve now, see tarn::largest_available_block().
   /// @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t largest_available_block() {
-    misuse_report const last = report_misuse_at_end();
-    std::lock_guard const cold(heap_.cold);
+    detail::misuse_report const last(heap_.notes, heap_.hot);
+    detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
-    if (graphs_.has_ended_parts()) (void)graphs_.reap(*this, false);
-    front_.flush_all();
+    if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, false);
+    front_.flush_all(growing);
     detail::end_quarantine(heap_);
-    waiting_.release(false);
+    waiting_.release(growing, false);
     detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));
     if (!left.query.ok()) throw cuda_error(left.query, heap_.driver().device().value);
     detail::hot_lock held(heap_.hot);
-    return heap_.growth.largest_block(heap_.space(held), left.bytes, detail::may_remap(heap_.options));
+    return heap_.growth(growing).largest_block(heap_.space(held), left.bytes,
+                                               detail::may_remap(heap_.options));
   }
 
-  /// For the pool of a graph_memory: a block that the calling thread caches for a captured stream; null if there is none.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* take_cached(stream_id id, std::size_t bytes,
-                                                     std::size_t alignment) noexcept {
-    return alignment <= default_alignment ? front_.take(id, detail::lazy_block_size{bytes}) : nullptr;
+  // ---- sleep, for pools over pages; see raii/sleep.hpp and raii/compact.hpp
+
+  /// See tarn::sleep().
+  std::size_t sleep(contents where)
+    requires has_page_source
+  {
+    return sleep_.sleep(where);
   }
-  /// Caches a block in the same way. Returns false if there is no room for it, or if blocks have recorded uses.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool put_cached(stream_id id, void* p, std::size_t bytes,
-                                                   std::size_t alignment) noexcept {
-    if (alignment > default_alignment || waiting_.any_noted()) return false;
-    return front_.put(id, p, detail::lazy_block_size{bytes});
+  /// See tarn::wake(). Before the device refuses, other pools there give back what they cache.
+  std::size_t wake(after_waking then)
+    requires has_page_source
+  {
+    return others_.with_help([&] { return sleep_.wake(then); },
+                             [](memory_report const& refused) {
+                               return refused.lacking != memory_report::unknown ? refused.lacking
+                                                                                : refused.asked;
+                             });
   }
+  /// See tarn::compact(). A pool that uses blocks gives back those without a live byte. If the driver can map a handle neither at its
+  /// new nor at its old place, the pool is asleep and keeps its memory: wake() maps it.
+  compaction compact()
+    requires has_page_source
+  {
+    return sleep_.compact();
+  }
+  [[nodiscard]] bool is_asleep() const noexcept
+    requires has_page_source
+  {
+    return heap_.is_asleep();
+  }
+
+  // ---- segments
+
+  /// Calls f(memory_segment) for each physical segment behind a live block, or a part of one, in order. Returns the cached blocks of
+  /// all threads to the heap first, so that those are seen to be free. The caller holds no lock of the pool; f may throw.
+  /// @throws misuse       not all of the bytes are live in this pool
+  /// @throws pool_asleep  the pool sleeps
+  /// @throws cuda_error   in a forked child; std::bad_alloc. Nothing has changed
+  /// O(views + segments)
+  template <class F>
+  void each_segment(void const* p, std::size_t bytes, F const& f)
+    requires has_page_source
+  {
+    detail::sequence<memory_segment> found;
+    {
+      detail::growth_lock const growing(heap_.growth_mutex);
+      (void)find_segments(growing, {"segments_of", p, bytes}, found);
+    }
+    for (memory_segment const& s : found) f(s);
+  }
+  /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved or put to sleep, also
+  /// after the block is freed. Pins are counted. @throws as each_segment()
+  void pin(void const* p, std::size_t bytes)
+    requires has_page_source
+  {
+    detail::sequence<memory_segment> found;
+    detail::growth_lock const growing(heap_.growth_mutex);
+    heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
+    with.growth(growing).pin(reinterpret_cast<std::uintptr_t>(p), bytes);
+    if (&with != &heap_) graphs_.add_reference(growing, p);
+  }
+  /// Waits for the growth lock.
+  void unpin(void const* p, std::size_t bytes) noexcept
+    requires has_page_source
+  {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    if (heap_.is_lost()) return;
+    for_each_heap(growing, [&](heap_type& each) {
+      if (!each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p))) return;
+      each.growth(growing).unpin(reinterpret_cast<std::uintptr_t>(p), bytes);
+      if (&each != &heap_) graphs_.remove_reference(growing, p);
+    });
+  }
+
+  // ---- facts
+
+  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
+  [[nodiscard]] bool owns(void const* p) const noexcept {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    bool found = false;
+    for_each_heap(growing, [&](heap_type& each) {
+      found = found || each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
+    });
+    return found;
+  }
+
+  /// The largest block that the heap can hand out without a driver call, bytes.
+  [[nodiscard]] std::size_t largest_free_range() const {
+    detail::hot_lock const held(heap_.hot);
+    return heap_.space(held).largest_free();
+  }
+
+  /// Whether the memory is pages, which can be put together: false over blocks, and where pages cannot be used. Needs no lock.
+  [[nodiscard]] bool uses_pages() const noexcept { return heap_.uses_pages(); }
+  /// Whether each block lies within one handle, see pooled::handles.
+  [[nodiscard]] bool has_one_handle_per_block() const noexcept {
+    return heap_.options.handles == handles_per_block::one;
+  }
+  /// Where the memory comes from, see tarn::allocator_backend(). Static storage. Needs no lock.
+  [[nodiscard]] char const* allocator_backend() const noexcept {
+    if (heap_.uses_plain_blocks()) return "cudaMalloc";
+    if constexpr (reachable<Upstream, detail::backend_call>) {
+      return nearest(heap_.upstream(), detail::backend_call{});
+    } else {
+      return page_source<Upstream> ? "pages" : "blocks";
+    }
+  }
+
+  /// Bytes that a request occupies. Pure.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
+    return detail::rounded_bytes(bytes, alignment);
+  }
+
+  [[nodiscard]] Upstream& upstream() noexcept { return heap_.upstream(); }
+  [[nodiscard]] driver_type const& driver() const noexcept { return heap_.driver(); }
+
+  // ---- statistics
+
+  /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
+  /// O(free ranges + threads), for each graph memory.
+  [[nodiscard]] pool_state state() const {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    pool_state all = detail::read_state(growing, heap_, front_, waiting_);
+    if (heap_.graph_memory != 0) return all;
+    graphs_.for_each_pool(growing, [&](pool const& part) {
+      pool_state of_graphs = part.state();
+      of_graphs.pending = of_graphs.pending_blocks = 0;  // `all` has counted them, and the sums these
+      all = detail::sum_of_states(all, of_graphs);
+    });
+    all.host_bytes += graphs_.host_bytes();
+    all.totals_reset = heap_.totals_reset;
+    detail::add_sums(all, heap_.sums);
+    return all;
+  }
+
+  /// Restarts the peaks from the current values.
+  void reset_peaks() noexcept {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    for_each_heap(growing, [&](heap_type& each) { detail::reset_peaks(growing, each); });
+  }
+
+  /// Restarts the totals of `small`, `large` and `split` from zero. The other totals continue; `totals_reset` holds their
+  /// values at this call.
+  void reset_totals() noexcept {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    pool_state const now = state();
+    for_each_heap(growing, [&](heap_type& each) { detail::reset_totals(growing, each, now); });
+  }
+
+  /// Notifies `observer` when a freed block starts or stops waiting for other streams, until end_observation().
+  /// @throws std::bad_alloc, nothing has changed
+  void observe_waiting(detail::waiting_observer& observer) { waiting_.attach(observer); }
+  void end_observation(detail::waiting_observer& observer) noexcept { waiting_.detach(observer); }
+
+  /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
+  /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
+  void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    for_each_heap(growing, [&](heap_type& each) { each.counters(growing).notes.open(most, clock); });
+  }
+
+  /// Starts recording as above unless it is already on. @throws std::bad_alloc
+  void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    for_each_heap(growing, [&](heap_type& each) {
+      if (!each.counters(growing).notes.is_open()) each.counters(growing).notes.open(most, clock);
+    });
+  }
+
+  /// Calls `look(lock, heap, front, waiting blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
+  /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
+  template <class Look>
+  void inspect(Look&& look) {
+    detail::growth_lock const growing(heap_.growth_mutex);
+    if (heap_.is_lost()) return;
+    look(growing, heap_, front_, waiting_, graphs_);
+    graphs_.for_each_pool(growing, [&](pool& part) { part.inspect(look); });
+  }
+
+  // ---- graph memories
 
   /// Makes an owner for the memory of captured graphs, for graph_memory (raii/graph_memory.hpp).
   /// @throws cuda_error, std::bad_alloc: nothing has changed
@@ -21477,19 +20966,38 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
   }
 
  private:
-  using misses::collect;
-  using misses::front_;
-  using misses::graphs_;
-  using misses::heap_;
-  using misses::report_misuse_at_end;
-  using misses::take_back_noted;
-  using misses::waiting_;
-  using typename misses::graphs_type;
-  using typename misses::heap_type;
-  using misuse_report = detail::misuse_report;
+  using front_type = detail::front<heap_type>;
+  using waiting_type = detail::waiting_blocks<heap_type>;
+  using graphs_type = detail::graph_memories<Upstream, heap_type, front_type, waiting_type>;
+  using others_type = detail::other_pools<driver_type>;
+  using drain_type = detail::pool_drain<pool>;
 
-  friend class detail::graph_owner_of<pool>;
+  friend detail::slow_path<pool>;
+  friend detail::pool_sleep<pool>;
+  friend drain_type;
+  friend graphs_type;
+  friend typename graphs_type::captures_type;
+  friend detail::graph_owner_of<pool>;
 
+  /// Host memory without a device has no streams that can be.
+  static constexpr bool may_be_captured = !std::same_as<driver_type, no_driver>;
+
+  [[nodiscard]] static constexpr typename others_type::goes_to place_in_list(bool is_part) noexcept {
+    using goes_to = typename others_type::goes_to;
+    if (!may_be_captured || has_property<Upstream, host_accessible>) return goes_to::no_device;
+    if (is_part) return goes_to::its_pool;
+    using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Upstream&>()))>;
+    return detail::may_stand_on_a_pool<layer>() ? goes_to::another_pool : goes_to::the_device;
+  }
+
+  /// Whether each deallocation that names a stream asks is_freed_in_capture() first.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool asks_at_frees() const noexcept {
+    return may_be_captured && heap_.options.captures == capture_watch::at_frees;
+  }
+  /// Whether a stream that a block is freed on is captured; at most one driver call.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {
+    return !heap_.is_lost() && detail::is_freed_in_capture(heap_.driver(), stream, id);
+  }
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_be_noted(void const* p) const noexcept {
     return waiting_.may_hold(p) || graphs_.may_hold(p);
   }
@@ -21503,7 +21011,7 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
       if (void* const p = front_.take(id, size); p != nullptr) [[likely]]
         return p;
     }
-    return misses::allocate_slow(id, stream, bytes, alignment);
+    return slow_.allocate(id, stream, bytes, alignment);
   }
 
   template <class Size>
@@ -21511,8 +21019,37 @@ class pool : public detail::cache_misses<pool<Upstream>, Upstream> {
                                         std::size_t bytes, std::size_t alignment) noexcept {
     if (alignment <= default_alignment && front_.put(id, p, size)) [[likely]]
       return;
-    misses::deallocate_slow(id, stream, p, bytes, alignment);
+    slow_.deallocate(id, stream, p, bytes, alignment);
   }
+
+  /// Calls f(heap) for the pool's heap and that of each graph memory.
+  template <class F>
+  void for_each_heap(detail::growth_lock const& growing, F const& f) const {
+    f(heap_);
+    graphs_.for_each_pool(growing, [&](pool const& part) { f(part.heap_); });
+  }
+  /// Finds the segments behind a block; returns the heap that has them. @throws as each_segment()
+  heap_type& find_segments(detail::growth_lock const& growing, detail::segments_wanted const& wanted,
+                           detail::sequence<memory_segment>& found) {
+    if (detail::find_own_segments(growing, heap_, front_, wanted, found)) return heap_;
+    heap_type* in = nullptr;
+    graphs_.for_each_pool(growing, [&](pool& part) {
+      if (in == nullptr && detail::find_own_segments(growing, part.heap_, part.front_, wanted, found))
+        in = &part.heap_;
+    });
+    if (in == nullptr) detail::refuse_segments(wanted);
+    return *in;
+  }
+
+  mutable heap_type heap_;
+  waiting_type waiting_{heap_};
+  front_type front_{heap_};
+  mutable graphs_type graphs_{heap_, front_, waiting_};
+  detail::slow_path<pool> slow_{*this};
+  detail::pool_sleep<pool> sleep_{*this};
+  drain_type drain_{*this};
+  detail::pool_fork<heap_type, front_type> fork_{heap_, front_};
+  others_type others_;
 };
 
 }  // namespace tarn
@@ -22398,7 +21935,7 @@ class byte_budget {
   }
   static void release_lock(void* self, fork_side side) noexcept {
     auto& budget = *static_cast<byte_budget*>(self);
-    if (side != fork_side::parent) {
+    if (side == fork_side::child) {
       budget.waiters_ = nullptr;
       budget.waiting_.store(0, std::memory_order_relaxed);
     }
@@ -23180,8 +22717,7 @@ void copy(Driver const& driver, std::span<From> from, std::span<To> to, stream_r
     throw detail::at(where, length_error(text.view()));
   }
   if (from.empty()) return;
-  status const s = driver.copy(stream, to.data(), from.data(), from.size_bytes());
-  if (!s.ok()) throw cuda_error(s, driver.device().value, where);
+  detail::must_succeed(driver, driver.copy(stream, to.data(), from.data(), from.size_bytes()), where);
 }
 
 /// Copies as copy() does, then waits on the host for the stream.
@@ -23190,8 +22726,7 @@ template <stream_driver Driver, class From, class To>
 void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, stream_ref stream,
                source_location where = source_location::current()) {
   tarn::copy(driver, from, to, stream, where);
-  if (status const s = driver.synchronize_stream(stream); !s.ok())
-    throw cuda_error(s, driver.device().value, where);
+  detail::must_succeed(driver, driver.synchronize_stream(stream), where);
 }
 
 }  // namespace tarn
@@ -23306,8 +22841,7 @@ class basic_stream {
  public:
   /// @throws cuda_error
   explicit basic_stream(Driver driver = Driver{}) : driver_(std::move(driver)) {
-    if (status const s = driver_.create_stream(stream_); !s.ok())
-      throw cuda_error(s, driver_.device().value, source_location{});
+    detail::must_succeed(driver_, driver_.create_stream(stream_));
     try {
       stream_ = identified(driver_, stream_, source_location{});
     } catch (...) {
@@ -23339,8 +22873,7 @@ class basic_stream {
 
   /// Waits on the host for the stream's work. @throws cuda_error  also for errors of earlier kernels
   void synchronize(source_location where = source_location::current()) const {
-    if (status const s = driver_.synchronize_stream(stream_); !s.ok())
-      throw cuda_error(s, driver_.device().value, where);
+    detail::must_succeed(driver_, driver_.synchronize_stream(stream_), where);
   }
 
  private:
@@ -23391,8 +22924,7 @@ void order_streams(Driver const& driver_of_after, stream_ref after, Driver const
   Driver const of_after = driver_of(driver_of_after, after);
   Driver const of_before = driver_of(driver_of_before, before);
   if (of_after.device() == of_before.device() && same_stream(after, before)) return;
-  status const s = make_wait(of_after, after, of_before, before);
-  if (!s.ok()) throw cuda_error(s, of_after.device().value, where);
+  detail::must_succeed(of_after, make_wait(of_after, after, of_before, before), where);
 }
 template <stream_driver Driver>
 void order_streams(Driver const& driver, stream_ref after, stream_ref before,
@@ -24422,16 +23954,16 @@ inline constexpr bool require_can_sleep() noexcept {
 /// Handles with a page_pin stay mapped, with their contents.
 ///
 /// The memory of the pool's graph_memories sleeps and wakes with it, all or none. A capture_scope may be opened while the pool
-/// sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the addresses that the pool keeps. In a forked child whose
-/// driver survives the fork the pool is asleep if its parent's was; in any other child sleep() and wake() do nothing, and return 0.
-/// @param where  whether contents are kept, and in which memory
+/// sleeps, but what it allocates throws pool_asleep. take_snapshot() lists the addresses that the pool keeps. In a forked child sleep()
+/// and wake() do nothing, and return 0.
+/// @param where  whether contents are kept
 /// @returns the bytes given back, cached memory included; less if the driver does not report that a copy is complete: handles whose
 ///          contents are not known to be saved keep their memory
-/// @throws out_of_memory, std::bad_alloc  the host has no memory for the contents; the pool is awake
-/// @throws cuda_error                     likewise; also while a capture_scope is open, in any pool of the process
-/// @throws cuda_error                     of kind `unsupported`: the device has no virtual memory management, so the addresses could
-///                                        not be kept; nothing has changed. empty_cache() gives back what is free
-/// @throws misuse                         called by a handler of the pool's own growth
+/// @throws out_of_memory               pinned memory for the contents is lacking; the pool is awake, nothing has changed
+/// @throws cuda_error, std::bad_alloc  likewise; cuda_error also while a capture_scope is open, in any pool of the process
+/// @throws cuda_error                  of kind `unsupported`: the device has no virtual memory management, so the addresses could
+///                                     not be kept; nothing has changed. empty_cache() gives back what is free
+/// @throws misuse                      called by a handler of the pool's own growth
 /// Waits on the host for the copies. Thread-safe. O(handles + ranges): 35 us per handle on an H200, plus the copies.
 template <class Memory>
 std::size_t sleep(Memory const& memory, contents where = contents::in_pinned_memory,
@@ -24527,10 +24059,10 @@ struct graph_totals {
 template <class Resource>
 graph_totals graphs_of(Resource& memory) {
   graph_totals sum;
-  auto const look = [&](auto& heap, auto& front, auto& waiting, auto&) {
+  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& waiting, auto&) {
     sum.kept += waiting.kept_bytes();
     if (heap.graph_memory == 0) return;
-    pool_state const s = read_state(heap, front, waiting);
+    pool_state const s = read_state(growing, heap, front, waiting);
     ++sum.owners;
     sum.reserved += s.reserved;
     sum.allocated += s.live > s.pending ? s.live - s.pending : 0;
@@ -24553,6 +24085,74 @@ template <class Resource>
 pool_state state_of(Resource& memory) {
   static_assert(is_pooled<Resource>, "tarn: this needs a pool; add: | tarn::pooled{}");
   return nearest(memory, pool_call::state{});
+}
+
+/// What memory_stats() and memory_summary() show, each for all blocks, small ones and large ones.
+struct reported_numbers : tracked_statistics {
+  pool_state pool;
+  graph_totals graphs;
+  std::array<stat, 3> reserved_bytes, segment, inactive_split, inactive_split_bytes;
+
+  /// Returns a number of the pool, of the events since the last reset.
+  [[nodiscard]] std::int64_t since_reset(pool_number const& n) const noexcept {
+    std::size_t const past = n.at_reset != nullptr ? pool.totals_reset.*n.at_reset : 0;
+    return static_cast<std::int64_t>(pool.*n.value - past);
+  }
+  [[nodiscard]] bool has_graphs() const noexcept { return graphs.owners != 0 || graphs.kept != 0; }
+};
+
+/// A statistic of memory_stats() that memory_summary() shows, too, in this order.
+struct stat_row {
+  char const* key;
+  char const* label;
+  number_unit unit;
+  std::array<stat, 3> reported_numbers::*values;
+};
+inline constexpr stat_row stat_rows[] = {
+    {"allocated_bytes", "Allocated memory", number_unit::bytes, &reported_numbers::allocated_bytes},
+    {"active_bytes", "Active memory", number_unit::bytes, &reported_numbers::active_bytes},
+    {"requested_bytes", "Requested memory", number_unit::bytes, &reported_numbers::active_requested_bytes},
+    {"reserved_bytes", "GPU reserved memory", number_unit::bytes, &reported_numbers::reserved_bytes},
+    {"inactive_split_bytes", "Non-releasable memory", number_unit::bytes,
+     &reported_numbers::inactive_split_bytes},
+    {"allocation", "Allocations", number_unit::count, &reported_numbers::allocations},
+    {"active", "Active allocs", number_unit::count, &reported_numbers::active},
+    {"segment", "GPU reserved segments", number_unit::count, &reported_numbers::segment},
+    {"inactive_split", "Non-releasable allocs", number_unit::count, &reported_numbers::inactive_split},
+};
+
+/// A current value of captured graphs, shown while there is any.
+struct graph_row {
+  char const* key;
+  char const* label;  ///< if memory_summary() shows it
+  std::size_t graph_totals::*value;
+};
+inline constexpr graph_row graph_rows[] = {
+    {"graph_memory.owners", nullptr, &graph_totals::owners},
+    {"graph_memory.reserved_bytes", "Graph memory", &graph_totals::reserved},
+    {"graph_memory.allocated_bytes", "      allocated", &graph_totals::allocated},
+    {"graph_memory.kept_bytes", "      kept blocks", &graph_totals::kept},
+};
+
+template <class Resource>
+reported_numbers read_numbers(Resource& memory) {
+  reported_numbers n{statistics_of(memory), {}, {}, {}, {}, {}, {}};
+  if constexpr (is_pooled<Resource>) n.pool = state_of(memory);
+  if constexpr (reachable<Resource, pool_call::inspect<pool_call::any_look>>) n.graphs = graphs_of(memory);
+  pool_state const& p = n.pool;
+  auto const all = [](std::size_t now, std::size_t peak, std::size_t taken, std::size_t given) {
+    return stat{static_cast<std::int64_t>(now), static_cast<std::int64_t>(peak),
+                static_cast<std::int64_t>(taken), static_cast<std::int64_t>(given)};
+  };
+  pool_totals const& past = p.totals_reset;
+  n.reserved_bytes = {
+      all(p.reserved, p.reserved_peak, p.reserved_total - past.reserved, p.released_total - past.released),
+      p.smaller.reserved, p.larger.reserved};
+  n.segment = {all(p.handles, p.handles_peak, p.creates - past.creates, p.destroys - past.destroys),
+               p.smaller.handles, p.larger.handles};
+  n.inactive_split = {p.split.blocks, p.smaller.split.blocks, p.larger.split.blocks};
+  n.inactive_split_bytes = {p.split.bytes, p.smaller.split.bytes, p.larger.split.bytes};
+  return n;
 }
 
 }  // namespace detail
@@ -24631,8 +24231,7 @@ template <has_driver Resource>
 [[nodiscard]] memory_info mem_get_info(Resource const& memory,
                                        source_location where = source_location::current()) {
   memory_info info;
-  status const s = memory.driver().memory_info(info.free, info.total);
-  if (!s.ok()) throw cuda_error(s, memory.device().value, where);
+  detail::must_succeed(memory, memory.driver().memory_info(info.free, info.total), where);
   return info;
 }
 
@@ -24666,60 +24265,33 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 /// the pool's locks briefly. @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
-  tracked_statistics const t = detail::statistics_of(memory);
+  detail::reported_numbers const numbers = detail::read_numbers(memory);
   std::vector<memory_stat> out;
   auto const add = [&](std::string key, std::int64_t n) { out.emplace_back(std::move(key), n); };
-  auto const put = [&](char const* name, char const* group, stat const& s) {
-    std::string const key = std::string(name) + "." + group + ".";
-    add(key + "allocated", s.allocated);
-    add(key + "current", s.current);
-    add(key + "freed", s.freed);
-    add(key + "peak", s.peak);
+  auto const put = [&](std::string const& name, stat const& s) {
+    add(name + ".allocated", s.allocated);
+    add(name + ".current", s.current);
+    add(name + ".freed", s.freed);
+    add(name + ".peak", s.peak);
   };
-  auto const put_groups = [&](char const* name, std::array<stat, 3> const& s) {
-    put(name, "all", s[0]);
-    put(name, "large_pool", s[2]);
-    put(name, "small_pool", s[1]);
-  };
-  auto const number = [](auto n) { return static_cast<std::int64_t>(n); };
-  pool_state p;
-  if constexpr (detail::is_pooled<Resource>) p = detail::state_of(memory);
-  std::int64_t const creates = number(p.creates - p.totals_reset.creates);
-  std::int64_t const destroys = number(p.destroys - p.totals_reset.destroys);
-  stat const reserved{number(p.reserved), number(p.reserved_peak),
-                      number(p.reserved_total - p.totals_reset.reserved),
-                      number(p.released_total - p.totals_reset.released)};
-  stat const segments{number(p.handles), number(p.handles_peak), creates, destroys};
-  put_groups("active", t.active);
-  put_groups("active_bytes", t.active_bytes);
-  put_groups("allocated_bytes", t.allocated_bytes);
-  put_groups("allocation", t.allocations);
-  if constexpr (reachable<Resource, pool_call::inspect<pool_call::any_look>>) {
-    detail::graph_totals const graphs = detail::graphs_of(memory);
-    if (graphs.owners != 0 || graphs.kept != 0) {
-      add("graph_memory.allocated_bytes", number(graphs.allocated));
-      add("graph_memory.kept_bytes", number(graphs.kept));
-      add("graph_memory.owners", number(graphs.owners));
-      add("graph_memory.reserved_bytes", number(graphs.reserved));
-    }
+  for (detail::stat_row const& row : detail::stat_rows) {
+    std::array<stat, 3> const& s = numbers.*row.values;
+    put(std::string(row.key) + ".all", s[0]);
+    put(std::string(row.key) + ".small_pool", s[1]);
+    put(std::string(row.key) + ".large_pool", s[2]);
   }
-  put_groups("inactive_split", {p.split.blocks, p.smaller.split.blocks, p.larger.split.blocks});
-  put_groups("inactive_split_bytes", {p.split.bytes, p.smaller.split.bytes, p.larger.split.bytes});
+  for (detail::pool_number const& n : detail::pool_numbers) {
+    if (n.key != nullptr) add(n.key, numbers.since_reset(n));
+  }
+  for (detail::graph_row const& row : detail::graph_rows) {
+    if (numbers.has_graphs()) add(row.key, static_cast<std::int64_t>(numbers.graphs.*row.value));
+  }
   add("max_split_size", -1);
-  add("num_alloc_retries", number(p.alloc_retries - p.totals_reset.alloc_retries));
-  add("num_device_alloc", creates);
-  add("num_device_free", destroys);
-  add("num_ooms", number(t.ooms));
-  add("num_sync_all_streams", number(p.host_waits - p.totals_reset.host_waits));
-  for (char const* part : {"allocated", "current", "freed", "peak"}) {
-    add(std::string("oversize_allocations.") + part, 0);
-  }
-  for (char const* part : {"allocated", "current", "freed", "peak"}) {
-    add(std::string("oversize_segments.") + part, 0);
-  }
-  put_groups("requested_bytes", t.active_requested_bytes);
-  put_groups("reserved_bytes", {reserved, p.smaller.reserved, p.larger.reserved});
-  put_groups("segment", {segments, p.smaller.handles, p.larger.handles});
+  add("num_ooms", static_cast<std::int64_t>(numbers.ooms));
+  put("oversize_allocations", {});
+  put("oversize_segments", {});
+  detail::sort(out.data(), out.size(),
+               [](memory_stat const& a, memory_stat const& b) { return a.first < b.first; });
   return out;
 }
 
@@ -24727,11 +24299,11 @@ template <class Resource>
 // ---- tarn/report/summary.hpp
 // memory_summary: the table of torch.cuda.memory_summary() for a tarn pool; memory_stats_json: the same numbers as JSON.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
 
 // ---- tarn/core/concat.hpp
 // Concatenates strings.
@@ -24760,24 +24332,21 @@ namespace tarn {
 
 namespace detail {
 
-/// Formats a size in ten columns as PyTorch does: the unit is that of `scale`, the next one from 768 KiB up; truncated, not
-/// rounded.
-[[nodiscard]] inline std::string table_bytes(std::int64_t bytes, std::int64_t scale) {
-  constexpr char const* units[] = {"B  ", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  std::size_t unit = 0;
-  for (; unit + 1 < std::size(units) && scale >= 768 * std::int64_t{1024}; ++unit, scale /= 1024)
-    bytes /= 1024;
-  std::string const digits = std::to_string(bytes);
-  return std::string(digits.size() < 6 ? 6 - digits.size() : 0, ' ') + digits + " " + units[unit];
-}
-/// Formats a count in ten columns as PyTorch does: thousands from 750,000 up.
-[[nodiscard]] inline std::string table_count(std::int64_t count, std::int64_t scale) {
-  constexpr char const* units[] = {" ", "K", "M"};
-  std::size_t unit = 0;
-  for (; unit + 1 < std::size(units) && scale >= 750 * std::int64_t{1000}; ++unit, scale /= 1000)
-    count /= 1000;
-  std::string const digits = std::to_string(count);
-  return std::string(digits.size() < 7 ? 7 - digits.size() : 0, ' ') + digits + " " + units[unit] + " ";
+/// Formats a number in ten columns as PyTorch does: the unit is that of `scale`, the next one for bytes from 768 KiB up, for counts
+/// from 750,000 up; truncated, not rounded.
+[[nodiscard]] inline std::string table_number(std::int64_t number, std::int64_t scale,
+                                              number_unit unit = number_unit::bytes) {
+  constexpr char const* units[][6] = {{" B  ", " KiB", " MiB", " GiB", " TiB", " PiB"},
+                                      {"   ", " K ", " M "}};
+  bool const is_bytes = unit == number_unit::bytes;
+  std::int64_t const step = is_bytes ? 1024 : 1000;
+  std::size_t at = 0;
+  for (; at + 1 < (is_bytes ? 6U : 3U) && scale >= (is_bytes ? 768 : 750) * step; ++at, scale /= step)
+    number /= step;
+  std::string const digits = std::to_string(number);
+  std::size_t const width = is_bytes ? 6 : 7;
+  return std::string(digits.size() < width ? width - digits.size() : 0, ' ') + digits +
+         units[is_bytes ? 0 : 1][at];
 }
 
 /// Pads text on the right to `width` characters.
@@ -24794,14 +24363,7 @@ namespace detail {
 /// rows, a pool. The title names the allocator_backend() unless it is "pages". @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_summary(Resource memory) {
-  std::vector<memory_stat> const stats = memory_stats(memory);
-  auto const value = [&](std::string const& key) -> std::int64_t {
-    for (auto const& [name, number] : stats) {
-      if (name == key) return number;
-    }
-    return 0;
-  };
-  using format = std::string (*)(std::int64_t, std::int64_t);
+  detail::reported_numbers const numbers = detail::read_numbers(memory);
   std::string const line = detail::concat({"|", std::string(75, '='), "|\n"});
   std::string const rule = detail::concat({"|", std::string(75, '-'), "|\n"});
   std::string const spaces(17, ' ');
@@ -24811,53 +24373,42 @@ template <class Resource>
     std::string_view const backend = allocator_backend(memory);
     if (backend != "pages") title += detail::concat({", ", backend});
   }
-  std::string const ooms = detail::concat({"           CUDA OOMs: ", std::to_string(value("num_ooms"))});
+  std::string const ooms = detail::concat({"           CUDA OOMs: ", std::to_string(numbers.ooms)});
   std::string const retries =
-      detail::concat({"       cudaMalloc retries: ", std::to_string(value("num_alloc_retries"))});
+      detail::concat({"       cudaMalloc retries: ",
+                      std::to_string(numbers.pool.alloc_retries - numbers.pool.totals_reset.alloc_retries)});
   std::string out = detail::concat({line, "|", detail::left(title, 75), "|\n", rule});
   out += detail::concat({"|", detail::left(ooms, 35), "|", detail::left(retries, 39), "|\n", line});
   out += "|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |\n";
-  char const* const parts[] = {".current", ".peak", ".allocated", ".freed"};
   // The first row of a group sets the unit of each column, so that the parts can be added up by eye.
-  auto const row = [&](std::string const& label, std::string const& key, std::string const& scale,
-                       format write) {
+  auto const row = [&](char const* label, stat const& s, stat const& scale, detail::number_unit unit) {
     out += detail::concat({"| ", detail::left(label, 21), " |"});
-    for (char const* part : parts)
-      out += detail::concat({" ", write(value(key + part), value(scale + part)), " |"});
+    for (std::int64_t stat::*const part : {&stat::current, &stat::peak, &stat::allocated, &stat::freed})
+      out += detail::concat({" ", detail::table_number(s.*part, scale.*part, unit), " |"});
     out += "\n";
   };
-  auto const group = [&](char const* label, char const* key, format write) {
-    std::string const all = std::string(key) + ".all";
+  for (detail::stat_row const& r : detail::stat_rows) {
+    std::array<stat, 3> const& s = numbers.*r.values;
     out += rule;
-    row(label, all, all, write);
-    row("      from large pool", std::string(key) + ".large_pool", all, write);
-    row("      from small pool", std::string(key) + ".small_pool", all, write);
-  };
-  group("Allocated memory", "allocated_bytes", &detail::table_bytes);
-  group("Active memory", "active_bytes", &detail::table_bytes);
-  group("Requested memory", "requested_bytes", &detail::table_bytes);
-  group("GPU reserved memory", "reserved_bytes", &detail::table_bytes);
-  group("Non-releasable memory", "inactive_split_bytes", &detail::table_bytes);
-  group("Allocations", "allocation", &detail::table_count);
-  group("Active allocs", "active", &detail::table_count);
-  group("GPU reserved segments", "segment", &detail::table_count);
-  group("Non-releasable allocs", "inactive_split", &detail::table_count);
-  out += rule;
-  row("Oversize allocations", "oversize_allocations", "oversize_allocations", &detail::table_count);
-  out += rule;
-  row("Oversize GPU segments", "oversize_segments", "oversize_segments", &detail::table_count);
-  if (value("graph_memory.owners") != 0 || value("graph_memory.kept_bytes") != 0) {
+    row(r.label, s[0], s[0], r.unit);
+    row("      from large pool", s[2], s[0], r.unit);
+    row("      from small pool", s[1], s[0], r.unit);
+  }
+  for (char const* label : {"Oversize allocations", "Oversize GPU segments"}) {
+    out += rule;
+    row(label, {}, {}, detail::number_unit::count);
+  }
+  if (numbers.has_graphs()) {
     std::string const none(12, ' ');
-    std::int64_t const scale =
-        detail::max_of(value("graph_memory.reserved_bytes"), value("graph_memory.kept_bytes"));
-    auto const current = [&](char const* label, char const* key) {
-      out += detail::concat({"| ", detail::left(label, 21), " | ", detail::table_bytes(value(key), scale),
-                             " |", none, "|", none, "|", none, "|\n"});
-    };
+    auto const scale =
+        static_cast<std::int64_t>(detail::max_of(numbers.graphs.reserved, numbers.graphs.kept));
     out += rule;
-    current("Graph memory", "graph_memory.reserved_bytes");
-    current("      allocated", "graph_memory.allocated_bytes");
-    current("      kept blocks", "graph_memory.kept_bytes");
+    for (detail::graph_row const& r : detail::graph_rows) {
+      if (r.label == nullptr) continue;
+      auto const bytes = static_cast<std::int64_t>(numbers.graphs.*r.value);
+      out += detail::concat({"| ", detail::left(r.label, 21), " | ", detail::table_number(bytes, scale), " |",
+                             none, "|", none, "|", none, "|\n"});
+    }
   }
   out += line;
   return out;

@@ -1173,8 +1173,7 @@ void convert(Driver const& driver, std::span<From> from, std::span<To> to, strea
   if constexpr (std::is_same_v<std::remove_const_t<From>, To>) {
     tarn::copy(driver, from, to, stream, where);
   } else {
-    status const s = driver.convert(stream, to.data(), from.data(), from.size());
-    if (!s.ok()) throw cuda_error(s, driver.device().value, where);
+    detail::must_succeed(driver, driver.convert(stream, to.data(), from.data(), from.size()), where);
   }
 }
 
@@ -1457,7 +1456,7 @@ class evict_scope {
     auto const& s = std::get<N>(slots_);
     using element = typename std::remove_reference_t<decltype(s)>::element;
     if (s.host == nullptr) return std::span<element const>();
-    detail::called_from(where, [&] { must_succeed(driver().synchronize_event(copied_)); });
+    detail::called_from(where, [&] { detail::must_succeed(driver(), driver().synchronize_event(copied_)); });
     return std::span<element const>(s.data(), s.count);
   }
 
@@ -1489,7 +1488,7 @@ class evict_scope {
   void evict(Buffers&... buffers) {
     refuse_capture();
     try {
-      must_succeed(driver().create_event(copied_));
+      detail::must_succeed(driver(), driver().create_event(copied_));
       each([&](auto& s) {
         if (!s.buffer->empty()) s.host = host_memory_for(s);
         s.count = s.buffer->size();
@@ -1518,9 +1517,6 @@ class evict_scope {
 
   /// Returns the driver that orders the streams. Not pinned_.driver(): pinned memory may belong to any device.
   [[nodiscard]] auto driver() const noexcept { return std::get<0>(slots_).buffer->resource().driver(); }
-  void must_succeed(status const& s) const {
-    if (!s.ok()) throw cuda_error(s, driver().device().value);
-  }
   template <class Slot>
   [[nodiscard]] void* host_memory_for(Slot const& s) {
     return pinned_.allocate(stream_, s.buffer->bytes(), alignment_of(s));
@@ -1534,7 +1530,7 @@ class evict_scope {
   }
   void refuse_capture_of(stream_ref stream) const {
     bool capturing = false;
-    must_succeed(driver().is_capturing(stream, capturing));
+    detail::must_succeed(driver(), driver().is_capturing(stream, capturing));
     if (capturing) {
       throw misuse(misuse_kind::capture, nullptr,
                    "evict_scope cannot use a stream that is being captured, or buffers of one; begin and end "
@@ -1550,7 +1546,7 @@ class evict_scope {
         tarn::copy(s.buffer->resource().driver(), std::span<element const>(s.buffer->span()),
                    std::span<element>(s.data(), s.count), stream_);
       });
-      must_succeed(driver().record_event(copied_, stream_));
+      detail::must_succeed(driver(), driver().record_event(copied_, stream_));
     } catch (...) {
       (void)finish();  // the buffers' next users are not ordered behind the running copies
       throw;

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "fuzz/live_blocks.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/driver/sim/sim_machine.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/policy/compose.hpp"
-#include "tarn/core/pool_call.hpp"
 
 namespace tarn_fuzz {
 

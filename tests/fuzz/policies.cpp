@@ -224,8 +224,9 @@ class program {
       std::size_t const counted = nearest(memory_, used);
       promise(limit_counts_ != limit_counts::live_bytes || counted == live.counted(),
               "a limit over a pool counts live bytes");
-      promise(limit_counts_ != limit_counts::reserved_bytes || counted == nearest(memory_, pool_call::reserved{}),
-              "a limit under a pool counts reserved bytes");
+      promise(
+          limit_counts_ != limit_counts::reserved_bytes || counted == nearest(memory_, pool_call::reserved{}),
+          "a limit under a pool counts reserved bytes");
     }
   }
 

@@ -104,7 +104,8 @@ class adapter final : public test_memory {
     memory_->deallocate_sync(p, bytes, alignment);
   }
   void record_stream(void* p, std::size_t bytes, tarn::stream_ref stream) override {
-    if constexpr (can.record_stream) tarn::nearest(*memory_, tarn::pool_call::record_stream{p, bytes, stream});
+    if constexpr (can.record_stream)
+      tarn::nearest(*memory_, tarn::pool_call::record_stream{p, bytes, stream});
   }
   std::size_t trim(std::size_t keep) override {
     if constexpr (can.trim) return tarn::nearest(*memory_, tarn::pool_call::trim{keep});
@@ -166,8 +167,7 @@ class adapter final : public test_memory {
     }
   }
   tarn::detail::owned<tarn::detail::graph_owner> new_graph_memory() override {
-    if constexpr (can.graph_memory)
-      return tarn::nearest(*memory_, tarn::pool_call::new_graph_memory{});
+    if constexpr (can.graph_memory) return tarn::nearest(*memory_, tarn::pool_call::new_graph_memory{});
     return {};
   }
   std::size_t sleep(tarn::contents where) override {

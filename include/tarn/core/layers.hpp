@@ -42,9 +42,6 @@ enum class crossing : std::uint8_t {
   itself   ///< call.across(resources...) does it
 };
 
-template <class Resource, class Call>
-decltype(auto) nearest(Resource& resource, Call const& call);
-
 namespace detail {
 
 template <class T>
@@ -107,6 +104,18 @@ constexpr bool can_reach() noexcept {
     return false;
   }
 }
+
+}  // namespace detail
+
+/// True if `call` accepts the resource's layer or one below it.
+template <class Resource, class Call>
+inline constexpr bool reachable = detail::can_reach<detail::layer_behind<Resource>, Call>();
+
+template <class Resource, class Call>
+  requires reachable<Resource, Call>
+decltype(auto) nearest(Resource& resource, Call const& call);
+
+namespace detail {
 
 /// Calls next(); if it throws, undoes what `call` did to `resource`.
 template <class Call, class Resource, class Next>
@@ -281,19 +290,13 @@ constexpr bool allocates() noexcept {
 
 }  // namespace detail
 
-/// True if `call` accepts the resource's layer or one below it.
-template <class Resource, class Call>
-inline constexpr bool reachable = detail::can_reach<detail::layer_behind<Resource>, Call>();
-
 /// Calls the first layer, from the top down, that accepts the call, for example the pool under a stack of policies. Give a
 /// lambda a trailing return type, so that acceptance can be tested: `nearest(memory,
 /// [](auto& layer) -> decltype(layer.limit()) { return layer.limit(); })`. Only the calls of pool_call pass a layer that
 /// routes, such as fallback_to.
 template <class Resource, class Call>
+  requires reachable<Resource, Call>
 decltype(auto) nearest(Resource& resource, Call const& call) {
-  static_assert(reachable<Resource, Call>,
-                "tarn: no layer of this memory has the call, or it is below a layer that routes to several "
-                "resources and says nothing of it");
   return detail::reach(detail::layer_of(resource), call);
 }
 

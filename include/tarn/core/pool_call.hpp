@@ -317,13 +317,13 @@ template <class Layer>
 constexpr bool check_routes() {
   if constexpr (routes_calls<Layer>) {
     static_assert(
-        requires(Layer& layer) { layer.with_routes([](auto&...) {}); },
+        requires(Layer& layer) { layer.with_routes(pool_call::any_look{}); },
         "tarn: this layer routes to several resources; add how each is reached, in the order of "
-        "`routes`: auto with_routes(auto const& f) { return f(first, second); }");
+        "routes: auto with_routes(auto const& f) { return f(first, second); }");
     static_assert(
         requires(Layer& layer, void const* p) { static_cast<std::size_t>(layer.route_of(p)); },
         "tarn: this layer routes to several resources but does not say which one an address belongs "
-        "to; add: size_t route_of(void const*) const noexcept, an index into `routes`");
+        "to; add: size_t route_of(void const*) const noexcept, an index into routes");
     static_assert(
         std::invocable<pool_call::record_stream, Layer&> || records_in_all_or_none(typename Layer::routes{}),
         "tarn: this layer routes to several resources but does not route record_stream, and not all of "
