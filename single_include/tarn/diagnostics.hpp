@@ -3100,6 +3100,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -3706,10 +3707,14 @@ namespace tarn {
 
 namespace detail {
 
-inline constexpr auto ask_record = [](auto& layer) -> memory_history
-  requires std::same_as<std::remove_cvref_t<decltype(layer.record())>, memory_history>
-{
-  return layer.record();
+/// The nearest record of blocks. No lambda: nvcc drops the constraint of one.
+struct ask_record {
+  template <class L>
+  auto operator()(L& l) const
+      -> std::enable_if_t<std::same_as<std::remove_cvref_t<decltype(l.record())>, memory_history>,
+                          memory_history> {
+    return l.record();
+  }
 };
 
 /// Without a pool, each block is a segment of its own, which begins and ends with it.
@@ -3760,7 +3765,7 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] snapshot take_snapshot(Resource memory, std::string title = "tarn") {
-  constexpr bool has_record = reachable<Resource, decltype(detail::ask_record)>;
+  constexpr bool has_record = reachable<Resource, detail::ask_record>;
   constexpr bool has_pool = reachable<Resource, pool_call::inspect<pool_call::any_look>>;
   static_assert(
       has_record || has_pool,
@@ -3772,7 +3777,7 @@ template <class Resource>
   if (memory.driver().identify(stream_ref{}, null_stream).ok()) s.null_stream = null_stream;
   memory_history record;
   for (int attempts_left = 3; attempts_left != 0; --attempts_left) {
-    if constexpr (has_record) record = nearest(memory, detail::ask_record);
+    if constexpr (has_record) record = nearest(memory, detail::ask_record{});
     std::sort(record.live.begin(), record.live.end(),
               [](auto const& a, auto const& b) { return a.address < b.address; });
     if constexpr (has_pool) {

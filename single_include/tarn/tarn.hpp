@@ -7033,6 +7033,12 @@ struct stat {
   constexpr void reset_totals() noexcept { allocated = freed = 0; }
 };
 
+namespace detail {
+/// A pointer to a member of a statistic, for tables. nvcc puts one that is written out in parentheses, of which gcc warns.
+template <class Statistics, class Value>
+using number_in = Value Statistics::*;
+}  // namespace detail
+
 }  // namespace tarn
 // ---- tarn/core/thread_place.hpp
 // Small numbers for running threads: an array with one element per place has an element for each thread alone.
@@ -8899,11 +8905,11 @@ enum class number_sum {
 /// A row of the table.
 struct pool_number {
   char const* name;  ///< in files
-  std::size_t pool_state::*value;
+  number_in<pool_state, std::size_t> value;
   number_unit unit = number_unit::bytes;
   number_sum sum = number_sum::added;
-  std::size_t pool_totals::*at_reset = nullptr;  ///< if reset_totals() notes it
-  char const* key = nullptr;                     ///< in memory_stats(), if it stands there alone
+  number_in<pool_totals, std::size_t> at_reset = nullptr;  ///< if reset_totals() notes it
+  char const* key = nullptr;                               ///< in memory_stats(), if it stands there alone
 };
 
 inline constexpr pool_number pool_numbers[] = {
@@ -14649,7 +14655,7 @@ inline void add_sums(pool_state& s, pool_state const& sums) noexcept {
   }
   s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
   add(s.split, sums.split);
-  for (pool_part pool_state::*const part : {&pool_state::smaller, &pool_state::larger}) {
+  for (number_in<pool_state, pool_part> const part : {&pool_state::smaller, &pool_state::larger}) {
     (s.*part).reserved = (sums.*part).reserved;
     (s.*part).handles = (sums.*part).handles;
     add((s.*part).split, (sums.*part).split);
@@ -24106,7 +24112,7 @@ struct stat_row {
   char const* key;
   char const* label;
   number_unit unit;
-  std::array<stat, 3> reported_numbers::*values;
+  number_in<reported_numbers, std::array<stat, 3>> values;
 };
 inline constexpr stat_row stat_rows[] = {
     {"allocated_bytes", "Allocated memory", number_unit::bytes, &reported_numbers::allocated_bytes},
@@ -24125,7 +24131,7 @@ inline constexpr stat_row stat_rows[] = {
 struct graph_row {
   char const* key;
   char const* label;  ///< if memory_summary() shows it
-  std::size_t graph_totals::*value;
+  number_in<graph_totals, std::size_t> value;
 };
 inline constexpr graph_row graph_rows[] = {
     {"graph_memory.owners", nullptr, &graph_totals::owners},
@@ -24383,7 +24389,8 @@ template <class Resource>
   // The first row of a group sets the unit of each column, so that the parts can be added up by eye.
   auto const row = [&](char const* label, stat const& s, stat const& scale, detail::number_unit unit) {
     out += detail::concat({"| ", detail::left(label, 21), " |"});
-    for (std::int64_t stat::*const part : {&stat::current, &stat::peak, &stat::allocated, &stat::freed})
+    for (detail::number_in<stat, std::int64_t> const part :
+         {&stat::current, &stat::peak, &stat::allocated, &stat::freed})
       out += detail::concat({" ", detail::table_number(s.*part, scale.*part, unit), " |"});
     out += "\n";
   };

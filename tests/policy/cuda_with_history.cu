@@ -15,6 +15,7 @@
 #include "tarn/policy/with_history.hpp"
 #include "tarn/report/by_tag.hpp"
 #include "tarn/report/line_profile_table.hpp"
+#include "tarn/report/take_snapshot.hpp"
 #include "tarn/tarn.hpp"
 
 using namespace tarn;
@@ -88,4 +89,16 @@ TEST_CASE("line_profile on CUDA reports the change and peak of a line", "[raii][
   CHECK(lines[0].change == static_cast<std::int64_t>(3_MiB));
   CHECK(lines[0].peak == 3_MiB);
   reset_line_profile();
+}
+
+TEST_CASE("take_snapshot of a device_pool without a history compiles with nvcc and adds up",
+          "[policy][cuda]") {
+  if (!has_cuda_devices()) return;
+  device_pool pool;
+  void* const p = pool.allocate(stream_ref{}, 3_MiB);
+  snapshot const s = take_snapshot(pool);
+  std::size_t bytes = 0;
+  for (snapshot_segment const& segment : s.segments) bytes += segment.bytes;
+  CHECK(bytes == memory_reserved(pool));
+  pool.deallocate(stream_ref{}, p, 3_MiB);
 }

@@ -41,4 +41,10 @@ struct stat {
   constexpr void reset_totals() noexcept { allocated = freed = 0; }
 };
 
+namespace detail {
+/// A pointer to a member of a statistic, for tables. nvcc puts one that is written out in parentheses, of which gcc warns.
+template <class Statistics, class Value>
+using number_in = Value Statistics::*;
+}  // namespace detail
+
 }  // namespace tarn

@@ -88,11 +88,11 @@ enum class number_sum {
 /// A row of the table.
 struct pool_number {
   char const* name;  ///< in files
-  std::size_t pool_state::*value;
+  number_in<pool_state, std::size_t> value;
   number_unit unit = number_unit::bytes;
   number_sum sum = number_sum::added;
-  std::size_t pool_totals::*at_reset = nullptr;  ///< if reset_totals() notes it
-  char const* key = nullptr;                     ///< in memory_stats(), if it stands there alone
+  number_in<pool_totals, std::size_t> at_reset = nullptr;  ///< if reset_totals() notes it
+  char const* key = nullptr;                               ///< in memory_stats(), if it stands there alone
 };
 
 inline constexpr pool_number pool_numbers[] = {

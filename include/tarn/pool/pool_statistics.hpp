@@ -39,7 +39,7 @@ inline void add_sums(pool_state& s, pool_state const& sums) noexcept {
   }
   s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
   add(s.split, sums.split);
-  for (pool_part pool_state::*const part : {&pool_state::smaller, &pool_state::larger}) {
+  for (number_in<pool_state, pool_part> const part : {&pool_state::smaller, &pool_state::larger}) {
     (s.*part).reserved = (sums.*part).reserved;
     (s.*part).handles = (sums.*part).handles;
     add((s.*part).split, (sums.*part).split);

@@ -85,7 +85,7 @@ struct stat_row {
   char const* key;
   char const* label;
   number_unit unit;
-  std::array<stat, 3> reported_numbers::*values;
+  number_in<reported_numbers, std::array<stat, 3>> values;
 };
 inline constexpr stat_row stat_rows[] = {
     {"allocated_bytes", "Allocated memory", number_unit::bytes, &reported_numbers::allocated_bytes},
@@ -104,7 +104,7 @@ inline constexpr stat_row stat_rows[] = {
 struct graph_row {
   char const* key;
   char const* label;  ///< if memory_summary() shows it
-  std::size_t graph_totals::*value;
+  number_in<graph_totals, std::size_t> value;
 };
 inline constexpr graph_row graph_rows[] = {
     {"graph_memory.owners", nullptr, &graph_totals::owners},

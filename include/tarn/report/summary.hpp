@@ -68,7 +68,8 @@ template <class Resource>
   // The first row of a group sets the unit of each column, so that the parts can be added up by eye.
   auto const row = [&](char const* label, stat const& s, stat const& scale, detail::number_unit unit) {
     out += detail::concat({"| ", detail::left(label, 21), " |"});
-    for (std::int64_t stat::*const part : {&stat::current, &stat::peak, &stat::allocated, &stat::freed})
+    for (detail::number_in<stat, std::int64_t> const part :
+         {&stat::current, &stat::peak, &stat::allocated, &stat::freed})
       out += detail::concat({" ", detail::table_number(s.*part, scale.*part, unit), " |"});
     out += "\n";
   };
