@@ -12,6 +12,7 @@ class Mutant(NamedTuple):
     # The random programs ("simulation"), the policy matrix ("policies"), or a file of unit tests.
     finder: str = "simulation"
     more: tuple[tuple[str, str], ...] = ()  # further changes of the same file: (old, new)
+    elsewhere: tuple[tuple[str, str, str], ...] = ()  # changes of other files: (file, old, new)
 
 
 PLANTED = {
@@ -917,6 +918,13 @@ PLANTED = {
             "pool/slow_path.hpp",
             "    try {\n      pool_.others_.with_help(",
             "    growth_lock const all(heap_.growth_mutex);\n    try {\n      pool_.others_.with_help(",
+            elsewhere=(
+                (
+                    "pool/pool_drain.hpp",
+                    "    if (!heap.growth_mutex.try_lock()) return 0;\n",
+                    "    heap.growth_mutex.lock();\n",
+                ),
+            ),
         ),
         Mutant(
             "a pool that was asked counts as asked for good",

@@ -55,16 +55,17 @@ class OutOfDate(Exception):
     pass
 
 
-def check_current(mutant, text):
+def check_current(mutant):
     """The text that a bug replaces must be in its header exactly once."""
-    for old, _ in changes(mutant):
-        times = text.count(old)
+    for file, old, _ in changes(mutant):
+        times = (INCLUDE / "tarn" / file).read_text().count(old)
         if times != 1:
-            raise OutOfDate(f"its text stands {times} times in include/tarn/{mutant.file}, not once")
+            raise OutOfDate(f"its text stands {times} times in include/tarn/{file}, not once")
 
 
 def changes(mutant):
-    return ((mutant.old, mutant.new), *mutant.more)
+    """(file, old, new)"""
+    return ((mutant.file, mutant.old, mutant.new), *((mutant.file, *change) for change in mutant.more), *mutant.elsewhere)
 
 
 def plant(mutant, tree):
@@ -73,12 +74,10 @@ def plant(mutant, tree):
     shutil.copytree(INCLUDE, tree)
     if mutant is None:
         return
-    path = tree / "tarn" / mutant.file
-    text = path.read_text()
-    check_current(mutant, text)
-    for old, new in changes(mutant):
-        text = text.replace(old, new)
-    path.write_text(text)
+    check_current(mutant)
+    for file, old, new in changes(mutant):
+        path = tree / "tarn" / file
+        path.write_text(path.read_text().replace(old, new))
 
 
 # The sources of each finder, and its number of seeds.
@@ -263,7 +262,7 @@ def main():
         if mutant.name in tried:
             continue
         try:
-            check_current(mutant, (INCLUDE / "tarn" / mutant.file).read_text())
+            check_current(mutant)
         except OutOfDate as error:
             out_of_date += 1
             print(f"OUT OF DATE: '{mutant.name}': {error}")
