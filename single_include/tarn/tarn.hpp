@@ -6561,7 +6561,7 @@ class waiting_count {
 // policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
 // (Upstream, policy) and defines only what it changes: shared_resource<> passes the rest on. A layer defines once what it does
 // around a request and the next layer, see resource_adaptor; around<> is for the shortest policies. A layer that also sends calls
-// to a second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
+// to a second resource declares both, see tarn::routes_to; the calls of pools then reach both.
 
 #include <concepts>
 #include <type_traits>
@@ -8821,8 +8821,9 @@ class tracked_layer {
 
 }  // namespace tarn
 // ---- tarn/pool/pool_state.hpp
-// The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets and reports read the table
-// pool_numbers: a new number is a member of pool_state, a row below, and a line where it is counted.
+// The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets of totals and reports read
+// the table pool_numbers: a new number is a member of pool_state, a row below, and a line where it is counted; a new peak also one in
+// reset_peaks() (pool_statistics.hpp).
 
 #include <cstddef>
 
@@ -10347,8 +10348,9 @@ namespace detail {
 //                            (arena/stream_order.hpp) and the runs that small blocks are cut from
 //   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
 //                            with an event (order/ordering.hpp, order/mark_work.hpp; the picture is in arena/stream_order.hpp), and
-//                            growth/page_growth.hpp gets more (growth/growth.hpp, address_space.hpp; over blocks: segment_growth.hpp)
-//   5 source/cuda_pages.hpp  creates and maps pages by calls of driver/cuda_driver.hpp
+//                            growth/pool_growth.hpp gets more: page_growth.hpp chooses (page_choice.hpp, page_views.hpp),
+//                            page_making.hpp creates and maps; over blocks: segment_growth.hpp
+//   5 source/cuda_pages.hpp  pages by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses waits for them first (waiting_blocks.hpp).
 // Calls on a stream that is captured into a graph go to graph/. inspection/ is for tools and snapshots, and empty otherwise.
@@ -10357,9 +10359,10 @@ namespace detail {
 //
 // Over 400 lines: each call that a pool has is here, with its contract.
 //
-// Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/32 of the reserved memory, they
-// are emptied before a pool that is no longer small grows. Reserved memory stays within the live peak plus the slack of the
-// requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes per range.
+// Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/1024 of the reserved memory, or
+// one thread alone allocates, they are emptied before a pool that is no longer small grows. Reserved memory stays within the live
+// peak plus the slack of the requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes
+// per range.
 
 #include <concepts>
 #include <cstddef>
@@ -20699,7 +20702,7 @@ class pool {
     if (p == nullptr) return;
     deallocate_sized(detail::lazy_block_size{bytes}, stream, p, bytes, alignment);
   }
-  /// The same for a layer that has computed the block_size for itself; `bytes` and `p` are not 0.
+  /// Allocates and frees for a layer that has computed the block_size for itself; `bytes` and `p` are not 0.
   template <class Size>
   [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_sized(Size size, stream_ref stream, std::size_t bytes,
                                                         std::size_t alignment) {
@@ -20916,7 +20919,7 @@ class pool {
     for_each_heap(growing, [&](heap_type& each) { detail::reset_peaks(growing, each); });
   }
 
-  /// Restarts the totals of `small`, `large` and `split` from zero. The other totals continue; `totals_reset` holds their
+  /// Restarts the totals of `smaller`, `larger` and `split` from zero. The other totals continue; `totals_reset` holds their
   /// values at this call.
   void reset_totals() noexcept {
     detail::growth_lock const growing(heap_.growth_mutex);

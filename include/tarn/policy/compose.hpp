@@ -4,7 +4,7 @@
 // policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
 // (Upstream, policy) and defines only what it changes: shared_resource<> passes the rest on. A layer defines once what it does
 // around a request and the next layer, see resource_adaptor; around<> is for the shortest policies. A layer that also sends calls
-// to a second resource declares both, see tarn::routes_to; it must then define every pool call that one of them provides.
+// to a second resource declares both, see tarn::routes_to; the calls of pools then reach both.
 
 #include <concepts>
 #include <type_traits>

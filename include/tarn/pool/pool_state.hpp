@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets and reports read the table
-// pool_numbers: a new number is a member of pool_state, a row below, and a line where it is counted.
+// The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets of totals and reports read
+// the table pool_numbers: a new number is a member of pool_state, a row below, and a line where it is counted; a new peak also one in
+// reset_peaks() (pool_statistics.hpp).
 
 #include <cstddef>
 
