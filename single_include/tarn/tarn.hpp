@@ -5852,8 +5852,10 @@ struct trim {
   template <class... Resources>
   std::size_t across(Resources&... resources) const {
     auto const one = [&](auto& resource) -> std::size_t {
-      std::size_t const all = (detail::nearest_or(resources, reserved{}, std::size_t{}) + ...);
-      std::size_t const others = all - detail::nearest_or(resource, reserved{}, std::size_t{});
+      std::size_t others = 0;
+      ((others +=
+        is_same(resources, resource) ? 0 : detail::nearest_or(resources, reserved{}, std::size_t{})),
+       ...);
       std::size_t const keep = keep_bytes > others ? keep_bytes - others : 0;
       return detail::nearest_or(resource, trim{keep}, std::size_t{});
     };
@@ -5861,6 +5863,9 @@ struct trim {
   }
 
  private:
+  static bool is_same(auto const& a, auto const& b) noexcept {
+    return static_cast<void const*>(&a) == static_cast<void const*>(&b);
+  }
   template <class One, class First, class... Rest>
   static std::size_t from_the_last(One const& one, First& first, Rest&... rest) {
     std::size_t given = 0;
@@ -12780,9 +12785,15 @@ class front {
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
   }
-  /// Closes every cache to its owner, without waiting until the owner has left.
   void announce() noexcept {
     for (auto const& cache : caches_) cache->lock.announce();
+  }
+  /// In a forked child: closes every cache for good. Owners and visitors of the parent do not exist here, so no call waits for them.
+  void close_in_child() noexcept {
+    for (auto const& cache : caches_) {
+      cache->lock.forget_owner();
+      cache->lock.close();
+    }
   }
 
   /// Makes take() and put() fail on every thread from now on, so that each call takes the slow path. The caches keep their blocks.
@@ -15210,6 +15221,7 @@ class graph_owner_of final : public graph_owner {
     return whole_.graphs_.begin_capture(growing, whole_, part_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
+    if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
     stream_id id = stream.id();
     if (id == stream_ref::unknown_id) {
       status const s = whole_.driver().identify(stream, id);
@@ -15220,6 +15232,10 @@ class graph_owner_of final : public graph_owner {
   }
   void end_capture(capture_number capture) noexcept override {
     growth_lock const growing(whole_.heap_.growth_mutex);
+    if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest
+      capture_gate::end_capture();
+      return captured_handles::end_capture();
+    }
     whole_.graphs_.end_capture(growing, part_, capture);
   }
   [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(part_); }
@@ -17306,8 +17322,6 @@ class page_sleep {
   /// @throws cuda_error     likewise
   std::size_t restore(may_release hot) {
     unlocked const open(hot);
-    if (status const done = finish_copies(); !done.ok())
-      throw cuda_error(done, source_.driver().device().value);
     std::size_t const bytes = missing();
     restore_all();
     return bytes;
@@ -17335,6 +17349,13 @@ class page_sleep {
     status const done = wait_past_captures(source_.driver());
     copies_may_run_ = !done.ok();
     return done;
+  }
+  /// The same, before anything is destroyed or mapped again. @throws cuda_error  they may still run; nothing has changed
+  void require_finished_copies(may_release hot) {
+    if (!copies_may_run_) return;
+    unlocked const open(hot);
+    if (status const done = finish_copies(); !done.ok())
+      throw cuda_error(done, source_.driver().device().value);
   }
 
   /// Frees the contents on the host. The handles are as save() found them.
@@ -17537,9 +17558,11 @@ class page_growth {
     if (map_.is_open()) sleep_.save(a, hot, where);
   }
   std::size_t release() noexcept { return map_.is_open() ? sleep_.release() : 0; }
-  /// Gives up what was freed meanwhile; returns the bytes that restore() creates. @throws std::bad_alloc, nothing has changed
+  /// Gives up what was freed meanwhile; returns the bytes that restore() creates.
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
   std::size_t prepare_restore(arena& a, may_release hot) {
     if (!map_.is_open()) return 0;
+    sleep_.require_finished_copies(hot);
     if (!a.keeps_addresses) (void)drop(a, hot, 0);
     return sleep_.missing();
   }
@@ -18424,25 +18447,39 @@ class pool_growth {
   // without pages, the pool refuses to sleep. Blocks have no handles: no segment is found.
 
   void save(arena const& a, may_release hot, contents where) {
-    if (uses_pages()) pages_.save(a, hot, where);
+    of_pages([&](auto& pages) { pages.save(a, hot, where); });
   }
-  std::size_t release() noexcept { return uses_pages() ? pages_.release() : 0; }
+  std::size_t release() noexcept {
+    return of_pages<std::size_t>([](auto& pages) { return pages.release(); });
+  }
   std::size_t prepare_restore(arena& a, may_release hot) {
-    return uses_pages() ? pages_.prepare_restore(a, hot) : 0;
+    return of_pages<std::size_t>([&](auto& pages) { return pages.prepare_restore(a, hot); });
   }
-  std::size_t restore(may_release hot) { return uses_pages() ? pages_.restore(hot) : 0; }
-  void keep(after_waking then) noexcept { pages_.keep(then); }
-  void forget() noexcept { pages_.forget(); }
+  std::size_t restore(may_release hot) {
+    return of_pages<std::size_t>([&](auto& pages) { return pages.restore(hot); });
+  }
+  void keep(after_waking then) noexcept {
+    of_pages([&](auto& pages) { pages.keep(then); });
+  }
+  void forget() noexcept {
+    of_pages([](auto& pages) { pages.forget(); });
+  }
   std::size_t compact(arena& a, may_release hot, stream_ref stream) {
-    return uses_pages() ? pages_.compact(a, hot, stream) : 0;
+    return of_pages<std::size_t>([&](auto& pages) { return pages.compact(a, hot, stream); });
   }
-  [[nodiscard]] bool unmap_incomplete() noexcept { return pages_.unmap_incomplete(); }
+  [[nodiscard]] bool unmap_incomplete() noexcept {
+    return of_pages<bool>([](auto& pages) { return pages.unmap_incomplete(); });
+  }
   template <class F>
   [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
-    return uses_pages() && pages_.each_segment(a, address, bytes, f);
+    return of_pages<bool>([&](auto& pages) { return pages.each_segment(a, address, bytes, f); });
   }
-  void pin(std::uintptr_t address, std::size_t bytes) noexcept { pages_.pin(address, bytes); }
-  void unpin(std::uintptr_t address, std::size_t bytes) noexcept { pages_.unpin(address, bytes); }
+  void pin(std::uintptr_t address, std::size_t bytes) noexcept {
+    of_pages([&](auto& pages) { pages.pin(address, bytes); });
+  }
+  void unpin(std::uintptr_t address, std::size_t bytes) noexcept {
+    of_pages([&](auto& pages) { pages.unpin(address, bytes); });
+  }
 
  private:
   static constexpr bool may_be_pages = page_source<Source>;
@@ -18471,6 +18508,15 @@ class pool_growth {
     } else {
       return self.uses_pages() ? f(self.pages_) : f(self.segments_);
     }
+  }
+
+  /// Calls f with the pages, if the memory is pages.
+  template <class Result = void, class F>
+  Result of_pages(F const& f) {
+    if constexpr (may_be_pages) {
+      if (uses_pages()) return f(pages_);
+    }
+    return Result();
   }
 
   Source source_;
@@ -19281,7 +19327,7 @@ class pool_fork {
       front_.let_threads_in();
     } else {
       heap_.lose();
-      front_.announce();
+      front_.close_in_child();
     }
   }
 
@@ -19344,6 +19390,7 @@ template <class Heap, class Front>
 
 #include <cstddef>
 #include <string_view>
+#include <utility>
 
 namespace tarn::detail {
 
@@ -19382,8 +19429,10 @@ class pool_sleep {
     std::size_t taken = 0;
     try {
       for_each(growing, [&](pool_sleep& each) { taken += each.restore(growing); });
-    } catch (...) {
-      for_each(growing, [&](pool_sleep& each) { (void)each.release(growing); });
+    } catch (...) {  // what failed has undone its own step
+      for_each(growing, [&](pool_sleep& each) {
+        if (std::exchange(each.is_restored_, false)) (void)each.release(growing);
+      });
       throw;
     }
     for_each(growing, [&](pool_sleep& each) { each.end_sleep(growing, then); });
@@ -19459,11 +19508,14 @@ class pool_sleep {
   std::size_t restore(growth_lock const& growing) {
     if (!heap_.is_asleep()) return 0;
     hot_lock held(heap_.hot);
-    return heap_.growth(growing).restore(may_release(held));
+    std::size_t const bytes = heap_.growth(growing).restore(may_release(held));
+    is_restored_ = true;
+    return bytes;
   }
   /// Step 3 of wake().
   void end_sleep(growth_lock const& growing, after_waking then) noexcept {
     if (!heap_.is_asleep()) return;
+    is_restored_ = false;
     heap_.growth(growing).keep(then);
     let_allocate(growing);
   }
@@ -19492,6 +19544,7 @@ class pool_sleep {
 
   Pool& pool_;
   typename Pool::heap_type& heap_;
+  bool is_restored_ = false;  ///< by a wake() that is not over
 };
 
 }  // namespace tarn::detail
@@ -20642,7 +20695,6 @@ namespace tarn {
 template <memory_source Upstream>
 class pool {
   using heap_type = detail::heap<Upstream>;
-  static constexpr bool has_page_source = page_source<Upstream>;
 
  public:
   using upstream_type = Upstream;
@@ -20782,13 +20834,13 @@ class pool {
 
   /// See tarn::sleep().
   std::size_t sleep(contents where)
-    requires has_page_source
+    requires page_source<Upstream>
   {
     return sleep_.sleep(where);
   }
   /// See tarn::wake(). Before the device refuses, other pools there give back what they cache.
   std::size_t wake(after_waking then)
-    requires has_page_source
+    requires page_source<Upstream>
   {
     return others_.with_help([&] { return sleep_.wake(then); },
                              [](memory_report const& refused) {
@@ -20799,12 +20851,12 @@ class pool {
   /// See tarn::compact(). A pool that uses blocks gives back those without a live byte. If the driver can map a handle neither at its
   /// new nor at its old place, the pool is asleep and keeps its memory: wake() maps it.
   compaction compact()
-    requires has_page_source
+    requires page_source<Upstream>
   {
     return sleep_.compact();
   }
   [[nodiscard]] bool is_asleep() const noexcept
-    requires has_page_source
+    requires page_source<Upstream>
   {
     return heap_.is_asleep();
   }
@@ -20819,7 +20871,7 @@ class pool {
   /// O(views + segments)
   template <class F>
   void each_segment(void const* p, std::size_t bytes, F const& f)
-    requires has_page_source
+    requires page_source<Upstream>
   {
     detail::sequence<memory_segment> found;
     {
@@ -20831,7 +20883,7 @@ class pool {
   /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved or put to sleep, also
   /// after the block is freed. Pins are counted. @throws as each_segment()
   void pin(void const* p, std::size_t bytes)
-    requires has_page_source
+    requires page_source<Upstream>
   {
     detail::sequence<memory_segment> found;
     detail::growth_lock const growing(heap_.growth_mutex);
@@ -20841,7 +20893,7 @@ class pool {
   }
   /// Waits for the growth lock.
   void unpin(void const* p, std::size_t bytes) noexcept
-    requires has_page_source
+    requires page_source<Upstream>
   {
     detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost()) return;

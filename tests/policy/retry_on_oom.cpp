@@ -4,6 +4,11 @@
 #include <string>
 #include <vector>
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
 #include "driver/faulty.hpp"
@@ -81,3 +86,37 @@ TEST_CASE("retry_on_oom passes other exceptions on, including the handler's own"
   CHECK_THROWS_AS(memory.allocate({}, 100), int);
   CHECK(asked == 1);
 }
+
+#if defined(__unix__) || defined(__APPLE__)
+
+TEST_CASE("a handler may fork: the child's call is refused, and does not wait",
+          "[policy][retry_on_oom][at_fork]") {
+  bool is_child = false;
+  int status = -1;
+  auto const forks = [&](out_of_memory const&, unsigned) {
+    if (status != -1) return false;
+    pid_t const pid = ::fork();
+    if (pid == 0) {
+      (void)::alarm(20);
+      is_child = true;
+      status = 0;
+      return true;  // tries again, and is refused again
+    }
+    return pid > 0 && ::waitpid(pid, &status, 0) == pid && false;
+  };
+  auto pool = host_memory{} | limited{4_MiB} | retry_on_oom{forks} | pooled{};
+  void* const small = pool.allocate({}, 1000);  // the thread has a cache
+  bool refused = false;
+  try {
+    (void)pool.allocate({}, 8_MiB);
+  } catch (std::exception const&) {
+    refused = true;
+  }
+  if (is_child) ::_exit(refused ? 0 : 1);
+  CHECK(refused);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  pool.deallocate({}, small, 1000);
+}
+
+#endif

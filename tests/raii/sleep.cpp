@@ -521,6 +521,13 @@ TEST_CASE("sleep keeps what the driver does not report as saved, also over a wak
     CHECK(is_asleep(memory));
     CHECK(given < reserved);
     CHECK(machine.usage().page_bytes == reserved - given);
+    std::size_t const unmaps = memory->state().unmaps;
+    for (unsigned nth = 1; nth <= 8; ++nth) plan.fail(driver_call::synchronize_device, nth);
+    CHECK_THROWS_AS(wake(memory), cuda_error);  // the copies may still run: what they read stays mapped
+    plan.disarm();
+    CHECK(is_asleep(memory));
+    CHECK(machine.usage().page_bytes == reserved - given);
+    CHECK(memory->state().unmaps == unmaps);
     plan.fail(driver_call::map_pages, 1);
     CHECK_THROWS_AS(wake(memory), cuda_error);
     plan.disarm();

@@ -369,6 +369,35 @@ TEST_CASE("sleep and wake do nothing in a forked child", "[raii][sleep][at_fork]
   CHECK(machine.leaks().total() == 0);
 }
 
+TEST_CASE(
+    "a capture_scope that is open at a fork ends in the child, and a stream that joins is refused there",
+    "[raii][graph_memory][at_fork][pages]") {
+  sim_machine const machine(small_machine(64_MiB));
+  {
+    basic_stream<sim_driver> const a(machine.driver(0)), b(machine.driver(0));
+    auto memory = sim_pages{machine.driver(0)} | pooled{} | tracked{};
+    graph_memory graphs{memory};
+    sim_graph graph;
+    auto scope = std::make_unique<capture_scope>(graphs, a);
+    REQUIRE(machine.begin_capture(a).ok());
+    void* const p = memory.allocate(a, 3000);
+    memory.deallocate(a, p, 3000);
+    CHECK(child_of([&] {
+            try {
+              scope->join(b);
+              return false;
+            } catch (cuda_error const& refused) {
+              if (refused.kind() != failure::forked) return false;
+            }
+            scope.reset();
+            return true;
+          }) == 0);
+    REQUIRE(machine.end_capture(a, graph).ok());
+    scope.reset();
+  }
+  CHECK(machine.leaks().total() == 0);
+}
+
 TEST_CASE("a child that is forked while another thread puts the pool to sleep does not hang",
           "[raii][sleep][at_fork][threads][pages]") {
   sim_machine const machine(small_machine(64_MiB));

@@ -72,8 +72,10 @@ struct trim {
   template <class... Resources>
   std::size_t across(Resources&... resources) const {
     auto const one = [&](auto& resource) -> std::size_t {
-      std::size_t const all = (detail::nearest_or(resources, reserved{}, std::size_t{}) + ...);
-      std::size_t const others = all - detail::nearest_or(resource, reserved{}, std::size_t{});
+      std::size_t others = 0;
+      ((others +=
+        is_same(resources, resource) ? 0 : detail::nearest_or(resources, reserved{}, std::size_t{})),
+       ...);
       std::size_t const keep = keep_bytes > others ? keep_bytes - others : 0;
       return detail::nearest_or(resource, trim{keep}, std::size_t{});
     };
@@ -81,6 +83,9 @@ struct trim {
   }
 
  private:
+  static bool is_same(auto const& a, auto const& b) noexcept {
+    return static_cast<void const*>(&a) == static_cast<void const*>(&b);
+  }
   template <class One, class First, class... Rest>
   static std::size_t from_the_last(One const& one, First& first, Rest&... rest) {
     std::size_t given = 0;

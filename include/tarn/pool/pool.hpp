@@ -76,7 +76,6 @@ namespace tarn {
 template <memory_source Upstream>
 class pool {
   using heap_type = detail::heap<Upstream>;
-  static constexpr bool has_page_source = page_source<Upstream>;
 
  public:
   using upstream_type = Upstream;
@@ -216,13 +215,13 @@ class pool {
 
   /// See tarn::sleep().
   std::size_t sleep(contents where)
-    requires has_page_source
+    requires page_source<Upstream>
   {
     return sleep_.sleep(where);
   }
   /// See tarn::wake(). Before the device refuses, other pools there give back what they cache.
   std::size_t wake(after_waking then)
-    requires has_page_source
+    requires page_source<Upstream>
   {
     return others_.with_help([&] { return sleep_.wake(then); },
                              [](memory_report const& refused) {
@@ -233,12 +232,12 @@ class pool {
   /// See tarn::compact(). A pool that uses blocks gives back those without a live byte. If the driver can map a handle neither at its
   /// new nor at its old place, the pool is asleep and keeps its memory: wake() maps it.
   compaction compact()
-    requires has_page_source
+    requires page_source<Upstream>
   {
     return sleep_.compact();
   }
   [[nodiscard]] bool is_asleep() const noexcept
-    requires has_page_source
+    requires page_source<Upstream>
   {
     return heap_.is_asleep();
   }
@@ -253,7 +252,7 @@ class pool {
   /// O(views + segments)
   template <class F>
   void each_segment(void const* p, std::size_t bytes, F const& f)
-    requires has_page_source
+    requires page_source<Upstream>
   {
     detail::sequence<memory_segment> found;
     {
@@ -265,7 +264,7 @@ class pool {
   /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved or put to sleep, also
   /// after the block is freed. Pins are counted. @throws as each_segment()
   void pin(void const* p, std::size_t bytes)
-    requires has_page_source
+    requires page_source<Upstream>
   {
     detail::sequence<memory_segment> found;
     detail::growth_lock const growing(heap_.growth_mutex);
@@ -275,7 +274,7 @@ class pool {
   }
   /// Waits for the growth lock.
   void unpin(void const* p, std::size_t bytes) noexcept
-    requires has_page_source
+    requires page_source<Upstream>
   {
     detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost()) return;

@@ -30,7 +30,7 @@ class pool_fork {
       front_.let_threads_in();
     } else {
       heap_.lose();
-      front_.announce();
+      front_.close_in_child();
     }
   }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string_view>
+#include <utility>
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
@@ -55,8 +56,10 @@ class pool_sleep {
     std::size_t taken = 0;
     try {
       for_each(growing, [&](pool_sleep& each) { taken += each.restore(growing); });
-    } catch (...) {
-      for_each(growing, [&](pool_sleep& each) { (void)each.release(growing); });
+    } catch (...) {  // what failed has undone its own step
+      for_each(growing, [&](pool_sleep& each) {
+        if (std::exchange(each.is_restored_, false)) (void)each.release(growing);
+      });
       throw;
     }
     for_each(growing, [&](pool_sleep& each) { each.end_sleep(growing, then); });
@@ -132,11 +135,14 @@ class pool_sleep {
   std::size_t restore(growth_lock const& growing) {
     if (!heap_.is_asleep()) return 0;
     hot_lock held(heap_.hot);
-    return heap_.growth(growing).restore(may_release(held));
+    std::size_t const bytes = heap_.growth(growing).restore(may_release(held));
+    is_restored_ = true;
+    return bytes;
   }
   /// Step 3 of wake().
   void end_sleep(growth_lock const& growing, after_waking then) noexcept {
     if (!heap_.is_asleep()) return;
+    is_restored_ = false;
     heap_.growth(growing).keep(then);
     let_allocate(growing);
   }
@@ -165,6 +171,7 @@ class pool_sleep {
 
   Pool& pool_;
   typename Pool::heap_type& heap_;
+  bool is_restored_ = false;  ///< by a wake() that is not over
 };
 
 }  // namespace tarn::detail

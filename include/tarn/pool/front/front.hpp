@@ -280,9 +280,15 @@ class front {
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
   }
-  /// Closes every cache to its owner, without waiting until the owner has left.
   void announce() noexcept {
     for (auto const& cache : caches_) cache->lock.announce();
+  }
+  /// In a forked child: closes every cache for good. Owners and visitors of the parent do not exist here, so no call waits for them.
+  void close_in_child() noexcept {
+    for (auto const& cache : caches_) {
+      cache->lock.forget_owner();
+      cache->lock.close();
+    }
   }
 
   /// Makes take() and put() fail on every thread from now on, so that each call takes the slow path. The caches keep their blocks.

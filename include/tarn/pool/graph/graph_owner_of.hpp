@@ -7,6 +7,8 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/stream.hpp"
+#include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/captured_handles.hpp"
 #include "tarn/pool/growth/growth_lock.hpp"
 
 namespace tarn::detail {
@@ -30,6 +32,7 @@ class graph_owner_of final : public graph_owner {
     return whole_.graphs_.begin_capture(growing, whole_, part_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
+    if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
     stream_id id = stream.id();
     if (id == stream_ref::unknown_id) {
       status const s = whole_.driver().identify(stream, id);
@@ -40,6 +43,10 @@ class graph_owner_of final : public graph_owner {
   }
   void end_capture(capture_number capture) noexcept override {
     growth_lock const growing(whole_.heap_.growth_mutex);
+    if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest
+      capture_gate::end_capture();
+      return captured_handles::end_capture();
+    }
     whole_.graphs_.end_capture(growing, part_, capture);
   }
   [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(part_); }

@@ -122,9 +122,11 @@ class page_growth {
     if (map_.is_open()) sleep_.save(a, hot, where);
   }
   std::size_t release() noexcept { return map_.is_open() ? sleep_.release() : 0; }
-  /// Gives up what was freed meanwhile; returns the bytes that restore() creates. @throws std::bad_alloc, nothing has changed
+  /// Gives up what was freed meanwhile; returns the bytes that restore() creates.
+  /// @throws cuda_error, std::bad_alloc: nothing has changed
   std::size_t prepare_restore(arena& a, may_release hot) {
     if (!map_.is_open()) return 0;
+    sleep_.require_finished_copies(hot);
     if (!a.keeps_addresses) (void)drop(a, hot, 0);
     return sleep_.missing();
   }

@@ -107,8 +107,6 @@ class page_sleep {
   /// @throws cuda_error     likewise
   std::size_t restore(may_release hot) {
     unlocked const open(hot);
-    if (status const done = finish_copies(); !done.ok())
-      throw cuda_error(done, source_.driver().device().value);
     std::size_t const bytes = missing();
     restore_all();
     return bytes;
@@ -136,6 +134,13 @@ class page_sleep {
     status const done = wait_past_captures(source_.driver());
     copies_may_run_ = !done.ok();
     return done;
+  }
+  /// The same, before anything is destroyed or mapped again. @throws cuda_error  they may still run; nothing has changed
+  void require_finished_copies(may_release hot) {
+    if (!copies_may_run_) return;
+    unlocked const open(hot);
+    if (status const done = finish_copies(); !done.ok())
+      throw cuda_error(done, source_.driver().device().value);
   }
 
   /// Frees the contents on the host. The handles are as save() found them.

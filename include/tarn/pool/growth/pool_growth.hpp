@@ -84,25 +84,39 @@ class pool_growth {
   // without pages, the pool refuses to sleep. Blocks have no handles: no segment is found.
 
   void save(arena const& a, may_release hot, contents where) {
-    if (uses_pages()) pages_.save(a, hot, where);
+    of_pages([&](auto& pages) { pages.save(a, hot, where); });
   }
-  std::size_t release() noexcept { return uses_pages() ? pages_.release() : 0; }
+  std::size_t release() noexcept {
+    return of_pages<std::size_t>([](auto& pages) { return pages.release(); });
+  }
   std::size_t prepare_restore(arena& a, may_release hot) {
-    return uses_pages() ? pages_.prepare_restore(a, hot) : 0;
+    return of_pages<std::size_t>([&](auto& pages) { return pages.prepare_restore(a, hot); });
   }
-  std::size_t restore(may_release hot) { return uses_pages() ? pages_.restore(hot) : 0; }
-  void keep(after_waking then) noexcept { pages_.keep(then); }
-  void forget() noexcept { pages_.forget(); }
+  std::size_t restore(may_release hot) {
+    return of_pages<std::size_t>([&](auto& pages) { return pages.restore(hot); });
+  }
+  void keep(after_waking then) noexcept {
+    of_pages([&](auto& pages) { pages.keep(then); });
+  }
+  void forget() noexcept {
+    of_pages([](auto& pages) { pages.forget(); });
+  }
   std::size_t compact(arena& a, may_release hot, stream_ref stream) {
-    return uses_pages() ? pages_.compact(a, hot, stream) : 0;
+    return of_pages<std::size_t>([&](auto& pages) { return pages.compact(a, hot, stream); });
   }
-  [[nodiscard]] bool unmap_incomplete() noexcept { return pages_.unmap_incomplete(); }
+  [[nodiscard]] bool unmap_incomplete() noexcept {
+    return of_pages<bool>([](auto& pages) { return pages.unmap_incomplete(); });
+  }
   template <class F>
   [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
-    return uses_pages() && pages_.each_segment(a, address, bytes, f);
+    return of_pages<bool>([&](auto& pages) { return pages.each_segment(a, address, bytes, f); });
   }
-  void pin(std::uintptr_t address, std::size_t bytes) noexcept { pages_.pin(address, bytes); }
-  void unpin(std::uintptr_t address, std::size_t bytes) noexcept { pages_.unpin(address, bytes); }
+  void pin(std::uintptr_t address, std::size_t bytes) noexcept {
+    of_pages([&](auto& pages) { pages.pin(address, bytes); });
+  }
+  void unpin(std::uintptr_t address, std::size_t bytes) noexcept {
+    of_pages([&](auto& pages) { pages.unpin(address, bytes); });
+  }
 
  private:
   static constexpr bool may_be_pages = page_source<Source>;
@@ -131,6 +145,15 @@ class pool_growth {
     } else {
       return self.uses_pages() ? f(self.pages_) : f(self.segments_);
     }
+  }
+
+  /// Calls f with the pages, if the memory is pages.
+  template <class Result = void, class F>
+  Result of_pages(F const& f) {
+    if constexpr (may_be_pages) {
+      if (uses_pages()) return f(pages_);
+    }
+    return Result();
   }
 
   Source source_;
