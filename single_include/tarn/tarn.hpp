@@ -21032,13 +21032,14 @@ class pool {
   using graphs_type = detail::graph_memories<Upstream, heap_type, front_type, waiting_type>;
   using others_type = detail::other_pools<driver_type>;
   using drain_type = detail::pool_drain<pool>;
+  using captures_type = typename graphs_type::captures_type;
 
-  friend detail::slow_path<pool>;
-  friend detail::pool_sleep<pool>;
+  friend class detail::slow_path<pool>;
+  friend class detail::pool_sleep<pool>;
   friend drain_type;
   friend graphs_type;
-  friend typename graphs_type::captures_type;
-  friend detail::graph_owner_of<pool>;
+  friend captures_type;
+  friend class detail::graph_owner_of<pool>;
 
   /// Host memory without a device has no streams that can be.
   static constexpr bool may_be_captured = !std::same_as<driver_type, no_driver>;
