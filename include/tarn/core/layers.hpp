@@ -93,12 +93,10 @@ template <class Layer, class Call>
 constexpr bool can_reach() noexcept {
   if constexpr (std::invocable<Call const&, Layer&>) {
     return true;
-  } else if constexpr (gives_pieces<Layer> && ends_at_pools<Call>) {
-    return false;
   } else if constexpr (routes_calls<Layer>) {
     if constexpr (crosses_routes<Call>) return any_can_reach<Call>(typename Layer::routes{});
     return false;
-  } else if constexpr (stands_on_another<Layer>) {
+  } else if constexpr (stands_on_another<Layer> && !(gives_pieces<Layer> && ends_at_pools<Call>)) {
     return can_reach<layer_below<Layer>, Call>();
   } else {
     return false;
