@@ -1,37 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // error: tarn: this layer routes to several resources; add how each is reached
-#include <utility>
-
-#include "tarn/policy/compose.hpp"
-#include "tarn/policy/pooled.hpp"
-#include "tarn/source/host_memory.hpp"
+#include "spill.hpp"
 
 template <class Upstream, class Other>
-struct spill_layer {
-  using upstream_type = Upstream;
-  using driver_type = typename Upstream::driver_type;
-  using properties = typename Upstream::properties;
+struct spill_layer : spill_base<Upstream, Other> {
+  using spill_base<Upstream, Other>::spill_base;
   using routes = tarn::routes_to<Upstream, Other>;
-  spill_layer(Upstream u, auto const& options) : memory(std::move(u)), other(options.other) {}
-  Upstream memory;
-  Other other;
-  Upstream& upstream() { return memory; }
-  driver_type const& driver() const { return memory.driver(); }
-  void* allocate(tarn::stream_ref s, std::size_t n, std::size_t a) {
-    return n > 1000 ? other.allocate(s, n, a) : memory.allocate(s, n, a);
-  }
-  void deallocate(tarn::stream_ref s, void* p, std::size_t n, std::size_t a) noexcept {
-    n > 1000 ? other.deallocate(s, p, n, a) : memory.deallocate(s, p, n, a);
-  }
-  void* allocate_sync(std::size_t n, std::size_t a) { return memory.allocate_sync(n, a); }
-  void deallocate_sync(void* p, std::size_t n, std::size_t a) noexcept { memory.deallocate_sync(p, n, a); }
-  std::size_t trim(std::size_t keep) { return memory.trim(keep) + other.trim(keep); }
-};
-template <class Other>
-struct spill {
-  Other other;
-  template <class Upstream>
-  using layer = spill_layer<Upstream, Other>;
 };
 
 int main() {
