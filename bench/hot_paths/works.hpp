@@ -9,7 +9,7 @@
 //   other_thread  4 KiB allocated by one thread, freed by another, one stream
 //   two_streams   64 KiB, allocated and freed alternately on two streams
 //   uses/N        64 live blocks, log-uniform 256 B to 2 KiB, random replacement, while N others have a recorded use
-//   record_stream    4 KiB, allocated, used on another stream, freed; includes its share of collecting held-back blocks
+//   record_stream    4 KiB, allocated, used on another stream, freed; includes its share of collecting deferred blocks
 //   pools/N       N pools of host memory, used in turn by one thread (tarn only)
 //   tail/W        each operation of window/W timed individually
 //   fail/...      the time to fail: refusals.hpp, and limits.hpp (tarn only)

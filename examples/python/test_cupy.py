@@ -226,7 +226,7 @@ class StreamOrder(OnTarn):
                 late_write(a, 1)
                 del a
             with one:
-                b = self.allocate_from_what_is_held(self.n)  # at any address: the block of `a` is held back
+                b = self.allocate_from_what_is_held(self.n)  # at any address: the block of `a` is deferred
                 b.fill(2)
             self.assert_all(b, 2)
 

@@ -47,7 +47,7 @@ class Functions(unittest.TestCase):
         self.pool.trim()
         self.assertEqual(self.pool.numbers().reserved, 0)
 
-    def test_a_block_is_held_back_only_for_another_stream_than_its_own(self):
+    def test_a_block_is_deferred_only_for_another_stream_than_its_own(self):
         default, per_thread = None, 2  # handles as CUDA defines them
         for own, user, is_reused in ((default, default, True), (per_thread, per_thread, True), (per_thread, default, False),
                                      (default, per_thread, False)):

@@ -3143,7 +3143,7 @@ namespace tarn::detail {
 
 enum class held_use : std::uint8_t {
   live,
-  awaiting,  ///< freed, but another stream that used it has not finished
+  deferred,  ///< freed, but another stream that used it has not finished
   cached
 };
 
@@ -3152,8 +3152,8 @@ struct held_block {
   std::size_t bytes = 0;
   held_use use = held_use::cached;
   stream_id stream = 0;            ///< 0 if unowned
-  std::size_t requested = 0;       ///< of an awaiting block: the bytes requested from the pool
-  std::uint64_t graph_memory = 0;  ///< that keeps an awaiting block; 0 if none
+  std::size_t requested = 0;       ///< of a deferred block: the bytes requested from the pool
+  std::uint64_t graph_memory = 0;  ///< that keeps a deferred block; 0 if none
 };
 
 struct held_piece {
@@ -3193,14 +3193,14 @@ struct pool_facts {
   std::vector<held_memory> held;
   std::vector<held_block>
       cached;  ///< live to the arena: in magazines, freed into another domain's run, or in quarantine
-  std::vector<held_block> awaiting;
+  std::vector<held_block> deferred;
   std::vector<growth_note> notes;
   std::size_t reserved = 0;
   std::uint64_t graph_memory = 0;  ///< that the pool belongs to, 0 if none
 
   /// Copies them from a pool. @throws std::bad_alloc
-  template <class Heap, class Front, class Waiting>
-  void copy(growth_lock const& growing, Heap& heap, Front& front, Waiting const& waiting) {
+  template <class Heap, class Front, class Deferred>
+  void copy(growth_lock const& growing, Heap& heap, Front& front, Deferred const& blocks) {
     heap.growth(growing).for_each_held([&](held_memory const& h) { held.push_back(h); });
     for (std::size_t i = 0; i < heap.counters(growing).notes.size(); ++i)
       notes.push_back(heap.counters(growing).notes[i]);
@@ -3208,13 +3208,13 @@ struct pool_facts {
     graph_memory = heap.graph_memory;
     stopped_threads const stopped(growing, front);
     // Before the hot lock: no two locks are held at once.
-    waiting.for_each([&](auto const& w) {
-      awaiting.push_back({address_of(w.p), rounded_bytes(w.bytes, w.alignment), held_use::awaiting,
-                          public_id(w.stream.id()), w.bytes});
+    blocks.for_each([&](freed_block const& b) {
+      deferred.push_back({address_of(b.p), rounded_bytes(b.bytes, b.alignment), held_use::deferred,
+                          public_id(b.stream.id()), b.bytes});
     });
     if constexpr (Heap::describes) {
-      heap.description.for_each_kept([&](auto const& b) {
-        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.id), 0});
+      heap.description.for_each_kept([&](freed_block const& b) {
+        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.stream.id()), 0});
       });
     }
     front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });
@@ -3329,7 +3329,7 @@ class pool_tiling {
     std::sort(facts.runs.begin(), facts.runs.end(), by_address);
     std::sort(facts.held.begin(), facts.held.end(), by_address);
     std::sort(facts.cached.begin(), facts.cached.end(), by_address);
-    std::sort(facts.awaiting.begin(), facts.awaiting.end(), by_address);
+    std::sort(facts.deferred.begin(), facts.deferred.end(), by_address);
     for (held_piece const& p : facts.pieces) pieces_.push_back(p.address);
     std::sort(pieces_.begin(), pieces_.end());
   }
@@ -3433,7 +3433,7 @@ class pool_tiling {
 
   /// The actual use of a block that is live to the arena.
   [[nodiscard]] held_block taken(std::uintptr_t address, std::size_t bytes, stream_id stream) const {
-    for (auto const* list : {&facts_.cached, &facts_.awaiting}) {
+    for (auto const* list : {&facts_.cached, &facts_.deferred}) {
       auto const found =
           std::lower_bound(list->begin(), list->end(), address,
                            [](held_block const& b, std::uintptr_t at) { return b.address < at; });
@@ -3485,16 +3485,17 @@ struct pool_contents {
 /// @throws std::bad_alloc
 template <class Memory>
 [[nodiscard]] pool_contents contents_of(Memory& memory) {
-  std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
-  std::vector<held_block> kept;     // by graphs, in any of these pools
-  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& waiting, auto& graphs) {
-    of_each.emplace_back().copy(growing, heap, front, waiting);
-    graphs.for_each_kept(growing, [&](void const* p, std::size_t bytes, std::uint64_t number) {
-      kept.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::awaiting, 0, bytes, number});
+  std::vector<pool_facts> of_each;    // a layer that routes inspects several pools, one after another
+  std::vector<held_block> of_graphs;  // deferred, in any of these pools
+  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& deferred, auto& graphs) {
+    of_each.emplace_back().copy(growing, heap, front, deferred);
+    graphs.for_each_deferred(growing, [&](void const* p, std::size_t bytes, std::uint64_t number) {
+      of_graphs.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::deferred, 0, bytes, number});
     });
   };
   nearest(memory, pool_call::inspect{look});
-  for (pool_facts& facts : of_each) facts.awaiting.insert(facts.awaiting.end(), kept.begin(), kept.end());
+  for (pool_facts& facts : of_each)
+    facts.deferred.insert(facts.deferred.end(), of_graphs.begin(), of_graphs.end());
   pool_contents contents;
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
   auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };

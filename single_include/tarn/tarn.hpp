@@ -5798,7 +5798,7 @@ class two_graph_owners final : public graph_owner {
 namespace tarn {
 
 namespace detail {
-class waiting_observer;
+class deferred_observer;
 }
 
 /// What each does is documented at the pool (pool/pool.hpp); of several resources, here.
@@ -5941,7 +5941,7 @@ struct note_growth_from_now {
 };
 
 struct end_observation {
-  detail::waiting_observer& observer;
+  detail::deferred_observer& observer;
   static constexpr auto crosses = crossing::each;
   template <class L>
   auto operator()(L& l) const -> decltype(l.end_observation(observer)) {
@@ -5949,12 +5949,12 @@ struct end_observation {
   }
 };
 
-struct observe_waiting {
-  detail::waiting_observer& observer;
+struct observe_deferred {
+  detail::deferred_observer& observer;
   static constexpr auto crosses = crossing::each;
   template <class L>
-  auto operator()(L& l) const -> decltype(l.observe_waiting(observer)) {
-    return l.observe_waiting(observer);
+  auto operator()(L& l) const -> decltype(l.observe_deferred(observer)) {
+    return l.observe_deferred(observer);
   }
   template <class Resource>
   void undo(Resource& resource) const noexcept {
@@ -6392,7 +6392,7 @@ class shared_resource {
     return nearest(*this, pool_call::largest_free_range{});
   }
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
-  /// stream. The freed block is held back until that work is done.
+  /// stream. The freed block is deferred until that work is done.
   void record_stream(void* p, std::size_t bytes, stream_ref stream,
                      source_location where = source_location::current()) const
     requires reachable<shared_resource, pool_call::record_stream>
@@ -6480,8 +6480,8 @@ class shared_resource {
 #include <cstdint>
 #include <utility>
 
-// ---- tarn/core/waiting_block.hpp
-// Counts freed blocks that a pool holds back until other streams have finished with them, and notifies observers of changes.
+// ---- tarn/core/deferred_count.hpp
+// Counts deferred blocks, which were freed and wait for other streams, and notifies observers of changes.
 
 #include <cstddef>
 #include <cstdint>
@@ -6489,12 +6489,12 @@ class shared_resource {
 
 namespace tarn::detail {
 
-struct waiting_amount {
+struct deferred_amount {
   std::int64_t blocks = 0;
   std::int64_t bytes = 0;      ///< as rounded by the pool
   std::int64_t requested = 0;  ///< as requested by the caller
 
-  void add(waiting_amount const& more) noexcept {
+  void add(deferred_amount const& more) noexcept {
     blocks += more.blocks;
     bytes += more.bytes;
     requested += more.requested;
@@ -6502,60 +6502,60 @@ struct waiting_amount {
 };
 
 /// Receives each change as the amounts added. May observe several pools.
-class waiting_observer {
+class deferred_observer {
  public:
-  virtual void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept = 0;
-  virtual ~waiting_observer() = default;
+  virtual void deferred_changed(deferred_amount const& smaller, deferred_amount const& larger) noexcept = 0;
+  virtual ~deferred_observer() = default;
 };
 
-/// Counts blocks when they start and stop waiting. Thread-safe.
-class waiting_count {
+/// Counts blocks when they become deferred and when they are free. Thread-safe.
+class deferred_count {
  public:
-  waiting_count() noexcept = default;
-  waiting_count(waiting_count const&) = delete;
-  waiting_count& operator=(waiting_count const&) = delete;
+  deferred_count() noexcept = default;
+  deferred_count(deferred_count const&) = delete;
+  deferred_count& operator=(deferred_count const&) = delete;
 
-  /// @param sign  1 if the block starts waiting, -1 if it stops
+  /// @param sign  1 if the block becomes deferred, -1 if it is free
   void change(bool is_small, std::size_t bytes, std::size_t requested, std::int64_t sign) noexcept {
-    waiting_amount const by{sign, sign * static_cast<std::int64_t>(bytes),
-                            sign * static_cast<std::int64_t>(requested)};
+    deferred_amount const by{sign, sign * static_cast<std::int64_t>(bytes),
+                             sign * static_cast<std::int64_t>(requested)};
     std::lock_guard const guard(lock_);
     (is_small ? small_ : large_).add(by);
-    for (waiting_observer* const o : observers_)
-      o->waiting_changed(is_small ? by : waiting_amount{}, is_small ? waiting_amount{} : by);
+    for (deferred_observer* const o : observers_)
+      o->deferred_changed(is_small ? by : deferred_amount{}, is_small ? deferred_amount{} : by);
   }
 
   /// Adds changes that were counted elsewhere.
-  void add(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
+  void add(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
     std::lock_guard const guard(lock_);
     small_.add(smaller);
     large_.add(larger);
-    for (waiting_observer* const o : observers_) o->waiting_changed(smaller, larger);
+    for (deferred_observer* const o : observers_) o->deferred_changed(smaller, larger);
   }
 
-  /// Adds an observer and notifies it of the blocks that already wait. It must not move until it is detached.
+  /// Adds an observer and notifies it of the blocks that are deferred already. It must not move until it is detached.
   /// @throws std::bad_alloc, nothing has changed
-  void attach(waiting_observer& observer) {
+  void attach(deferred_observer& observer) {
     std::lock_guard const guard(lock_);
     observers_.push_back(&observer);
-    if (small_.blocks != 0 || large_.blocks != 0) observer.waiting_changed(small_, large_);
+    if (small_.blocks != 0 || large_.blocks != 0) observer.deferred_changed(small_, large_);
   }
-  void detach(waiting_observer& observer) noexcept {
+  void detach(deferred_observer& observer) noexcept {
     std::lock_guard const guard(lock_);
     for (std::size_t i = 0; i < observers_.size(); ++i) {
       if (observers_[i] == &observer) return observers_.erase_unordered(i);
     }
   }
 
-  [[nodiscard]] waiting_amount now() const noexcept {
+  [[nodiscard]] deferred_amount now() const noexcept {
     std::lock_guard const guard(lock_);
     return {small_.blocks + large_.blocks, small_.bytes + large_.bytes, small_.requested + large_.requested};
   }
 
  private:
   mutable fork_mutex lock_;
-  waiting_amount small_, large_;
-  sequence<waiting_observer*> observers_;
+  deferred_amount small_, large_;
+  sequence<deferred_observer*> observers_;
 };
 
 }  // namespace tarn::detail
@@ -7948,7 +7948,7 @@ class tracked_numbers {
   }
 
   /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
-  void count_waiting(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
+  void count_waiting(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
     stopped const now(*this);
     tracked_amounts const change{
         {{smaller.blocks + larger.blocks, smaller.blocks, larger.blocks},
@@ -8705,13 +8705,13 @@ class tracked_layer {
       : tracked_layer(Upstream{}) {}
   explicit tracked_layer(Upstream upstream, tracked const& options = {})
       : upstream_(std::move(upstream)), numbers_(options.peak_error) {
-    if constexpr (reachable<Upstream, pool_call::observe_waiting>)
-      nearest(upstream_, pool_call::observe_waiting{observer_});
+    if constexpr (reachable<Upstream, pool_call::observe_deferred>)
+      nearest(upstream_, pool_call::observe_deferred{observer_});
   }
   tracked_layer(tracked_layer const&) = delete;
   tracked_layer& operator=(tracked_layer const&) = delete;
   ~tracked_layer() {
-    if constexpr (reachable<Upstream, pool_call::observe_waiting>)
+    if constexpr (reachable<Upstream, pool_call::observe_deferred>)
       nearest(upstream_, pool_call::end_observation{observer_});
   }
 
@@ -8777,11 +8777,11 @@ class tracked_layer {
 
  private:
   /// Counts the blocks that the pool below holds back for the work of other streams.
-  class observer final : public detail::waiting_observer {
+  class observer final : public detail::deferred_observer {
    public:
     explicit observer(detail::tracked_numbers& counted) noexcept : numbers_(counted) {}
-    void waiting_changed(detail::waiting_amount const& smaller,
-                         detail::waiting_amount const& larger) noexcept override {
+    void deferred_changed(detail::deferred_amount const& smaller,
+                          detail::deferred_amount const& larger) noexcept override {
       numbers_.count_waiting(smaller, larger);
     }
 
@@ -9443,14 +9443,14 @@ class block_history {
   }
   void quarantine(block_record& b) noexcept {
     b.state = block_state::quarantined;
-    append(waiting_, b);
-    waiting_bytes_ += b.bytes;
+    append(quarantine_, b);
+    quarantined_bytes_ += b.bytes;
   }
   /// The memory goes back to the upstream; the record stays for a while.
   void leave(block_record& b) noexcept {
     if (b.state == block_state::quarantined) {
-      waiting_bytes_ -= b.bytes;
-      drop_from(waiting_, &b);
+      quarantined_bytes_ -= b.bytes;
+      drop_from(quarantine_, &b);
     }
     b.state = block_state::gone;
     append(gone_, b);
@@ -9472,9 +9472,9 @@ class block_history {
     return i != 0 ? &records_[i - 1] : nullptr;
   }
   /// The block that has been in quarantine longest. Requires that there is one.
-  [[nodiscard]] block_record const& oldest() const noexcept { return records_[waiting_.first - 1]; }
-  [[nodiscard]] std::size_t quarantined() const noexcept { return waiting_.count; }
-  [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return waiting_bytes_; }
+  [[nodiscard]] block_record const& oldest() const noexcept { return records_[quarantine_.first - 1]; }
+  [[nodiscard]] std::size_t quarantined() const noexcept { return quarantine_.count; }
+  [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return quarantined_bytes_; }
   [[nodiscard]] std::size_t live() const noexcept { return live_; }
 
   template <class Visit>
@@ -9525,9 +9525,9 @@ class block_history {
   sequence<block_record> records_;
   address_map<std::uint32_t> index_;
   std::uint32_t spare_ = 0;
-  queue waiting_;
+  queue quarantine_;
   queue gone_;
-  std::size_t waiting_bytes_ = 0;
+  std::size_t quarantined_bytes_ = 0;
   std::size_t live_ = 0;
   std::size_t promised_ = 0;
   std::size_t most_gone_ = 0;
@@ -10355,7 +10355,7 @@ namespace detail {
 //                            page_making.hpp creates and maps; over blocks: segment_growth.hpp
 //   5 source/cuda_pages.hpp  pages by calls of driver/cuda_driver.hpp
 //
-// deallocate() goes through 1 to 3 in the same way. A block with recorded uses waits for them first (waiting_blocks.hpp).
+// deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are over (deferred_blocks.hpp).
 // Calls on a stream that is captured into a graph go to graph/. inspection/ is for tools and snapshots, and empty otherwise.
 //
 // What a program no longer needs goes back to the driver once the live peak has fallen: arena/live_window.hpp.
@@ -10510,66 +10510,14 @@ class [[nodiscard]] unlocked {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/front/front.hpp
-// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
-// stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
-// and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
-//
-// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
-// (owner_lock.hpp). The growth lock protects the list of caches.
-//
-// Over 400 lines: what the owner of a cache and what other threads do with it belong together.
+// ---- tarn/pool/deferred_blocks.hpp
+// Deferred blocks: freed, but waiting for streams named by record_stream(), or for a stream that the driver does not know. They count
+// as live until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
-#include <utility>
 
-// ---- tarn/core/counted.hpp
-// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces std::shared_ptr
-// without including <memory> (see owned).
-
-#include <atomic>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
-template <class T>
-class counted {
- public:
-  /// Value-initialises the object. @throws std::bad_alloc
-  counted() : block_(new block) {}
-  counted(counted const& other) noexcept : block_(other.block_) {
-    block_->owners.fetch_add(1, std::memory_order_relaxed);
-  }
-  /// Safe for self-assignment: counts the new owner before releasing the old one.
-  counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
-    block* const old = block_;
-    other.block_->owners.fetch_add(1, std::memory_order_relaxed);
-    block_ = other.block_;
-    release(old);
-    return *this;
-  }
-  ~counted() { release(block_); }
-
-  [[nodiscard]] T* get() const noexcept { return &block_->value; }
-  [[nodiscard]] T* operator->() const noexcept { return &block_->value; }
-
- private:
-  struct block {
-    std::atomic<std::uint32_t> owners{1};
-    T value;
-  };
-  static void release(block* b) noexcept {
-    // acq_rel: each owner's accesses happen before the deletion.
-    if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
-  }
-  block* block_;
-};
-
-}  // namespace tarn::detail
 // ---- tarn/pool/block_request.hpp
 // A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder use.
 
@@ -10861,6 +10809,14 @@ struct block_request {
         where(zone_of(block)) {}
 };
 
+/// A freed block that has not yet returned to the heap.
+struct freed_block {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  std::size_t alignment = 0;
+  stream_ref stream;  ///< with its identity
+};
+
 /// Blocks of one size: one for the caller, and others of its class for the thread's magazine.
 struct block_batch {
   static constexpr std::uint32_t most = 64;
@@ -10868,400 +10824,6 @@ struct block_batch {
   std::uint32_t wanted = 1;
   std::uint32_t count = 0;
   bool ends_step = false;  ///< a step of the pool's live_window is over
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/front/magazine.hpp
-// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and makes no driver
-// call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
-
-#include <cstddef>
-#include <cstdint>
-#include <new>
-
-namespace tarn::detail {
-
-/// A stack of blocks of one class. It has no array until the first block is put in.
-struct magazine {
-  void** blocks = nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
-  std::uint32_t count = 0;
-  std::uint32_t capacity = 0;
-
-  /// The most recently added block; null if there is none. Requires an array.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
-  /// Host memory of the array, bytes.
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return capacity != 0 ? (capacity + std::size_t{1}) * sizeof(void*) : 0;
-  }
-};
-
-/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
-/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth, once in 120. All magazines of
-/// one stream on one thread together hold at most 104 MiB; what is too much of the pool is returned before it grows (ladder.hpp).
-[[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
-  std::size_t const fit = 1_MiB / class_bytes(size_class);
-  return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
-}
-
-/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates at the boundary
-/// does not reach the arena every time.
-[[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
-  return magazine_capacity(size_class) / 2;
-}
-
-/// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers of a network repeat the
-/// sizes of their temporaries. Unlike `large_block` they stay while others are allocated, as long as the memory suffices: before the
-/// pool grows they go back, and the next blocks are not kept.
-struct large_magazine {
-  static constexpr std::uint32_t capacity = 8;
-  /// Blocks that are not kept after the memory was short. Returning all of them costs as much as 8 allocations from the heap.
-  static constexpr std::uint32_t pause = 32;
-  struct entry {
-    void* p = nullptr;
-    std::size_t bytes = 0;
-  };
-  entry blocks[capacity];
-  std::uint32_t count = 0;
-  std::uint32_t refuses = 0;  ///< this many blocks
-
-  /// The newest block of a size; null if there is none.
-  [[nodiscard]] void* take(std::size_t bytes) noexcept {
-    for (std::uint32_t i = count; i-- > 0;) {
-      if (blocks[i].bytes != bytes) continue;
-      void* const p = blocks[i].p;
-      blocks[i] = blocks[--count];
-      return p;
-    }
-    return nullptr;
-  }
-  /// Returns false if there is no room, or if it holds the block already.
-  [[nodiscard]] bool put(void* p, std::size_t bytes) noexcept {
-    if (refuses != 0) {
-      --refuses;
-      return false;
-    }
-    if (count == capacity || has(p)) return false;
-    blocks[count++] = {p, bytes};
-    return true;
-  }
-  [[nodiscard]] bool has(void const* p) const noexcept {
-    for (std::uint32_t i = 0; i < count; ++i) {
-      if (blocks[i].p == p) return true;
-    }
-    return false;
-  }
-  /// Any of them; `p` is null if there is none.
-  [[nodiscard]] entry take_any() noexcept { return count != 0 ? blocks[--count] : entry{}; }
-  [[nodiscard]] std::size_t bytes() const noexcept {
-    std::size_t sum = 0;
-    for (std::uint32_t i = 0; i < count; ++i) sum += blocks[i].bytes;
-    return sum;
-  }
-};
-
-/// The blocks of one stream that one thread caches.
-struct stream_cache {
-  stream_id id = 0;
-  stream_ref stream;
-  std::uint64_t used = 0;  ///< the thread's count of stream changes when this one was last used
-  /// The last freed block above class_limit. Only one: it serves a loop that frees and allocates the same size again. Any other
-  /// request returns it to the heap first, so that large ranges coalesce as if it were not cached.
-  void* large_block = nullptr;
-  std::size_t large_bytes = 0;
-  /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
-  /// temporary.
-  void const* newest_large = nullptr;
-  large_magazine of_capture;  ///< empty unless the stream is captured
-  magazine magazines[class_count];
-
-  stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
-  stream_cache(stream_cache const&) = delete;
-  stream_cache& operator=(stream_cache const&) = delete;
-  ~stream_cache() {
-    for (magazine& m : magazines) {
-      if (m.blocks != nullptr) delete[] (m.blocks - 1);
-    }
-  }
-
-  /// Bytes in the magazines.
-  [[nodiscard]] std::size_t held_bytes() const noexcept {
-    std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
-    for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
-    return sum;
-  }
-  /// Host memory of the magazines, bytes.
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::size_t sum = sizeof(stream_cache);
-    for (magazine const& m : magazines) sum += m.host_bytes();
-    return sum;
-  }
-
-  /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a magazine.
-  [[nodiscard]] bool open(unsigned size_class) noexcept {
-    magazine& m = magazines[size_class];
-    std::uint32_t const capacity = magazine_capacity(size_class);
-    void** const array = new (std::nothrow) void*[capacity + 1];
-    if (array == nullptr) return false;
-    array[0] = nullptr;
-    m.blocks = array + 1;
-    m.capacity = capacity;
-    return true;
-  }
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/front/thread_cache.hpp
-// The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the pool ends.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-namespace tarn::detail {
-
-/// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
-/// and small enough to search: 64 compares when the stream changes.
-inline constexpr std::size_t cached_streams = 64;
-
-/// The blocks that one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
-struct alignas(cache_line_bytes) thread_cache {
-  owner_lock lock;
-  stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one, too
-  /// Written by the owner thread, read by any: bytes and blocks that this thread allocated less those it freed.
-  std::atomic<std::int64_t> live_bytes{0};
-  std::atomic<std::int64_t> live_blocks{0};
-  /// Bytes in the magazines; other threads read it to decide whether to visit.
-  std::atomic<std::size_t> held_bytes{0};
-  std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
-  unsigned watches = 0;                    ///< open captures of this thread; under the growth lock
-  std::uint64_t serial = 0;                ///< never reused, unlike the address
-  /// The part whose cache serves the capture that this thread opened last; null if none. Set by the owner thread.
-  std::atomic<void*> capture{nullptr};
-  /// One bit for each stream that ever had a cache here; other threads skip this one if the bit is not set.
-  std::atomic<std::uint64_t> stream_bits{0};
-  sequence<owned<stream_cache>> streams;
-
-  /// The cache of a stream, or null. Called inside the owner lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE stream_cache* find(stream_id id) noexcept {
-    if (last != nullptr && last->id == id) [[likely]]
-      return last;
-    return find_other(id);
-  }
-  /// Whether a stream may have a cache here. Called by another thread, after a fence.
-  [[nodiscard]] bool may_have(stream_id id) const noexcept {
-    return (stream_bits.load(std::memory_order_seq_cst) & bit_of(id)) != 0;
-  }
-  /// Announces that the owner thread will make the cache of a stream, before it looks whether the stream is captured. A thread that
-  /// opens a capture does the opposite, with a fence in between: one of the two sees the other.
-  void announce_stream(stream_id id) noexcept {
-    stream_bits.fetch_or(bit_of(id), std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-  }
-  TARN_ALWAYS_INLINE void count_live(std::int64_t bytes, std::int64_t blocks) noexcept {
-    live_bytes.store(live_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
-    live_blocks.store(live_blocks.load(std::memory_order_relaxed) + blocks, std::memory_order_relaxed);
-  }
-  TARN_ALWAYS_INLINE void count_held(std::size_t more, std::size_t less) noexcept {
-    held_bytes.store(held_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
-  }
-  /// Counts a cached block as live.
-  TARN_ALWAYS_INLINE void count_taken(std::size_t block) noexcept {
-    count_live(static_cast<std::int64_t>(block), 1);
-    count_held(0, block);
-  }
-  TARN_ALWAYS_INLINE void count_host(std::size_t more, std::size_t less) noexcept {
-    host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
-  }
-
-  /// Makes the cache of a stream unknown, so that it can be emptied; null if there is none. The object stays: its thread may be in
-  /// a call that uses it. Called inside the owner lock.
-  stream_cache* close(stream_id id) noexcept {
-    for (auto& s : streams) {
-      if (s->id != id) continue;
-      count_held(0, s->held_bytes());
-      s->id = closed_id;
-      s->newest_large = nullptr;
-      return s.get();
-    }
-    return nullptr;
-  }
-
-  /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to `oldest`, and the
-  /// caller must return its blocks to the heap. Called inside the owner lock. @throws std::bad_alloc, nothing has changed
-  stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
-    for (auto& s : streams) {
-      if (s->id != closed_id) continue;
-      leave_last();
-      s->id = id;
-      s->stream = stream;
-      s->of_capture.refuses = 0;
-      return last = s.get();
-    }
-    owned<stream_cache> made(new stream_cache(id, stream));
-    streams.reserve(streams.size() + 1);
-    leave_last();
-    if (streams.size() >= cached_streams) {
-      std::size_t first = 0;
-      for (std::size_t i = 1; i < streams.size(); ++i) {
-        if (streams[i]->used < streams[first]->used) first = i;
-      }
-      oldest = std::move(streams[first]);
-      streams.erase_unordered(first);
-      count_held(0, oldest->held_bytes());
-      count_host(0, oldest->host_bytes());
-    }
-    count_host(made->host_bytes(), 0);
-    last = made.get();
-    streams.push_back(std::move(made));
-    return last;
-  }
-
- private:
-  static constexpr stream_id closed_id = stream_ref::unknown_id;  ///< no call has it
-
-  [[nodiscard]] static std::uint64_t bit_of(stream_id id) noexcept {
-    return std::uint64_t{1} << (id * 0x9E3779B97F4A7C15U >> 58);
-  }
-
-  TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
-    for (auto& s : streams) {
-      if (s->id != id) continue;
-      leave_last();
-      return last = s.get();
-    }
-    return nullptr;
-  }
-  void leave_last() noexcept {
-    if (last != nullptr) last->used = ++changes_;
-  }
-
-  std::uint64_t changes_ = 0;
-};
-
-/// Source of pool numbers; constant-initialised.
-inline constinit std::atomic<std::uint32_t> next_pool_number{0};
-
-/// Links a pool to the threads that cache for it. Outlives both: each side unlinks under the mutex.
-struct pool_link {
-  fork_mutex mutex;
-  std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
-  /// Takes back the cache of an ending thread; returns false if another thread holds the growth lock. Does not wait for that lock
-  /// under the mutex: its holder may be ending the pool of a graph_memory, which takes the mutex.
-  bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
-  /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
-  std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
-};
-
-struct local_cache {
-  pool_link const* link = nullptr;  ///< null if the place is vacant
-  thread_cache* cache = nullptr;
-};
-inline constexpr local_cache no_local_cache{};
-
-/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns. Plain
-/// data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant place.
-struct local_cache_table {
-  local_cache const* places = &no_local_cache;
-  std::uint32_t mask = 0;  ///< number of places minus one
-
-  /// Null if the thread has no cache of that pool. One compare if no other pool of the thread has the same first place.
-  [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* find(pool_link const* link,
-                                                      std::uint32_t number) const noexcept {
-    local_cache const& first = places[number & mask];
-    if (first.link == link) [[likely]]
-      return first.cache;
-    return find_other(link, number);
-  }
-
- private:
-  TARN_NOINLINE thread_cache* find_other(pool_link const* link, std::uint32_t number) const noexcept {
-    for (std::uint32_t at = number & mask; places[at].link != nullptr; at = (at + 1) & mask) {
-      if (places[at].link == link) return places[at].cache;
-    }
-    return nullptr;
-  }
-};
-inline thread_local constinit local_cache_table local_caches{};
-
-/// Returns the caches of an ending thread to the pools that still exist.
-class thread_exit {
- public:
-  struct entry {
-    counted<pool_link> link;
-    thread_cache* cache;
-  };
-
-  thread_exit() noexcept = default;
-  thread_exit(thread_exit const&) = delete;
-  thread_exit& operator=(thread_exit const&) = delete;
-  ~thread_exit() {
-    over = true;
-    local_caches = {};
-    for (entry const& e : entries_) {
-      for (unsigned tries = 0; !give_back(e); ++tries) spin_wait(tries);
-    }
-  }
-
-  /// Adds a cache and drops those of ended pools. Amortised O(1). @throws std::bad_alloc, nothing has changed
-  void add(counted<pool_link> const& link, thread_cache* cache) {
-    entries_.reserve(entries_.size() + 1);
-    if ((entries_.size() + 1) * places_each > places_.size()) lay_out_again();
-    entries_.push_back({link, cache});
-    place(places_, entries_.back());
-  }
-
-  /// True once this thread's caches were given back: later code (static destructors) runs without caches.
-  static inline thread_local constinit bool over = false;
-
-  static thread_exit& of_this_thread() {
-    static thread_local thread_exit hook;
-    return hook;
-  }
-
- private:
-  [[nodiscard]] static bool give_back(entry const& e) noexcept {
-    std::lock_guard const guard(e.link->mutex);
-    return e.link->pool == nullptr || e.link->retire(e.link->pool, e.cache);
-  }
-
-  static constexpr std::size_t places_each = 4;
-  static constexpr std::size_t least_places = 16;
-
-  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it
-  /// together with the pool's growth lock, and this thread may hold the growth lock of a pool over pools.
-  [[nodiscard]] static bool is_gone(entry const& e) noexcept {
-    return e.link->pool.load(std::memory_order_acquire) == nullptr;
-  }
-
-  /// Makes a table with room for twice as many pools, without the ended ones.
-  void lay_out_again() {
-    sequence<entry> left;
-    left.reserve(entries_.size() + 1);
-    for (entry const& e : entries_) {
-      if (!is_gone(e)) left.push_back(e);
-    }
-    std::size_t count = least_places;
-    while (count < (left.size() + 1) * places_each * 2) count *= 2;
-    sequence<local_cache> places;
-    places.resize(count);
-    for (entry const& e : left) place(places, e);
-    // Replace the table before `left` releases its links: the memory of a released link may become another pool's link.
-    local_caches = {places.begin(), static_cast<std::uint32_t>(count - 1)};
-    places_.swap(places);
-    entries_.swap(left);
-  }
-
-  static void place(sequence<local_cache>& places, entry const& e) noexcept {
-    std::size_t const mask = places.size() - 1;
-    std::size_t at = e.link->number & mask;
-    while (places[at].link != nullptr) at = (at + 1) & mask;
-    places[at] = {e.link.get(), e.cache};
-  }
-
-  sequence<entry> entries_;
-  sequence<local_cache> places_;  ///< the memory of local_caches
 };
 
 }  // namespace tarn::detail
@@ -11287,10 +10849,11 @@ class growth_lock {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/misuse_notes.hpp
-// Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler may use the pool.
+// ---- tarn/pool/inspection/described_blocks.hpp
+// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined for a while
+// (description.hpp). Not called without a tool.
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 // ---- tarn/pool/arena/arena.hpp
@@ -12451,6 +12014,1666 @@ class arena {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/pool/inspection/description.hpp
+// What a pool reports to a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
+//
+// Without a tool this costs one byte, read when a call reaches the arena. With a tool the pool behaves differently: it uses
+// whole blocks of the driver, also in place of pages and of cudaMallocAsync's memory, which tools refuse; it has no magazines;
+// an unowned guard of `guard_bytes` follows every block; a freed block is waited for on its stream, stops being a region, and
+// is quarantined for a while. So an access past the requested size, before it, or after the free is outside every region:
+//
+//   heap     |--------------------------- one segment -------------------------|
+//   regions   [ asked ]          [ asked ]                    [ asked ]
+//   unowned            guard,slack        guard,slack, freed           guard,...
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+
+namespace tarn::detail {
+
+/// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide requires no
+/// distance; with this one, an overrun by one thread block of words does not reach the next block.
+inline constexpr std::size_t guard_bytes = 256;
+
+/// Bounds of the quarantine, in blocks and in bytes. If the driver has no more memory, all quarantined blocks return to the
+/// heap.
+inline constexpr std::size_t quarantine_blocks = 1024;
+inline constexpr std::size_t quarantine_bytes = 256_MiB;
+
+/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its own blocks, and
+/// over memory that a tool refuses.
+template <class Layer>
+constexpr bool gives_heaps() noexcept {
+  return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
+    return gives_pieces<L> || (!stands_on_another<L> && (!resource<L> || has_plain_blocks<L>));
+  });
+}
+
+/// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
+template <class Source>
+inline constexpr bool is_describable =
+    describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
+    !has_property<Source, host_accessible> &&
+    (has_plain_blocks<Source> || gives_heaps<layer_behind<Source>>());
+
+/// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are lost.
+template <describing_driver Driver>
+class description {
+ public:
+  explicit description(Driver const& driver) : driver_(driver) {}
+  description(description const&) = delete;
+  description& operator=(description const&) = delete;
+
+  [[nodiscard]] bool active() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::active;
+  }
+  /// Whether a tool is attached, which cannot watch pages.
+  [[nodiscard]] bool has_tool() const noexcept {
+    return active() || state_.load(std::memory_order_acquire) == state::silent;
+  }
+  /// Reports no blocks: captured graphs use the memory of a graph_memory also while no block lies in it. Before the first heap.
+  void keep_silent() noexcept { is_silent_ = true; }
+
+  /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
+  bool decide() noexcept {
+    if (state_.load(std::memory_order_acquire) == state::undecided) [[unlikely]]
+      look();
+    return active();
+  }
+
+  void heap_begins(void* p, std::size_t bytes) noexcept {
+    if (!active()) return;
+    std::lock_guard const guard(mutex_);
+    void* const handle = tool_.register_heap(p, bytes);
+    if (handle == nullptr) return;
+    try {
+      heaps_.push_back(heap{address(p), bytes, handle});
+    } catch (...) {
+      tool_.unregister_heap(handle);
+    }
+  }
+  /// Called before the memory is given back.
+  void heap_ends(void* p) noexcept {
+    if (!active()) return;
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < heaps_.size(); ++i) {
+      if (heaps_[i].begin != address(p)) continue;
+      forget_left(heaps_[i].begin, heaps_[i].bytes);
+      tool_.unregister_heap(heaps_[i].handle);
+      heaps_.erase_unordered(i);
+      return;
+    }
+  }
+  /// Stops all reports: the driver has unloaded, and a tool with it.
+  void abandon() noexcept {
+    std::lock_guard const guard(mutex_);
+    heaps_.clear();
+    left_.clear();
+  }
+
+  /// Makes room for one block. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    std::lock_guard const guard(mutex_);
+    live_.make_room(1 + promised_);
+    ++promised_;
+  }
+  void give_up_room() noexcept {
+    std::lock_guard const guard(mutex_);
+    --promised_;
+  }
+  /// Reports a block that is handed out. Requires make_room().
+  void block_begins(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    --promised_;
+    live_.insert(address(p), bytes);
+    forget_left(address(p), bytes);
+    if (heap const* const h = heap_of(address(p)); h != nullptr) tool_.register_region(h->handle, p, bytes);
+  }
+  /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is no longer live,
+  /// but still a region.
+  std::size_t take_back(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    std::size_t const asked = live_.find(address(p));
+    if (asked == bytes) (void)live_.erase(address(p));
+    return asked;
+  }
+
+  /// Ends the region of a block once earlier work on the stream is complete.
+  void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    wait_for(p, bytes, stream);
+    region_ends(p);
+  }
+  /// As above, if the stream was already waited for; it may be destroyed by now.
+  void region_ends(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (!is_left(address(p))) end_region(address(p));
+  }
+  /// Waits for the stream of a block that is deferred; does nothing if the block is not live or has another size, which is
+  /// reported later.
+  void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    {
+      std::lock_guard const guard(mutex_);
+      if (live_.find(address(p)) != bytes) return;
+    }
+    wait_for(p, bytes, stream);
+  }
+
+  /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If `fits()` is
+  /// false, there never will be room.
+  [[nodiscard]] bool keep(freed_block const& b) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
+    ring_[(first_ + kept_++) % ring_.size()] = b;
+    kept_bytes_ += b.bytes;
+    return true;
+  }
+  [[nodiscard]] bool fits(freed_block const& b) const noexcept {
+    return !ring_.empty() && b.bytes <= quarantine_bytes;
+  }
+  bool take_kept(freed_block& out) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (kept_ == 0) return false;
+    out = ring_[first_];
+    kept_bytes_ -= out.bytes;
+    first_ = (first_ + 1) % ring_.size();
+    --kept_;
+    return true;
+  }
+
+  /// Calls f(freed_block) for each block in quarantine.
+  template <class F>
+  void for_each_kept(F const& f) {
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < kept_; ++i) f(ring_[(first_ + i) % ring_.size()]);
+  }
+
+ private:
+  enum class state : std::uint8_t { undecided, inactive, active, silent };
+  struct stretch {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+  };
+  struct heap {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+    void* handle = nullptr;
+  };
+
+  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+
+  /// Waits for the stream's work on a live block. During a capture of the stream that is impossible, and the graph may still
+  /// run: the region then stays until its bytes are handed out again. If the stream may be destroyed, its handle is not
+  /// queried: waits for the whole device's work.
+  void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    if (life_of(driver_, stream) != stream_life::alive) {
+      if (is_of_capture(wait_for_all_work(driver_))) leave(p, bytes);
+      return;
+    }
+    bool capturing = false;
+    bool const known = driver_.is_capturing(stream, capturing).ok();
+    if (known && capturing) {
+      leave(p, bytes);
+    } else if (!known || !driver_.synchronize_stream(stream).ok()) {
+      (void)wait_past_captures(driver_);
+    }
+  }
+  void leave(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (is_left(address(p))) return;
+    try {
+      left_.push_back(stretch{address(p), bytes});
+    } catch (...) {  // reported at the graph's next launch, rightly or not
+    }
+  }
+  void look() noexcept {
+    std::lock_guard const guard(mutex_);
+    if (state_.load(std::memory_order_relaxed) != state::undecided) return;
+    tool_ = driver_.memory_tool();
+    if (static_cast<bool>(tool_)) {
+      try {
+        ring_.resize(quarantine_blocks);
+      } catch (...) {  // freed blocks are reused at once
+      }
+    }
+    state const with_tool = is_silent_ ? state::silent : state::active;
+    state_.store(static_cast<bool>(tool_) ? with_tool : state::inactive, std::memory_order_release);
+  }
+
+  /// The segment that contains a block; null if the tool refused it. O(segments).
+  [[nodiscard]] heap const* heap_of(std::uintptr_t at) const noexcept {
+    for (heap const& h : heaps_) {
+      if (at >= h.begin && at - h.begin < h.bytes) return &h;
+    }
+    return nullptr;
+  }
+  [[nodiscard]] bool is_left(std::uintptr_t at) const noexcept {
+    for (stretch const& s : left_) {
+      if (s.begin == at) return true;
+    }
+    return false;
+  }
+  void end_region(std::uintptr_t at) noexcept {
+    if (heap_of(at) != nullptr) tool_.unregister_region(reinterpret_cast<void*>(at));
+  }
+  /// Ends the regions that a capture left among these bytes.
+  void forget_left(std::uintptr_t begin, std::size_t bytes) noexcept {
+    for (std::size_t i = left_.size(); i-- > 0;) {
+      stretch const s = left_[i];
+      if (s.begin >= begin + bytes || begin >= s.begin + s.bytes) continue;
+      end_region(s.begin);
+      left_.erase_unordered(i);
+    }
+  }
+
+  Driver driver_;
+  bool is_silent_ = false;
+  std::atomic<state> state_{state::undecided};
+  fork_mutex mutex_;
+  decltype(driver_.memory_tool()) tool_;
+  sequence<heap> heaps_;
+  address_map<std::size_t> live_;  ///< requested bytes of each block handed out
+  std::size_t promised_ = 0;       ///< blocks that room was made for and that are not handed out yet
+  sequence<stretch> left_;
+  sequence<freed_block> ring_;  ///< the quarantine, oldest at first_; `bytes` include the guard
+  std::size_t first_ = 0;
+  std::size_t kept_ = 0;
+  std::size_t kept_bytes_ = 0;
+};
+
+/// For memory that no tool can watch: does nothing, at no cost.
+struct no_description {
+  template <class Driver>
+  explicit constexpr no_description(Driver const&) noexcept {}
+  [[nodiscard]] static constexpr bool active() noexcept { return false; }
+  [[nodiscard]] static constexpr bool decide() noexcept { return false; }
+  [[nodiscard]] static constexpr bool has_tool() noexcept { return false; }
+  static constexpr void heap_begins(void*, std::size_t) noexcept {}
+  static constexpr void heap_ends(void*) noexcept {}
+};
+
+/// The description of a pool over `Source`.
+template <class Source, bool = is_describable<Source>>
+struct description_of {
+  using type = no_description;
+};
+template <class Source>
+struct description_of<Source, true> {
+  using type = description<typename Source::driver_type>;
+};
+
+/// Room for a block's description: used, or given up in the destructor.
+template <class Description>
+class room_to_describe {
+ public:
+  explicit room_to_describe(Description& description) : description_(description) {
+    if constexpr (describes) {
+      made_ = description_.decide();
+      if (made_) description_.make_room();
+    }
+  }
+  room_to_describe(room_to_describe const&) = delete;
+  room_to_describe& operator=(room_to_describe const&) = delete;
+  ~room_to_describe() {
+    if constexpr (describes) {
+      if (made_) description_.give_up_room();
+    }
+  }
+  void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
+    if constexpr (describes) {
+      if (std::exchange(made_, false)) description_.block_begins(p, bytes);
+    }
+  }
+
+ private:
+  static constexpr bool describes = !std::is_same_v<Description, no_description>;
+  Description& description_;
+  bool made_ = false;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Whether a freed block goes into quarantine.
+enum class reuse : std::uint8_t { later, at_once };
+
+template <class Heap>
+TARN_NOINLINE void take_back_described([[maybe_unused]] Heap& heap, [[maybe_unused]] stream_id id,
+                                       [[maybe_unused]] stream_ref stream, [[maybe_unused]] void* p,
+                                       [[maybe_unused]] std::size_t bytes,
+                                       [[maybe_unused]] std::size_t alignment,
+                                       [[maybe_unused]] reuse when) noexcept {
+  if constexpr (Heap::describes) {
+    auto& description = heap.description;
+    freed_block const b{p, bytes + guard_bytes, alignment, stream_ref::from(stream.handle(), id)};
+    std::size_t const block = rounded_bytes(bytes, alignment);  // as it was counted
+    std::size_t const asked = description.take_back(p, bytes);
+    {
+      hot_lock const held(heap.hot);
+      heap.count_uncached(held, -static_cast<std::int64_t>(block), -1);
+      if (asked != bytes)
+        return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
+                                block);
+    }
+    // A deferred block was waited for, and its stream may be destroyed.
+    if (id == neutral_id || when == reuse::at_once) {
+      description.region_ends(p);
+    } else {
+      description.region_ends(p, bytes, stream);
+    }
+    if (when == reuse::at_once || !description.fits(b)) return heap.give_back(b);
+    freed_block oldest;
+    while (!description.keep(b)) {
+      if (description.take_kept(oldest)) heap.give_back(oldest);
+    }
+  }
+}
+
+/// Ends the quarantine of all blocks.
+template <class Heap>
+void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
+  if constexpr (Heap::describes) {
+    freed_block b;
+    while (heap.description.take_kept(b)) heap.give_back(b);
+  }
+}
+
+}  // namespace tarn::detail
+// ---- tarn/pool/order/recorded_streams.hpp
+// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and freeing the
+// block is deferred until the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other
+// blocks are.
+//
+//   record_stream(p, B)     p is recorded, with a use on B's queue
+//   deallocate(A, p)     an event is recorded on B; the use is appended to B's queue: first | ... | last
+//   allocate(), a miss   the first event of each queue is queried; once it is complete, p is freed on A
+//
+// A queue's uses are in the order of their events, so one failed query ends the search of a queue. If many uses wait, several
+// share the event that was recorded after all of them.
+//
+// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
+// count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
+//
+// Over 400 lines: the queues, the events and the blocks are under one mutex. Their changes are correct only in the order in which
+// one function after another releases it.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+// ---- tarn/pool/order/block_table.hpp
+// A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block that is not
+// in the table costs two loads.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/order/slot_table.hpp
+// An array of numbered slots that never move and are reused.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// The number of a slot; 0 is none.
+using slot_number = std::uint32_t;
+
+/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`,
+/// which links the free slots.
+template <class T>
+class slot_table {
+ public:
+  /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
+    chunks_.reserve(chunks_.size() + 1);
+    chunks_.push_back(owned(new chunk));
+  }
+  /// Takes a slot that holds T{}. Requires make_room().
+  [[nodiscard]] slot_number take() noexcept {
+    if (free_ == 0) return static_cast<slot_number>(++used_);
+    slot_number const s = free_;
+    free_ = (*this)[s].next;
+    (*this)[s] = T{};
+    return s;
+  }
+  /// Frees a slot; it holds T{} except for `next`.
+  void give(slot_number s) noexcept {
+    (*this)[s] = T{};
+    (*this)[s].next = free_;
+    free_ = s;
+  }
+
+  [[nodiscard]] T& operator[](slot_number s) noexcept {
+    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
+  }
+  [[nodiscard]] T const& operator[](slot_number s) const noexcept {
+    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
+  }
+  /// Slots are numbered from 1 to this; some of them are free.
+  [[nodiscard]] slot_number last() const noexcept { return static_cast<slot_number>(used_); }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return chunks_.size() * sizeof(chunk) + chunks_.capacity() * sizeof(void*);
+  }
+
+ private:
+  static constexpr std::size_t chunk_slots = 64;
+  struct chunk {
+    T items[chunk_slots];
+  };
+
+  sequence<owned<chunk>> chunks_;
+  std::size_t used_ = 0;
+  slot_number free_ = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
+/// called under the owner's lock.
+template <class Block>
+class block_table {
+ public:
+  explicit block_table(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
+
+  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
+  /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
+  /// that the block was added to, or a newer one, which contains the block, too.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
+    table const* const t = current_.load(std::memory_order_acquire);
+    if (t == nullptr) return false;
+    std::uint64_t const h = hash(p);
+    return (t->buckets[h >> t->shift].marks.load(std::memory_order_relaxed) & mark_of(h, *t)) != 0;
+  }
+
+  /// Makes room to add one more block. Amortised O(1). @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    std::size_t const buckets = tables_.empty() ? 0 : tables_.back()->count;
+    if (size_ < buckets) return;
+    tables_.reserve(tables_.size() + 1);
+    owned<table> larger(new table(buckets == 0 ? first_buckets : buckets * 2));
+    for (std::size_t i = 0; i < buckets; ++i) {
+      for (slot_number b = tables_.back()->buckets[i].first; b != 0;) {
+        slot_number const next = blocks_[b].next;
+        link(*larger, b);
+        b = next;
+      }
+    }
+    tables_.push_back(static_cast<owned<table>&&>(larger));
+    current_.store(tables_.back().get(), std::memory_order_release);
+  }
+  /// Adds a block that is not there. Requires make_room().
+  void insert(slot_number b) noexcept {
+    link(*tables_.back(), b);
+    ++size_;
+  }
+  [[nodiscard]] slot_number find(void const* p) const noexcept {
+    if (size_ == 0) return 0;
+    std::uint64_t const h = hash(p);
+    slot_number b = tables_.back()->buckets[h >> tables_.back()->shift].first;
+    while (b != 0 && blocks_[b].p != p) b = blocks_[b].next;
+    return b;
+  }
+  /// Removes a block and returns it; 0 if it is not there.
+  slot_number take(void const* p) noexcept {
+    if (size_ == 0) return 0;
+    table& t = *tables_.back();
+    bucket& in = t.buckets[hash(p) >> t.shift];
+    slot_number* at = &in.first;
+    while (*at != 0 && blocks_[*at].p != p) at = &blocks_[*at].next;
+    slot_number const taken = *at;
+    if (taken == 0) return 0;
+    *at = blocks_[taken].next;
+    blocks_[taken].next = 0;
+    --size_;
+    std::uint64_t marks = 0;
+    for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);
+    in.marks.store(marks, std::memory_order_relaxed);
+    return taken;
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (auto const& t : tables_) sum += sizeof(table) + t->count * sizeof(bucket);
+    return sum;
+  }
+
+ private:
+  struct bucket {
+    std::atomic<std::uint64_t> marks{0};  ///< one bit per block of the bucket
+    slot_number first = 0;
+  };
+  struct table {
+    explicit table(std::size_t buckets_wanted) : count(buckets_wanted), buckets(new bucket[buckets_wanted]) {
+      for (std::size_t c = count; c != 1; c /= 2) --shift;
+    }
+    table(table const&) = delete;
+    table& operator=(table const&) = delete;
+    ~table() { delete[] buckets; }
+
+    std::size_t count;
+    unsigned shift = 64;  ///< 64 minus log2 of the count
+    bucket* buckets;
+  };
+  static constexpr std::size_t first_buckets = 64;
+
+  /// As in address_map: the upper bits of a product with 2^64 over the golden ratio.
+  [[nodiscard]] static std::uint64_t hash(void const* p) noexcept {
+    return std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U;
+  }
+  /// The six bits of the hash after those of the bucket.
+  [[nodiscard]] static std::uint64_t mark_of(std::uint64_t h, table const& t) noexcept {
+    return std::uint64_t{1} << ((h >> (t.shift - 6)) & 63);
+  }
+  void link(table& t, slot_number b) noexcept {
+    std::uint64_t const h = hash(blocks_[b].p);
+    bucket& in = t.buckets[h >> t.shift];
+    blocks_[b].next = in.first;
+    in.first = b;
+    in.marks.store(in.marks.load(std::memory_order_relaxed) | mark_of(h, t), std::memory_order_relaxed);
+  }
+
+  slot_table<Block>& blocks_;
+  std::size_t size_ = 0;
+  std::atomic<table const*> current_{nullptr};
+  sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/order/mark_work.hpp
+// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
+// destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
+// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
+
+#include <cstdint>
+
+namespace tarn::detail {
+
+enum class mark_result : std::uint8_t {
+  marked,   ///< the event covers the stream's work so far
+  refused,  ///< not now: a graph is being captured, or the driver failed
+  gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
+};
+
+/// Records an event on a stream. @param captured  set to whether that was refused because of a capture
+template <stream_driver Driver>
+mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
+                        bool& captured) noexcept {
+  bool capturing = false;
+  bool const recorded =
+      driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
+  captured = !recorded && capturing;
+  return recorded ? mark_result::marked : mark_result::refused;
+}
+
+/// Marks what a default stream refers to where it may be any device's: the default stream of each device in
+/// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
+template <stream_driver Driver>
+mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
+                                 bool& captured) noexcept {
+  device_id const own = device_of(driver, stream);
+  status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
+    stream_ref const of_there =
+        there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
+    bool capturing = false;
+    if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
+    return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
+  });
+  captured = is_of_capture(s);
+  return s.ok() ? mark_result::marked : mark_result::refused;
+}
+
+/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks()
+/// names. At most three driver calls; where the device is unknown, at most six for each device in use.
+/// @param device    where the stream lives; unknown_device: the work of each device in use is marked
+/// @param captured  set to whether the mark was refused because of a capture
+template <stream_driver Driver>
+mark_result mark_work(Driver const& driver, device_id device, event_handle event, stream_ref stream,
+                      bool& captured) noexcept {
+  captured = false;
+  if (is_default_stream(stream)) {
+    if (device == unknown_device) return mark_default_streams(driver, event, stream, captured);
+    return mark_stream(driver_on(driver, device), event, stream, captured);
+  }
+  Driver const there = driver_on(driver, device);
+  if constexpr (marks_all_work<Driver>) {
+    status const s =
+        device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
+    if (s.ok()) return mark_result::marked;
+    captured = is_of_capture(s);
+    return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
+  } else {
+    if (device == unknown_device) return mark_result::gone;
+    {
+      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
+      capture_gate::passage const none_begins;
+      stream_ref const bare = stream_ref::from(stream.handle());
+      bool capturing = false;
+      if (there.is_capturing(bare, capturing).ok() && capturing) {
+        captured = true;
+        return mark_result::refused;
+      }
+      stream_id now = 0;
+      if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;
+    }
+    return mark_stream(there, event, stream, captured);
+  }
+}
+
+/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is
+/// unknown.
+template <stream_driver Driver>
+[[nodiscard]] device_id device_of_marks(Driver const& driver, device_id device) noexcept {
+  return device == unknown_device ? driver.device() : device;
+}
+
+/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device
+/// in use. No driver call.
+/// @param which  of a default stream on memory that the host can access, any device's default stream may be
+///               meant: a program names one handle for all of them
+template <stream_driver Driver>
+[[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
+                                       default_streams which) noexcept {
+  if (which == default_streams::of_current_device && is_default_stream(stream) &&
+      uses_several_devices(driver))
+    return unknown_device;
+  return device_of(driver, stream);
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+template <stream_driver Driver>
+class recorded_streams {
+ public:
+  /// @param named  what a default stream refers to that is named without an identity
+  recorded_streams(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
+  recorded_streams(recorded_streams const&) = delete;
+  recorded_streams& operator=(recorded_streams const&) = delete;
+
+  [[nodiscard]] bool any() const noexcept { return recorded_count_.load(std::memory_order_relaxed) != 0; }
+  /// Makes any() true for a block of graph_blocks (pool/graph/), so that a deallocation reads one counter.
+  void count_graph_block(bool more) noexcept {
+    if (more) {
+      recorded_count_.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      recorded_count_.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+  /// Returns false if `p` has no recorded use. Takes no lock.
+  [[nodiscard]] bool may_hold(void const* p) const noexcept { return recorded_.may_hold(p); }
+  [[nodiscard]] bool any_deferred() const noexcept {
+    return deferred_count_.load(std::memory_order_relaxed) != 0;
+  }
+
+  /// Records a use on a stream with its identity, whose device was learned, and makes room for all that
+  /// deallocation needs. Amortised O(1); O(streams that the block is used on). @throws std::bad_alloc:
+  /// nothing has changed
+  void record(void* p, stream_ref stream) {
+    stream_id const id = stream.id();
+    std::lock_guard const guard(mutex_);
+    slot_number b = recorded_.find(p);
+    for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
+      if (uses_[u].stream == id) return;
+    }
+    if (b == 0) {
+      blocks_.make_room();
+      recorded_.make_room();
+    }
+    uses_.make_room();
+    slot_number const q = queue_of(stream);
+    if (b == 0) {
+      b = blocks_.take();
+      blocks_[b].p = p;
+      recorded_.insert(b);
+      recorded_count_.fetch_add(1, std::memory_order_relaxed);
+    }
+    add_use(b, q, id);
+  }
+
+  /// Called at deallocation: returns true if the block is deferred, false if it has no recorded use and may be freed now.
+  /// Records one event on each recorded stream. Waits for the device only if a stream was destroyed and the driver cannot mark
+  /// its work.
+  bool defer(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
+    lock held(mutex_);
+    slot_number const b = take_recorded(p);
+    return b != 0 && defer_marked(held, b, {p, bytes, alignment, stream});
+  }
+
+  /// As defer(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: defers it until that
+  /// stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
+  /// device cannot be waited for, the block stays live until the pool ends.
+  bool defer_for_all_work(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
+    lock held(mutex_);
+    slot_number q = 0;
+    try {
+      blocks_.make_room();
+      uses_.make_room();
+      q = queue_of(unknown);
+    } catch (...) {
+      held.unlock();
+      return !wait_for_all_work(driver_).ok();
+    }
+    slot_number b = take_recorded(p);
+    if (b == 0) b = blocks_.take();
+    add_use(b, q, stream_ref::unknown_id);
+    return defer_marked(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
+  }
+
+  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
+  /// time. At most two queries per queue, plus one for each completed event.
+  void settle(bool const wait) noexcept {
+    lock held(mutex_);
+    for (slot_number q = 1; q <= queues_.last(); ++q) {
+      if (queues_[q].users == 0) continue;
+      mark_again(held, q);
+      // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
+      std::uint64_t const now = ++clock_;
+      while (queues_[q].first != 0 && uses_[queues_[q].first].ticket < now && ask_first(held, q, wait)) {
+      }
+    }
+  }
+
+  /// Takes out one block whose uses settle() found complete. Returns false if there is none. Amortised O(1).
+  bool take_ready(freed_block& out) noexcept {
+    std::lock_guard const guard(mutex_);
+    while (over_ != 0) {
+      slot_number const group = over_;
+      slot_number u = uses_[group].members;
+      if (u != 0) {
+        uses_[group].members = uses_[u].next;
+      } else {
+        u = group;
+        over_ = uses_[group].next;
+      }
+      slot_number const b = uses_[u].block;
+      drop(u);
+      if (--blocks_[b].uses_left != 0) continue;
+      out = blocks_[b].freed;
+      end_deferral(b);
+      return true;
+    }
+    return false;
+  }
+
+  /// Whether work may still use deferred blocks and the host may synchronise the device. It may not while a stream to be
+  /// marked is capturing, since that would only end the capture.
+  [[nodiscard]] bool asks_for_device() const noexcept { return any_deferred() && !waits_for_capture(); }
+  /// Whether a capture prevents a stream from being marked that deferred blocks wait for. Uses what settle() found: a stream's
+  /// handle is not queried, since the stream may be destroyed.
+  [[nodiscard]] bool waits_for_capture() const noexcept {
+    std::lock_guard const guard(mutex_);
+    for (slot_number q = 1; q <= queues_.last() && any_deferred(); ++q) {
+      if (queues_[q].unmarked != 0 && queues_[q].captured) return true;
+    }
+    return false;
+  }
+
+  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
+  void close() noexcept {
+    lock held(mutex_);
+    for (slot_number q = 1; q <= queues_.last(); ++q) {
+      for (slot_number u = std::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
+        recycle(held, q, uses_[u].event);
+    }
+    while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
+  }
+
+  /// Calls f(freed_block) for each deferred block. While the growth lock is held none of them is handed out again.
+  template <class F>
+  void for_each_deferred(F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (slot_number b = 1; b <= blocks_.last(); ++b) {
+      if (blocks_[b].is_deferred) f(blocks_[b].freed);
+    }
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::lock_guard const guard(mutex_);
+    return blocks_.host_bytes() + uses_.host_bytes() + queues_.host_bytes() + recorded_.host_bytes() +
+           by_stream_.host_bytes();
+  }
+
+ private:
+  using lock = std::unique_lock<fork_mutex>;
+
+  /// A block from its first recorded use until it is freed. `p` is its key while it has recorded uses.
+  struct block {
+    void* p = nullptr;
+    slot_number next = 0;
+    slot_number uses = 0;         ///< until it is deferred: linked by `next`
+    std::uint32_t uses_left = 0;  ///< incomplete uses, plus one for a deallocation in progress
+    bool is_deferred = false;
+    freed_block freed;
+  };
+  /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
+  struct use {
+    slot_number block = 0;
+    slot_number queue = 0;
+    slot_number next = 0;     ///< next use of the block, next member of the group, or next group
+    slot_number members = 0;  ///< of the group, without the first
+    slot_number last_member = 0;
+    std::uint32_t count = 1;  ///< number of uses in the group
+    stream_id stream = 0;
+    std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
+    event_handle event = nullptr;
+  };
+  /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole
+  /// device's work.
+  struct use_queue {
+    stream_id key = 0;
+    stream_ref stream;
+    device_id device;  ///< where it lives; unknown_device: each device in use is marked
+    slot_number next = 0;
+    slot_number first = 0;  ///< marked groups, linked by `next`
+    slot_number last = 0;
+    slot_number unmarked = 0;  ///< one group of those that could not be marked when they were freed
+    std::uint32_t users = 0;   ///< uses, in any state
+    std::uint32_t marked = 0;  ///< uses in marked groups
+    bool asked = false;        ///< the first event is being queried
+    bool gone = false;         ///< its stream was destroyed: the handle is not passed on
+    bool captured = false;     ///< whether a capture caused the last refusal of a mark
+  };
+
+  /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded slightly later than its
+  /// own would be. 32 uses have 32 events; each doubling adds 11.
+  static constexpr std::uint32_t group_part = 16;
+  /// Number of events others for later marks.
+  static constexpr std::size_t most_idle = 64;
+
+  // ---- under the mutex
+
+  /// The key of the uses of a device. No stream has such an identity.
+  [[nodiscard]] static stream_id key_of(device_id device) noexcept {
+    return neutral_id - static_cast<stream_id>(device.value - unknown_device.value);
+  }
+  [[nodiscard]] bool is_own(slot_number q) const noexcept {
+    return device_of_marks(driver_, queues_[q].device) == driver_.device();
+  }
+  /// @throws std::bad_alloc, nothing has changed
+  slot_number queue_of(stream_ref stream) {
+    device_id const device = device_to_mark(driver_, stream, named_);
+    bool const shared = marks_all_work<Driver> && !is_default_stream(stream);
+    stream_id const key = shared ? key_of(device) : stream.id();
+    if (slot_number const known = by_stream_.find(key); known != 0) return known;
+    by_stream_.make_room(1);
+    queues_.make_room();
+    slot_number const q = queues_.take();
+    by_stream_.insert(key, q);
+    queues_[q].key = key;
+    queues_[q].stream = stream;
+    queues_[q].device = device;
+    queues_[q].gone = key == stream_ref::unknown_id;
+    return q;
+  }
+  void add_use(slot_number b, slot_number q, stream_id id) noexcept {
+    slot_number const u = uses_.take();
+    uses_[u].block = b;
+    uses_[u].queue = q;
+    uses_[u].stream = id;
+    uses_[u].next = blocks_[b].uses;
+    blocks_[b].uses = u;
+    ++queues_[q].users;
+  }
+  void drop(slot_number u) noexcept {
+    slot_number const q = uses_[u].queue;
+    uses_.give(u);
+    if (--queues_[q].users != 0) return;
+    (void)by_stream_.erase(queues_[q].key);
+    queues_.give(q);
+  }
+  slot_number take_recorded(void* p) noexcept {
+    slot_number const b = recorded_.take(p);
+    if (b != 0) recorded_count_.fetch_sub(1, std::memory_order_relaxed);
+    return b;
+  }
+  void end_deferral(slot_number b) noexcept {
+    deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+    blocks_.give(b);
+  }
+  /// Adds group `added` to group `g`.
+  void join(slot_number g, slot_number added) noexcept {
+    slot_number const tail = uses_[added].members != 0 ? uses_[added].last_member : added;
+    uses_[added].next = std::exchange(uses_[added].members, 0);
+    uses_[tail].next = uses_[g].members;
+    if (uses_[g].members == 0) uses_[g].last_member = tail;
+    uses_[g].members = added;
+    uses_[g].count += uses_[added].count;
+  }
+  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is no longer needed,
+  /// or null.
+  event_handle append(slot_number g, std::uint64_t ticket, event_handle event) noexcept {
+    use_queue& in = queues_[uses_[g].queue];
+    in.marked += uses_[g].count;
+    slot_number const last = in.last;
+    // Another thread's deallocation may have taken its ticket after this one and appended its group before it.
+    bool const covers_last = last != 0 && uses_[last].ticket <= ticket && !(in.asked && last == in.first);
+    if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
+      join(last, g);
+      uses_[last].ticket = ticket;
+      return std::exchange(uses_[last].event, event);
+    }
+    uses_[g].ticket = ticket;
+    uses_[g].event = event;
+    (last != 0 ? uses_[last].next : in.first) = g;
+    in.last = g;
+    return nullptr;
+  }
+  /// Queues a group whose uses are complete for take_ready().
+  void is_over(slot_number g) noexcept {
+    uses_[g].next = over_;
+    over_ = g;
+  }
+
+  // ---- under the mutex, which is released around driver calls
+
+  /// Marks the uses of a freed block. Returns false if there is none left to wait for.
+  bool defer_marked(lock& held, slot_number b, freed_block const& freed) noexcept {
+    block& of = blocks_[b];  // its address is stable, and `uses_left` keeps it
+    std::uint64_t const ticket = ++clock_;
+    of.uses_left = 1;
+    slot_number others = 0;
+    for (slot_number u = std::exchange(of.uses, 0); u != 0;) {
+      slot_number const next = uses_[u].next;
+      if (uses_[u].stream == freed.stream.id()) {
+        drop(u);
+      } else {
+        uses_[u].next = std::exchange(others, u);
+        ++of.uses_left;
+      }
+      u = next;
+    }
+    if (others == 0) {
+      blocks_.give(b);
+      return false;
+    }
+    of.freed = freed;
+    of.is_deferred = true;
+    deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    while (others != 0) {
+      slot_number const u = std::exchange(others, std::exchange(uses_[others].next, 0));
+      if (!mark(held, u, ticket)) continue;
+      drop(u);
+      --of.uses_left;
+    }
+    if (--of.uses_left != 0) return true;
+    end_deferral(b);
+    return false;
+  }
+
+  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is being captured or
+  /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
+  /// wrong. Returns true if its uses are complete; the group is then still in no list.
+  bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
+    slot_number const q = uses_[g].queue;
+    stream_ref const stream = queues_[q].stream;
+    device_id const device = queues_[q].device;
+    bool const known_gone = queues_[q].gone;
+    bool const takes_idle = !known_gone && is_own(q) && idle_count_ != 0;
+    event_handle event = takes_idle ? idle_[--idle_count_] : nullptr;
+    held.unlock();
+    bool captured = false;
+    mark_result result = mark_result::gone;
+    if (!known_gone) {
+      Driver const there = driver_on(driver_, device_of_marks(driver_, device));
+      bool const has_event = event != nullptr || there.create_event(event).ok();
+      result = has_event ? mark_work(driver_, device, event, stream, captured) : mark_result::refused;
+    }
+    bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
+    held.lock();
+    use_queue& in = queues_[q];
+    in.captured = captured;
+    in.gone = in.gone || result == mark_result::gone;
+    if (result == mark_result::marked) {
+      recycle(held, q, append(g, ticket, event));
+      return false;
+    }
+    if (!over) {
+      if (in.unmarked != 0) join(g, in.unmarked);
+      in.unmarked = g;
+    }
+    if (event != nullptr) destroy(held, event);
+    return over;
+  }
+  /// Retries all uses of a queue that could not be marked: one event covers them all.
+  void mark_again(lock& held, slot_number q) noexcept {
+    slot_number const g = std::exchange(queues_[q].unmarked, 0);
+    if (g != 0 && mark(held, g, ++clock_)) is_over(g);
+  }
+
+  /// Returns whether the first group of a queue is complete.
+  bool ask_first(lock& held, slot_number q, bool const wait) noexcept {
+    slot_number const g = queues_[q].first;
+    event_handle const event = uses_[g].event;
+    queues_[q].asked = true;
+    held.unlock();
+    bool done = driver_.query_event(event).ok();
+    if (!done && wait) done = driver_.synchronize_event(event).ok() || wait_for_all_work(driver_).ok();
+    held.lock();
+    use_queue& in = queues_[q];  // still has users: only this thread takes groups out
+    in.asked = false;
+    if (!done) return false;
+    in.first = uses_[g].next;
+    if (in.first == 0) in.last = 0;
+    in.marked -= uses_[g].count;
+    uses_[g].event = nullptr;
+    is_over(g);
+    recycle(held, q, event);
+    return true;
+  }
+
+  /// Keeps an event of the driver's own device for a later mark.
+  void recycle(lock& held, slot_number q, event_handle event) noexcept {
+    if (event == nullptr) return;
+    if (idle_count_ == most_idle || !is_own(q)) return destroy(held, event);
+    idle_[idle_count_++] = event;
+  }
+  void destroy(lock& held, event_handle event) const noexcept {
+    held.unlock();
+    (void)driver_.destroy_event(event);
+    held.lock();
+  }
+
+  Driver driver_;
+  default_streams named_;
+  mutable fork_mutex mutex_;
+  slot_table<block> blocks_;
+  slot_table<use> uses_;
+  slot_table<use_queue> queues_;
+  address_map<std::uint32_t> by_stream_;
+  block_table<block> recorded_{blocks_};
+  slot_number over_ = 0;  ///< groups whose uses are complete
+  std::uint64_t clock_ = 0;
+  event_handle idle_[most_idle] = {};
+  std::size_t idle_count_ = 0;
+  std::atomic<std::size_t> recorded_count_{0};
+  std::atomic<std::size_t> deferred_count_{0};
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+template <class Heap>
+class deferred_blocks {
+ public:
+  using driver_type = typename Heap::driver_type;
+
+  explicit deferred_blocks(Heap& heap) : heap_(heap), uses_(heap.driver(), Heap::named) {}
+  deferred_blocks(deferred_blocks const&) = delete;
+  deferred_blocks& operator=(deferred_blocks const&) = delete;
+
+  /// See recorded_streams::record(). @throws std::bad_alloc, cuda_error: nothing has changed
+  void record(void* p, stream_ref stream) {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id) {
+      if (status const s = heap_.identify(stream, id); !s.ok())
+        throw cuda_error(s, heap_.driver().device().value);
+      stream = stream_ref::from(stream.handle(), id);
+      (void)find_device(heap_.driver(), stream);
+    }
+    uses_.record(p, stream);
+  }
+
+  /// Returns false if no block has a recorded use, and none is in graph_blocks. One relaxed load.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool any_recorded() const noexcept { return uses_.any(); }
+  /// Returns false if `p` has no recorded use. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return uses_.may_hold(p); }
+  void count_graph_block(bool more) noexcept { uses_.count_graph_block(more); }
+
+  /// Called when a block is freed: returns true if it is deferred for recorded uses. From here on the stream is known by its
+  /// identity: when the block returns to the heap, the stream may be destroyed, its handle reused, and the calling thread a
+  /// different one.
+  TARN_NOINLINE bool defer(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                           std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return true;
+    if constexpr (Heap::describes) {
+      if (heap_.description.active() && id != neutral_id) heap_.description.wait_if_live(p, bytes, stream);
+    }
+    // Count first: once the block is deferred, another thread may free it.
+    count(bytes, alignment, 1);
+    bool const deferred = uses_.defer(p, bytes, alignment, stream_ref::from(stream.handle(), id));
+    if (!deferred) count(bytes, alignment, -1);
+    return deferred;
+  }
+
+  /// As defer(), for a block freed on a destroyed stream: nothing can be ordered after that stream, so the block is deferred
+  /// for all work. Returns false if the host waited for that work now.
+  bool defer_for_all_work(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    count(bytes, alignment, 1);
+    if (uses_.defer_for_all_work(p, bytes, alignment, stream)) return true;
+    count(bytes, alignment, -1);
+    return false;
+  }
+
+  /// Returns blocks whose uses are complete to the heap. `wait` makes the host wait for the uses.
+  void release(growth_lock const&, bool const wait) noexcept {
+    if (!uses_.any_deferred()) return;
+    uses_.settle(wait);
+    freed_block b;
+    while (uses_.take_ready(b)) {
+      count(b.bytes, b.alignment, -1);
+      if (heap_.description.active()) {
+        take_back_described(heap_, b.stream.id(), b.stream, b.p, b.bytes, b.alignment, reuse::at_once);
+        continue;
+      }
+      heap_.count_given(rounded_bytes(b.bytes, b.alignment));
+      heap_.give_back(b);
+    }
+  }
+
+  [[nodiscard]] bool asks_for_device() const noexcept { return uses_.asks_for_device(); }
+  [[nodiscard]] bool waits_for_capture() const noexcept { return uses_.waits_for_capture(); }
+  void close() noexcept { uses_.close(); }
+
+  /// Counts a block that is deferred for graphs. @param sign  1 when it is freed, -1 when it is given back
+  void count_for_graphs(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
+    count(bytes, alignment, sign);
+    bytes_for_graphs_.fetch_add(sign * static_cast<std::int64_t>(rounded_bytes(bytes, alignment)),
+                                std::memory_order_relaxed);
+  }
+  /// Counts what is deferred in a graph memory's part.
+  void count_of_part(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
+    count_.add(smaller, larger);
+  }
+
+  // For statistics and inspection.
+  [[nodiscard]] deferred_amount now() const noexcept { return count_.now(); }
+  /// Those of them that are deferred for graphs, rounded bytes.
+  [[nodiscard]] std::size_t bytes_for_graphs() const noexcept {
+    std::int64_t const bytes = bytes_for_graphs_.load(std::memory_order_relaxed);
+    return bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return uses_.host_bytes(); }
+  void attach(deferred_observer& observer) { count_.attach(observer); }
+  void detach(deferred_observer& observer) noexcept { count_.detach(observer); }
+  template <class F>
+  void for_each(F const& f) const {
+    uses_.for_each_deferred(f);
+  }
+
+ private:
+  void count(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
+    count_.change(bytes <= class_limit, rounded_bytes(bytes, alignment), bytes, sign);
+  }
+
+  Heap& heap_;
+  recorded_streams<driver_type> uses_;
+  deferred_count count_;
+  std::atomic<std::int64_t> bytes_for_graphs_{0};
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/front/front.hpp
+// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
+// stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
+// and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
+//
+// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
+// (owner_lock.hpp). The growth lock protects the list of caches.
+//
+// Over 400 lines: what the owner of a cache and what other threads do with it belong together.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+// ---- tarn/core/counted.hpp
+// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces std::shared_ptr
+// without including <memory> (see owned).
+
+#include <atomic>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
+template <class T>
+class counted {
+ public:
+  /// Value-initialises the object. @throws std::bad_alloc
+  counted() : block_(new block) {}
+  counted(counted const& other) noexcept : block_(other.block_) {
+    block_->owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  /// Safe for self-assignment: counts the new owner before releasing the old one.
+  counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
+    block* const old = block_;
+    other.block_->owners.fetch_add(1, std::memory_order_relaxed);
+    block_ = other.block_;
+    release(old);
+    return *this;
+  }
+  ~counted() { release(block_); }
+
+  [[nodiscard]] T* get() const noexcept { return &block_->value; }
+  [[nodiscard]] T* operator->() const noexcept { return &block_->value; }
+
+ private:
+  struct block {
+    std::atomic<std::uint32_t> owners{1};
+    T value;
+  };
+  static void release(block* b) noexcept {
+    // acq_rel: each owner's accesses happen before the deletion.
+    if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
+  }
+  block* block_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/front/magazine.hpp
+// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and makes no driver
+// call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+namespace tarn::detail {
+
+/// A stack of blocks of one class. It has no array until the first block is put in.
+struct magazine {
+  void** blocks = nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
+  std::uint32_t count = 0;
+  std::uint32_t capacity = 0;
+
+  /// The most recently added block; null if there is none. Requires an array.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
+  /// Host memory of the array, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return capacity != 0 ? (capacity + std::size_t{1}) * sizeof(void*) : 0;
+  }
+};
+
+/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
+/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth, once in 120. All magazines of
+/// one stream on one thread together hold at most 104 MiB; what is too much of the pool is returned before it grows (ladder.hpp).
+[[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
+  std::size_t const fit = 1_MiB / class_bytes(size_class);
+  return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
+}
+
+/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates at the boundary
+/// does not reach the arena every time.
+[[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
+  return magazine_capacity(size_class) / 2;
+}
+
+/// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers of a network repeat the
+/// sizes of their temporaries. Unlike `large_block` they stay while others are allocated, as long as the memory suffices: before the
+/// pool grows they go back, and the next blocks are not kept.
+struct large_magazine {
+  static constexpr std::uint32_t capacity = 8;
+  /// Blocks that are not kept after the memory was short. Returning all of them costs as much as 8 allocations from the heap.
+  static constexpr std::uint32_t pause = 32;
+  struct entry {
+    void* p = nullptr;
+    std::size_t bytes = 0;
+  };
+  entry blocks[capacity];
+  std::uint32_t count = 0;
+  std::uint32_t refuses = 0;  ///< this many blocks
+
+  /// The newest block of a size; null if there is none.
+  [[nodiscard]] void* take(std::size_t bytes) noexcept {
+    for (std::uint32_t i = count; i-- > 0;) {
+      if (blocks[i].bytes != bytes) continue;
+      void* const p = blocks[i].p;
+      blocks[i] = blocks[--count];
+      return p;
+    }
+    return nullptr;
+  }
+  /// Returns false if there is no room, or if it holds the block already.
+  [[nodiscard]] bool put(void* p, std::size_t bytes) noexcept {
+    if (refuses != 0) {
+      --refuses;
+      return false;
+    }
+    if (count == capacity || has(p)) return false;
+    blocks[count++] = {p, bytes};
+    return true;
+  }
+  [[nodiscard]] bool has(void const* p) const noexcept {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (blocks[i].p == p) return true;
+    }
+    return false;
+  }
+  /// Any of them; `p` is null if there is none.
+  [[nodiscard]] entry take_any() noexcept { return count != 0 ? blocks[--count] : entry{}; }
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    std::size_t sum = 0;
+    for (std::uint32_t i = 0; i < count; ++i) sum += blocks[i].bytes;
+    return sum;
+  }
+};
+
+/// The blocks of one stream that one thread caches.
+struct stream_cache {
+  stream_id id = 0;
+  stream_ref stream;
+  std::uint64_t used = 0;  ///< the thread's count of stream changes when this one was last used
+  /// The last freed block above class_limit. Only one: it serves a loop that frees and allocates the same size again. Any other
+  /// request returns it to the heap first, so that large ranges coalesce as if it were not cached.
+  void* large_block = nullptr;
+  std::size_t large_bytes = 0;
+  /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
+  /// temporary.
+  void const* newest_large = nullptr;
+  large_magazine of_capture;  ///< empty unless the stream is captured
+  magazine magazines[class_count];
+
+  stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
+  stream_cache(stream_cache const&) = delete;
+  stream_cache& operator=(stream_cache const&) = delete;
+  ~stream_cache() {
+    for (magazine& m : magazines) {
+      if (m.blocks != nullptr) delete[] (m.blocks - 1);
+    }
+  }
+
+  /// Bytes in the magazines.
+  [[nodiscard]] std::size_t held_bytes() const noexcept {
+    std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
+    for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
+    return sum;
+  }
+  /// Host memory of the magazines, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::size_t sum = sizeof(stream_cache);
+    for (magazine const& m : magazines) sum += m.host_bytes();
+    return sum;
+  }
+
+  /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a magazine.
+  [[nodiscard]] bool open(unsigned size_class) noexcept {
+    magazine& m = magazines[size_class];
+    std::uint32_t const capacity = magazine_capacity(size_class);
+    void** const array = new (std::nothrow) void*[capacity + 1];
+    if (array == nullptr) return false;
+    array[0] = nullptr;
+    m.blocks = array + 1;
+    m.capacity = capacity;
+    return true;
+  }
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/front/thread_cache.hpp
+// The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the pool ends.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+namespace tarn::detail {
+
+/// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
+/// and small enough to search: 64 compares when the stream changes.
+inline constexpr std::size_t cached_streams = 64;
+
+/// The blocks that one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
+struct alignas(cache_line_bytes) thread_cache {
+  owner_lock lock;
+  stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one, too
+  /// Written by the owner thread, read by any: bytes and blocks that this thread allocated less those it freed.
+  std::atomic<std::int64_t> live_bytes{0};
+  std::atomic<std::int64_t> live_blocks{0};
+  /// Bytes in the magazines; other threads read it to decide whether to visit.
+  std::atomic<std::size_t> held_bytes{0};
+  std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
+  unsigned watches = 0;                    ///< open captures of this thread; under the growth lock
+  std::uint64_t serial = 0;                ///< never reused, unlike the address
+  /// The part whose cache serves the capture that this thread opened last; null if none. Set by the owner thread.
+  std::atomic<void*> capture{nullptr};
+  /// One bit for each stream that ever had a cache here; other threads skip this one if the bit is not set.
+  std::atomic<std::uint64_t> stream_bits{0};
+  sequence<owned<stream_cache>> streams;
+
+  /// The cache of a stream, or null. Called inside the owner lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE stream_cache* find(stream_id id) noexcept {
+    if (last != nullptr && last->id == id) [[likely]]
+      return last;
+    return find_other(id);
+  }
+  /// Whether a stream may have a cache here. Called by another thread, after a fence.
+  [[nodiscard]] bool may_have(stream_id id) const noexcept {
+    return (stream_bits.load(std::memory_order_seq_cst) & bit_of(id)) != 0;
+  }
+  /// Announces that the owner thread will make the cache of a stream, before it looks whether the stream is captured. A thread that
+  /// opens a capture does the opposite, with a fence in between: one of the two sees the other.
+  void announce_stream(stream_id id) noexcept {
+    stream_bits.fetch_or(bit_of(id), std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+  TARN_ALWAYS_INLINE void count_live(std::int64_t bytes, std::int64_t blocks) noexcept {
+    live_bytes.store(live_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+    live_blocks.store(live_blocks.load(std::memory_order_relaxed) + blocks, std::memory_order_relaxed);
+  }
+  TARN_ALWAYS_INLINE void count_held(std::size_t more, std::size_t less) noexcept {
+    held_bytes.store(held_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
+  }
+  /// Counts a cached block as live.
+  TARN_ALWAYS_INLINE void count_taken(std::size_t block) noexcept {
+    count_live(static_cast<std::int64_t>(block), 1);
+    count_held(0, block);
+  }
+  TARN_ALWAYS_INLINE void count_host(std::size_t more, std::size_t less) noexcept {
+    host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
+  }
+
+  /// Makes the cache of a stream unknown, so that it can be emptied; null if there is none. The object stays: its thread may be in
+  /// a call that uses it. Called inside the owner lock.
+  stream_cache* close(stream_id id) noexcept {
+    for (auto& s : streams) {
+      if (s->id != id) continue;
+      count_held(0, s->held_bytes());
+      s->id = closed_id;
+      s->newest_large = nullptr;
+      return s.get();
+    }
+    return nullptr;
+  }
+
+  /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to `oldest`, and the
+  /// caller must return its blocks to the heap. Called inside the owner lock. @throws std::bad_alloc, nothing has changed
+  stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
+    for (auto& s : streams) {
+      if (s->id != closed_id) continue;
+      leave_last();
+      s->id = id;
+      s->stream = stream;
+      s->of_capture.refuses = 0;
+      return last = s.get();
+    }
+    owned<stream_cache> made(new stream_cache(id, stream));
+    streams.reserve(streams.size() + 1);
+    leave_last();
+    if (streams.size() >= cached_streams) {
+      std::size_t first = 0;
+      for (std::size_t i = 1; i < streams.size(); ++i) {
+        if (streams[i]->used < streams[first]->used) first = i;
+      }
+      oldest = std::move(streams[first]);
+      streams.erase_unordered(first);
+      count_held(0, oldest->held_bytes());
+      count_host(0, oldest->host_bytes());
+    }
+    count_host(made->host_bytes(), 0);
+    last = made.get();
+    streams.push_back(std::move(made));
+    return last;
+  }
+
+ private:
+  static constexpr stream_id closed_id = stream_ref::unknown_id;  ///< no call has it
+
+  [[nodiscard]] static std::uint64_t bit_of(stream_id id) noexcept {
+    return std::uint64_t{1} << (id * 0x9E3779B97F4A7C15U >> 58);
+  }
+
+  TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
+    for (auto& s : streams) {
+      if (s->id != id) continue;
+      leave_last();
+      return last = s.get();
+    }
+    return nullptr;
+  }
+  void leave_last() noexcept {
+    if (last != nullptr) last->used = ++changes_;
+  }
+
+  std::uint64_t changes_ = 0;
+};
+
+/// Source of pool numbers; constant-initialised.
+inline constinit std::atomic<std::uint32_t> next_pool_number{0};
+
+/// Links a pool to the threads that cache for it. Outlives both: each side unlinks under the mutex.
+struct pool_link {
+  fork_mutex mutex;
+  std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
+  /// Takes back the cache of an ending thread; returns false if another thread holds the growth lock. Does not wait for that lock
+  /// under the mutex: its holder may be ending the pool of a graph_memory, which takes the mutex.
+  bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
+  /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
+  std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
+};
+
+struct local_cache {
+  pool_link const* link = nullptr;  ///< null if the place is vacant
+  thread_cache* cache = nullptr;
+};
+inline constexpr local_cache no_local_cache{};
+
+/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns. Plain
+/// data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant place.
+struct local_cache_table {
+  local_cache const* places = &no_local_cache;
+  std::uint32_t mask = 0;  ///< number of places minus one
+
+  /// Null if the thread has no cache of that pool. One compare if no other pool of the thread has the same first place.
+  [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* find(pool_link const* link,
+                                                      std::uint32_t number) const noexcept {
+    local_cache const& first = places[number & mask];
+    if (first.link == link) [[likely]]
+      return first.cache;
+    return find_other(link, number);
+  }
+
+ private:
+  TARN_NOINLINE thread_cache* find_other(pool_link const* link, std::uint32_t number) const noexcept {
+    for (std::uint32_t at = number & mask; places[at].link != nullptr; at = (at + 1) & mask) {
+      if (places[at].link == link) return places[at].cache;
+    }
+    return nullptr;
+  }
+};
+inline thread_local constinit local_cache_table local_caches{};
+
+/// Returns the caches of an ending thread to the pools that still exist.
+class thread_exit {
+ public:
+  struct entry {
+    counted<pool_link> link;
+    thread_cache* cache;
+  };
+
+  thread_exit() noexcept = default;
+  thread_exit(thread_exit const&) = delete;
+  thread_exit& operator=(thread_exit const&) = delete;
+  ~thread_exit() {
+    over = true;
+    local_caches = {};
+    for (entry const& e : entries_) {
+      for (unsigned tries = 0; !give_back(e); ++tries) spin_wait(tries);
+    }
+  }
+
+  /// Adds a cache and drops those of ended pools. Amortised O(1). @throws std::bad_alloc, nothing has changed
+  void add(counted<pool_link> const& link, thread_cache* cache) {
+    entries_.reserve(entries_.size() + 1);
+    if ((entries_.size() + 1) * places_each > places_.size()) lay_out_again();
+    entries_.push_back({link, cache});
+    place(places_, entries_.back());
+  }
+
+  /// True once this thread's caches were given back: later code (static destructors) runs without caches.
+  static inline thread_local constinit bool over = false;
+
+  static thread_exit& of_this_thread() {
+    static thread_local thread_exit hook;
+    return hook;
+  }
+
+ private:
+  [[nodiscard]] static bool give_back(entry const& e) noexcept {
+    std::lock_guard const guard(e.link->mutex);
+    return e.link->pool == nullptr || e.link->retire(e.link->pool, e.cache);
+  }
+
+  static constexpr std::size_t places_each = 4;
+  static constexpr std::size_t least_places = 16;
+
+  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it
+  /// together with the pool's growth lock, and this thread may hold the growth lock of a pool over pools.
+  [[nodiscard]] static bool is_gone(entry const& e) noexcept {
+    return e.link->pool.load(std::memory_order_acquire) == nullptr;
+  }
+
+  /// Makes a table with room for twice as many pools, without the ended ones.
+  void lay_out_again() {
+    sequence<entry> left;
+    left.reserve(entries_.size() + 1);
+    for (entry const& e : entries_) {
+      if (!is_gone(e)) left.push_back(e);
+    }
+    std::size_t count = least_places;
+    while (count < (left.size() + 1) * places_each * 2) count *= 2;
+    sequence<local_cache> places;
+    places.resize(count);
+    for (entry const& e : left) place(places, e);
+    // Replace the table before `left` releases its links: the memory of a released link may become another pool's link.
+    local_caches = {places.begin(), static_cast<std::uint32_t>(count - 1)};
+    places_.swap(places);
+    entries_.swap(left);
+  }
+
+  static void place(sequence<local_cache>& places, entry const& e) noexcept {
+    std::size_t const mask = places.size() - 1;
+    std::size_t at = e.link->number & mask;
+    while (places[at].link != nullptr) at = (at + 1) & mask;
+    places[at] = {e.link.get(), e.cache};
+  }
+
+  sequence<entry> entries_;
+  sequence<local_cache> places_;  ///< the memory of local_caches
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/misuse_notes.hpp
+// Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler may use the pool.
+
+#include <atomic>
+#include <cstdint>
 
 namespace tarn::detail {
 
@@ -13066,14 +14289,14 @@ class front {
 //                               all calls of the thread, which ask whether their stream is captured: it may have joined the capture
 //   allocate, captured stream   from the part, under an identity that the capture gives the stream
 //   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
-//     of a block of the pool    kept by the part: the graph uses it
+//     of a block of the pool    deferred until the owner has ended: the graph uses it
 //   deallocate elsewhere        to the part, in the order of that stream
 //   allocate for an owner       from its part, outside a capture in the order of the stream: see graph_memory::allocate()
 //   the scope ends              what captured streams freed is free for the owner's next capture
 //   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
-//                               goes back to the source and the kept blocks to the pool
+//                               goes back to the source and the deferred blocks to the pool
 //
-// Other threads and streams pay nothing. A live block of a part is noted by its address, so that deallocation finds it with one
+// Other threads and streams pay nothing. A live block of a part is recorded by its address, so that deallocation finds it with one
 // load more while there is one.
 //
 // Over 400 lines: what calls, owners and pins do with the parts, whose list has one mutex.
@@ -13088,7 +14311,7 @@ class front {
 // What the thread that opened a capture_scope remembers of the blocks that its stream uses inside the capture, so that the calls on
 // that stream take no lock of the graph memories.
 //
-// A block of a graph memory is noted by its address while it is live (graph_blocks.hpp). Blocks of this cache stay noted when the
+// A block of a graph memory is recorded by its address while it is live (graph_blocks.hpp). Blocks of this cache stay recorded when the
 // capture frees them into the part, and are forgotten together when the scope ends. If anything else takes one of them meanwhile,
 // as another thread does that frees it, graph_blocks counts a change, and the cache starts anew.
 
@@ -13177,7 +14400,7 @@ class capture_cache {
 }  // namespace tarn::detail
 // ---- tarn/pool/graph/graph_blocks.hpp
 // The live blocks of graph memories by address, so that a deallocation in the pool finds the part that a block belongs to. Blocks
-// of the pool that record_stream() named for a captured stream are here, too, and blocks that a capture_cache keeps noted while
+// of the pool that record_stream() named for a captured stream are here, too, and blocks that a capture_cache keeps recorded while
 // they are free (capture_cache.hpp).
 
 #include <cstddef>
@@ -13200,27 +14423,27 @@ class pool;
 
 namespace detail {
 
-/// Counts the waiting blocks of a part as the pool's.
-template <class Waiting>
-class forward_waiting final : public waiting_observer {
+/// Counts the deferred blocks of a part as the pool's.
+template <class Deferred>
+class forward_deferred final : public deferred_observer {
  public:
-  explicit forward_waiting(Waiting& to) noexcept : to_(to) {}
-  /// Takes back what is left: a part may end while a block waits that can never be waited for.
-  ~forward_waiting() override {
+  explicit forward_deferred(Deferred& to) noexcept : to_(to) {}
+  /// Takes back what is left: a part may end with a deferred block that can never be waited for.
+  ~forward_deferred() override {
     to_.count_of_part({-small_.blocks, -small_.bytes, -small_.requested},
                       {-large_.blocks, -large_.bytes, -large_.requested});
   }
-  forward_waiting(forward_waiting const&) = delete;
-  forward_waiting& operator=(forward_waiting const&) = delete;
-  void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept override {
+  forward_deferred(forward_deferred const&) = delete;
+  forward_deferred& operator=(forward_deferred const&) = delete;
+  void deferred_changed(deferred_amount const& smaller, deferred_amount const& larger) noexcept override {
     small_.add(smaller);
     large_.add(larger);
     to_.count_of_part(smaller, larger);
   }
 
  private:
-  Waiting& to_;
-  waiting_amount small_, large_;
+  Deferred& to_;
+  deferred_amount small_, large_;
 };
 
 /// Finds out when the device has completed the work that was submitted before the owner ended, without waiting for it.
@@ -13287,7 +14510,7 @@ template <class Part>
 class graph_users {
  public:
   [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
-  /// Whether there were more than it has room for: such a block is kept until the pool ends.
+  /// Whether there were more than it has room for: such a block is deferred until the pool ends.
   [[nodiscard]] bool is_too_many() const noexcept { return is_too_many_; }
   void add(Part& user) noexcept {
     for (std::size_t i = 0; i < count_; ++i) {
@@ -13315,34 +14538,34 @@ class graph_users {
 
 /// A block that a capture freed although it is not the owner's own: work of the graph uses it.
 template <class Part>
-struct kept_block {
+struct deferred_block {
   void* p = nullptr;
   std::size_t bytes = 0;
   std::size_t alignment = 0;
   Part* from = nullptr;     ///< whose block it is; null: the pool's
-  graph_users<Part> users;  ///< that keep it afterwards
+  graph_users<Part> users;  ///< that it is deferred for afterwards
 };
 
 /// One owner's memory.
-template <class Upstream, class Waiting>
+template <class Upstream, class Deferred>
 struct graph_part {
   template <class Heap>
-  graph_part(Heap& heap, Waiting& waiting, std::uint64_t segment_pool)
-      : observer(waiting),
+  graph_part(Heap& heap, Deferred& deferred_in_pool, std::uint64_t segment_pool)
+      : observer(deferred_in_pool),
         memory(heap.upstream(), told(heap.options), &heap.growth_mutex),
         number(segment_pool),
         end(heap.driver()) {}
 
-  forward_waiting<Waiting> observer;
+  forward_deferred<Deferred> observer;
   pool<Upstream> memory;
   std::uint64_t const number;  ///< counted from 1, as PyTorch's segment_pool_id
   capture_cache cache;         ///< of the open scope that got it first
-  sequence<kept_block<graph_part>> kept;
-  std::size_t kept_bytes = 0;
-  /// Open captures, live blocks, calls in progress, and blocks that other parts keep: while there is one, the part stays.
+  sequence<deferred_block<graph_part>> deferred;
+  std::size_t deferred_bytes = 0;
+  /// Open captures, live blocks, calls in progress, and blocks that are deferred in other parts: while there is one, the part stays.
   std::atomic<std::size_t> references{0};
   bool is_over = false;      ///< its graph_memory was destroyed
-  bool is_mark_old = false;  ///< a block was kept after the mark
+  bool is_mark_old = false;  ///< a block was deferred after the mark
   end_mark<typename Upstream::driver_type> end;
 
  private:
@@ -13354,250 +14577,66 @@ struct graph_part {
 
 }  // namespace detail
 }  // namespace tarn
-// ---- tarn/pool/order/noted_blocks.hpp
-// A hash table from address to noted block, with a filter that any thread reads without the lock. Freeing a block that is not
-// in the table costs two loads.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/order/slot_table.hpp
-// An array of numbered slots that never move and are reused.
-
-#include <cstddef>
-#include <cstdint>
 
 namespace tarn::detail {
 
-/// The number of a slot; 0 is none.
-using slot_number = std::uint32_t;
+/// What a block is recorded for: while it is live, or also while the cache of a capture has it.
+enum class recorded_for : std::uint8_t { live_block, capture_cache };
 
-/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`,
-/// which links the free slots.
-template <class T>
-class slot_table {
- public:
-  /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
-    chunks_.reserve(chunks_.size() + 1);
-    chunks_.push_back(owned(new chunk));
-  }
-  /// Takes a slot that holds T{}. Requires make_room().
-  [[nodiscard]] slot_number take() noexcept {
-    if (free_ == 0) return static_cast<slot_number>(++used_);
-    slot_number const s = free_;
-    free_ = (*this)[s].next;
-    (*this)[s] = T{};
-    return s;
-  }
-  /// Frees a slot; it holds T{} except for `next`.
-  void give(slot_number s) noexcept {
-    (*this)[s] = T{};
-    (*this)[s].next = free_;
-    free_ = s;
-  }
-
-  [[nodiscard]] T& operator[](slot_number s) noexcept {
-    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
-  }
-  [[nodiscard]] T const& operator[](slot_number s) const noexcept {
-    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
-  }
-  /// Slots are numbered from 1 to this; some of them are free.
-  [[nodiscard]] slot_number last() const noexcept { return static_cast<slot_number>(used_); }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return chunks_.size() * sizeof(chunk) + chunks_.capacity() * sizeof(void*);
-  }
-
- private:
-  static constexpr std::size_t chunk_slots = 64;
-  struct chunk {
-    T items[chunk_slots];
-  };
-
-  sequence<owned<chunk>> chunks_;
-  std::size_t used_ = 0;
-  slot_number free_ = 0;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
-/// called under the owner's lock.
-template <class Block>
-class noted_blocks {
- public:
-  explicit noted_blocks(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
-
-  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
-  /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
-  /// that the block was added to, or a newer one, which contains the block, too.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
-    table const* const t = current_.load(std::memory_order_acquire);
-    if (t == nullptr) return false;
-    std::uint64_t const h = hash(p);
-    return (t->buckets[h >> t->shift].marks.load(std::memory_order_relaxed) & mark_of(h, *t)) != 0;
-  }
-
-  /// Makes room to add one more block. Amortised O(1). @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    std::size_t const buckets = tables_.empty() ? 0 : tables_.back()->count;
-    if (size_ < buckets) return;
-    tables_.reserve(tables_.size() + 1);
-    owned<table> larger(new table(buckets == 0 ? first_buckets : buckets * 2));
-    for (std::size_t i = 0; i < buckets; ++i) {
-      for (slot_number b = tables_.back()->buckets[i].first; b != 0;) {
-        slot_number const next = blocks_[b].next;
-        link(*larger, b);
-        b = next;
-      }
-    }
-    tables_.push_back(static_cast<owned<table>&&>(larger));
-    current_.store(tables_.back().get(), std::memory_order_release);
-  }
-  /// Adds a block that is not there. Requires make_room().
-  void insert(slot_number b) noexcept {
-    link(*tables_.back(), b);
-    ++size_;
-  }
-  [[nodiscard]] slot_number find(void const* p) const noexcept {
-    if (size_ == 0) return 0;
-    std::uint64_t const h = hash(p);
-    slot_number b = tables_.back()->buckets[h >> tables_.back()->shift].first;
-    while (b != 0 && blocks_[b].p != p) b = blocks_[b].next;
-    return b;
-  }
-  /// Removes a block and returns it; 0 if it is not there.
-  slot_number take(void const* p) noexcept {
-    if (size_ == 0) return 0;
-    table& t = *tables_.back();
-    bucket& in = t.buckets[hash(p) >> t.shift];
-    slot_number* at = &in.first;
-    while (*at != 0 && blocks_[*at].p != p) at = &blocks_[*at].next;
-    slot_number const taken = *at;
-    if (taken == 0) return 0;
-    *at = blocks_[taken].next;
-    blocks_[taken].next = 0;
-    --size_;
-    std::uint64_t marks = 0;
-    for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);
-    in.marks.store(marks, std::memory_order_relaxed);
-    return taken;
-  }
-
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::size_t sum = 0;
-    for (auto const& t : tables_) sum += sizeof(table) + t->count * sizeof(bucket);
-    return sum;
-  }
-
- private:
-  struct bucket {
-    std::atomic<std::uint64_t> marks{0};  ///< one bit per block of the bucket
-    slot_number first = 0;
-  };
-  struct table {
-    explicit table(std::size_t buckets_wanted) : count(buckets_wanted), buckets(new bucket[buckets_wanted]) {
-      for (std::size_t c = count; c != 1; c /= 2) --shift;
-    }
-    table(table const&) = delete;
-    table& operator=(table const&) = delete;
-    ~table() { delete[] buckets; }
-
-    std::size_t count;
-    unsigned shift = 64;  ///< 64 minus log2 of the count
-    bucket* buckets;
-  };
-  static constexpr std::size_t first_buckets = 64;
-
-  /// As in address_map: the upper bits of a product with 2^64 over the golden ratio.
-  [[nodiscard]] static std::uint64_t hash(void const* p) noexcept {
-    return std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U;
-  }
-  /// The six bits of the hash after those of the bucket.
-  [[nodiscard]] static std::uint64_t mark_of(std::uint64_t h, table const& t) noexcept {
-    return std::uint64_t{1} << ((h >> (t.shift - 6)) & 63);
-  }
-  void link(table& t, slot_number b) noexcept {
-    std::uint64_t const h = hash(blocks_[b].p);
-    bucket& in = t.buckets[h >> t.shift];
-    blocks_[b].next = in.first;
-    in.first = b;
-    in.marks.store(in.marks.load(std::memory_order_relaxed) | mark_of(h, t), std::memory_order_relaxed);
-  }
-
-  slot_table<Block>& blocks_;
-  std::size_t size_ = 0;
-  std::atomic<table const*> current_{nullptr};
-  sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Who keeps a block noted: while it is live, or also while the cache of a capture has it.
-enum class note_of : std::uint8_t { live_block, capture_cache };
-
-/// A noted block holds a reference to its part. Thread-safe; all calls are O(1) amortised.
+/// A recorded block holds a reference to its part. Thread-safe; all calls are O(1) amortised.
 template <class Part>
 class graph_blocks {
  public:
-  /// Returns false if `p` is no noted block. Takes no lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
+  /// Returns false if `p` is no recorded block. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return table_.may_hold(p); }
 
-  /// Notes a block that was handed out. Returns false if it was noted before: a capture_cache had kept it so, and gives it up.
-  /// @param keeps  of a capture that keeps the block noted when it is freed
+  /// Records a block that was handed out. Returns false if it was recorded before: a capture_cache had kept it so, and gives it up.
+  /// @param what  capture_cache: a capture keeps the block recorded when it is freed
   /// @throws std::bad_alloc, nothing has changed
-  bool note(void* p, Part& owner, note_of keeps) {
+  bool record(void* p, Part& owner, recorded_for what) {
     std::lock_guard const guard(mutex_);
     blocks_.make_room();
-    noted_.make_room();
-    slot_number b = noted_.find(p);
+    table_.make_room();
+    slot_number b = table_.find(p);
     bool const is_new = b == 0;
     if (is_new) {
       b = blocks_.take();
       blocks_[b].p = p;
       blocks_[b].of.owner = &owner;
-      noted_.insert(b);
+      table_.insert(b);
       ++owner.references;
     } else {
       ++owner.cache.changes;
     }
-    blocks_[b].is_cached = keeps == note_of::capture_cache;
+    blocks_[b].is_cached = what == recorded_for::capture_cache;
     return is_new;
   }
-  /// Forgets the blocks that a capture_cache kept noted, except those that it has given up meanwhile. Returns how many.
+  /// Forgets the blocks that a capture_cache kept recorded, except those that it has given up meanwhile. Returns how many.
   std::size_t forget(void* const* free, std::size_t count, Part& owner) noexcept {
     std::lock_guard const guard(mutex_);
     std::size_t forgotten = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      slot_number const b = noted_.find(free[i]);
+      slot_number const b = table_.find(free[i]);
       if (b == 0 || !blocks_[b].is_cached) continue;
-      (void)noted_.take(free[i]);
+      (void)table_.take(free[i]);
       blocks_.give(b);
       ++forgotten;
     }
     owner.references -= forgotten;
     return forgotten;
   }
-  /// Records that graphs of `user` use a block, of a part or of the pool. Returns true if the block was not noted before.
+  /// Records that graphs of `user` use a block, of a part or of the pool. Returns true if the block was not recorded before.
   /// @throws std::bad_alloc, nothing has changed
-  bool note_use(void* p, Part& user) {
+  bool record_use(void* p, Part& user) {
     std::lock_guard const guard(mutex_);
-    slot_number b = noted_.find(p);
+    slot_number b = table_.find(p);
     bool const is_new = b == 0;
     if (is_new) {
       blocks_.make_room();
-      noted_.make_room();
+      table_.make_room();
       b = blocks_.take();
       blocks_[b].p = p;
-      noted_.insert(b);
+      table_.insert(b);
     }
     if (blocks_[b].of.owner != &user) {
       blocks_[b].of.users.add(user);
@@ -13606,17 +14645,17 @@ class graph_blocks {
     return is_new;
   }
   /// The parts of a block: whose it is, and whose graphs use it.
-  struct noted {
+  struct parts_of_block {
     Part* owner = nullptr;  ///< null: the pool's
     graph_users<Part> users;
     [[nodiscard]] bool is_there() const noexcept { return owner != nullptr || !users.empty(); }
   };
-  /// Forgets a block and returns its parts, with the block's references; empty if it is not noted.
-  noted take(void* p) noexcept {
+  /// Forgets a block and returns its parts, with the block's references; empty if it is not recorded.
+  parts_of_block take(void* p) noexcept {
     std::lock_guard const guard(mutex_);
-    slot_number const b = noted_.take(p);
+    slot_number const b = table_.take(p);
     if (b == 0) return {};
-    noted const of = blocks_[b].of;
+    parts_of_block const of = blocks_[b].of;
     give_up(b);
     blocks_.give(b);
     return of;
@@ -13624,22 +14663,22 @@ class graph_blocks {
   /// The part that a block belongs to, with one reference more; null if it belongs to none.
   Part* owner_of(void const* p) noexcept {
     std::lock_guard const guard(mutex_);
-    slot_number const b = noted_.find(p);
+    slot_number const b = table_.find(p);
     if (b == 0 || blocks_[b].of.owner == nullptr) return nullptr;
     ++blocks_[b].of.owner->references;
     return blocks_[b].of.owner;
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     std::lock_guard const guard(mutex_);
-    return noted_.host_bytes() + blocks_.host_bytes();
+    return table_.host_bytes() + blocks_.host_bytes();
   }
 
  private:
   struct block {
     void* p = nullptr;
     slot_number next = 0;
-    noted of;
-    bool is_cached = false;  ///< a capture_cache counts on finding it noted
+    parts_of_block of;
+    bool is_cached = false;  ///< a capture_cache counts on finding it recorded
   };
 
   /// Makes the capture_cache that counts on a block start anew.
@@ -13648,7 +14687,7 @@ class graph_blocks {
   }
   mutable fork_mutex mutex_;
   slot_table<block> blocks_;
-  noted_blocks<block> noted_{blocks_};
+  block_table<block> table_{blocks_};
 };
 
 }  // namespace tarn::detail
@@ -13732,108 +14771,6 @@ struct captured_stream {
 // only by the ladder, sweeps of streams that ended, trim() and ~pool().
 
 #include <cstdint>
-
-// ---- tarn/pool/order/mark_work.hpp
-// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
-// destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
-// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
-
-#include <cstdint>
-
-namespace tarn::detail {
-
-enum class mark_result : std::uint8_t {
-  marked,   ///< the event covers the stream's work so far
-  refused,  ///< not now: a graph is being captured, or the driver failed
-  gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
-};
-
-/// Records an event on a stream. @param captured  set to whether that was refused because of a capture
-template <stream_driver Driver>
-mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
-                        bool& captured) noexcept {
-  bool capturing = false;
-  bool const recorded =
-      driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
-  captured = !recorded && capturing;
-  return recorded ? mark_result::marked : mark_result::refused;
-}
-
-/// Marks what a default stream refers to where it may be any device's: the default stream of each device in
-/// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
-template <stream_driver Driver>
-mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
-                                 bool& captured) noexcept {
-  device_id const own = device_of(driver, stream);
-  status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
-    stream_ref const of_there =
-        there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
-    bool capturing = false;
-    if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
-    return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
-  });
-  captured = is_of_capture(s);
-  return s.ok() ? mark_result::marked : mark_result::refused;
-}
-
-/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks()
-/// names. At most three driver calls; where the device is unknown, at most six for each device in use.
-/// @param device    where the stream lives; unknown_device: the work of each device in use is marked
-/// @param captured  set to whether the mark was refused because of a capture
-template <stream_driver Driver>
-mark_result mark_work(Driver const& driver, device_id device, event_handle event, stream_ref stream,
-                      bool& captured) noexcept {
-  captured = false;
-  if (is_default_stream(stream)) {
-    if (device == unknown_device) return mark_default_streams(driver, event, stream, captured);
-    return mark_stream(driver_on(driver, device), event, stream, captured);
-  }
-  Driver const there = driver_on(driver, device);
-  if constexpr (marks_all_work<Driver>) {
-    status const s =
-        device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
-    if (s.ok()) return mark_result::marked;
-    captured = is_of_capture(s);
-    return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
-  } else {
-    if (device == unknown_device) return mark_result::gone;
-    {
-      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
-      capture_gate::passage const none_begins;
-      stream_ref const bare = stream_ref::from(stream.handle());
-      bool capturing = false;
-      if (there.is_capturing(bare, capturing).ok() && capturing) {
-        captured = true;
-        return mark_result::refused;
-      }
-      stream_id now = 0;
-      if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;
-    }
-    return mark_stream(there, event, stream, captured);
-  }
-}
-
-/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is
-/// unknown.
-template <stream_driver Driver>
-[[nodiscard]] device_id device_of_marks(Driver const& driver, device_id device) noexcept {
-  return device == unknown_device ? driver.device() : device;
-}
-
-/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device
-/// in use. No driver call.
-/// @param which  of a default stream on memory that the host can access, any device's default stream may be
-///               meant: a program names one handle for all of them
-template <stream_driver Driver>
-[[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
-                                       default_streams which) noexcept {
-  if (which == default_streams::of_current_device && is_default_stream(stream) &&
-      uses_several_devices(driver))
-    return unknown_device;
-  return device_of(driver, stream);
-}
-
-}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -14689,15 +15626,15 @@ inline void add_ended(pool_state& sums, pool_state const& ended) noexcept {
 }
 
 /// O(free ranges + threads).
-template <class Heap, class Front, class Waiting>
+template <class Heap, class Front, class Deferred>
 [[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
-                                    Waiting const& waiting) {
+                                    Deferred const& deferred) {
   pool_state s = static_cast<pool_state const&>(heap.counters(growing));
   auto live = front.live(growing);
-  waiting_amount const awaiting = waiting.now();
-  s.pending = awaiting.bytes > 0 ? static_cast<std::size_t>(awaiting.bytes) : 0;
-  s.pending_blocks = awaiting.blocks > 0 ? static_cast<std::size_t>(awaiting.blocks) : 0;
-  s.host_bytes = front.host_bytes(growing) + waiting.host_bytes();
+  deferred_amount const amount = deferred.now();
+  s.pending = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
+  s.pending_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
+  s.host_bytes = front.host_bytes(growing) + deferred.host_bytes();
   hot_lock const held(heap.hot);
   arena& space = heap.space(held);
   live.bytes += heap.uncached_live_bytes;
@@ -14751,16 +15688,16 @@ void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now)
 namespace tarn::detail {
 
 /// What a pool keeps of its graph memories. Mutexes are never held across a call of a pool or driver.
-template <class Upstream, class Heap, class Front, class Waiting>
+template <class Upstream, class Heap, class Front, class Deferred>
 class graph_memories {
  public:
   using driver_type = typename Upstream::driver_type;
-  using part = graph_part<Upstream, Waiting>;
+  using part = graph_part<Upstream, Deferred>;
   using capture = captured_stream<part>;
   using captures_type = graph_captures<part, Heap, Front>;
 
-  graph_memories(Heap& heap, Front& front, Waiting& waiting) noexcept
-      : heap_(heap), waiting_(waiting), captures_(heap, front) {}
+  graph_memories(Heap& heap, Front& front, Deferred& deferred) noexcept
+      : heap_(heap), deferred_(deferred), captures_(heap, front) {}
   graph_memories(graph_memories const&) = delete;
   graph_memories& operator=(graph_memories const&) = delete;
   ~graph_memories() {
@@ -14790,14 +15727,14 @@ class graph_memories {
         p = owner->memory.front_.take(cache.kept_as, lazy_block_size{bytes});
       if (p == nullptr) p = take(whole, *owner, as, id, bytes, alignment);
       if (cache.is_old()) clear(*owner);
-      if (!cache.take(p)) note(p, *owner, as, bytes, alignment, &cache);
+      if (!cache.take(p)) record(p, *owner, as, bytes, alignment, &cache);
       return p;
     }
     capture const at = captures_.of_allocation(id, stream);
     if (at.kept_as == 0) return nullptr;
     stream_ref const as = stream_ref::from(nullptr, at.kept_as);
     void* const p = take(whole, *at.owner, as, id, bytes, alignment);
-    note(p, *at.owner, as, bytes, alignment, nullptr);
+    record(p, *at.owner, as, bytes, alignment, nullptr);
     return p;
   }
 
@@ -14811,7 +15748,7 @@ class graph_memories {
     // The part keeps no order of the streams of another owner's capture.
     if (at.kept_as != 0) as = stream_ref::from(nullptr, at.owner == &from ? at.kept_as : neutral_id);
     void* const p = take(whole, from, as, id, bytes, alignment);
-    note(p, from, as, bytes, alignment, nullptr);
+    record(p, from, as, bytes, alignment, nullptr);
     return p;
   }
 
@@ -14822,20 +15759,20 @@ class graph_memories {
         owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
       stream_id const kept_as = owner->cache.kept_as;
       auto& memory = owner->memory;
-      if (alignment > default_alignment || memory.waiting_.any_noted() ||
+      if (alignment > default_alignment || memory.deferred_.any_recorded() ||
           !memory.front_.put(kept_as, p, lazy_block_size{bytes}))
         memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
       return true;
     }
     auto const of = blocks_.take(p);
     if (!of.is_there()) return false;
-    waiting_.count_noted_elsewhere(false);
+    deferred_.count_graph_block(false);
     part* const owner = of.owner;
     capture const at = captures_.of_deallocation(id, stream);
     bool const is_others = at.kept_as != 0 && (at.owner != owner || at.is_guess);
     if (is_others || !of.users.empty()) {
-      kept_type kept{p, bytes, alignment, owner, of.users};  // with the block's reference to its owner
-      keep(kept, is_others, at.owner);
+      block_type freed{p, bytes, alignment, owner, of.users};  // with the block's reference to its owner
+      defer(freed, is_others, at.owner);
       return true;
     }
     if (at.kept_as != 0) {
@@ -14849,13 +15786,13 @@ class graph_memories {
     return true;
   }
 
-  /// Keeps a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
-  bool keep_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
-                        if_unknown then = if_unknown::ask) noexcept {
+  /// Defers a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
+  bool defer_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
+                         if_unknown then = if_unknown::ask) noexcept {
     capture const at = captures_.of_deallocation(id, stream, then);
     if (at.kept_as == 0) return false;
-    kept_type kept{p, bytes, alignment, nullptr, {}};
-    keep(kept, true, at.owner);
+    block_type freed{p, bytes, alignment, nullptr, {}};
+    defer(freed, true, at.owner);
     return true;
   }
 
@@ -14865,7 +15802,7 @@ class graph_memories {
   bool record_stream(void* p, std::size_t bytes, stream_ref& stream) {
     if (watches_frees()) {
       if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
-        if (blocks_.note_use(p, *at.owner)) waiting_.count_noted_elsewhere(true);
+        if (blocks_.record_use(p, *at.owner)) deferred_.count_graph_block(true);
         if (!may_be_own(p)) return true;
       }
     }
@@ -14881,8 +15818,8 @@ class graph_memories {
 
   /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
   [[nodiscard]] part& make_part(growth_lock const& growing) {
-    owned<part> made(new part(heap_, waiting_, ++last_number_));
-    made->memory.observe_waiting(made->observer);
+    owned<part> made(new part(heap_, deferred_, ++last_number_));
+    made->memory.observe_deferred(made->observer);
     made->memory.heap_.join(growing, made->number, heap_.sums);
     if (heap_.counters(growing).notes.is_open())
       made->memory.note_growth(heap_.counters(growing).notes.most(), heap_.counters(growing).notes.clock());
@@ -14901,9 +15838,9 @@ class graph_memories {
     }
     return true;
   }
-  /// Whether the pool has a block that it keeps until it ends. Graphs may use it, and no stream's work covers that.
-  [[nodiscard]] bool keeps_until_end() const noexcept {
-    return keeps_until_end_.load(std::memory_order_relaxed);
+  /// Whether the pool has a block that is deferred until it ends. Graphs may use it, and no stream's work covers that.
+  [[nodiscard]] bool defers_until_end() const noexcept {
+    return defers_until_end_.load(std::memory_order_relaxed);
   }
   /// The pool ends while work may use what its ended owners had: none of it is given back.
   void keep_mapped(growth_lock const& growing) noexcept {
@@ -14928,7 +15865,7 @@ class graph_memories {
     owner.memory.drain_.prepare_for_capture(growing);
     {
       std::lock_guard const guard(mutex_);
-      owner.kept.reserve(owner.kept.size() + kept_at_least);
+      owner.deferred.reserve(owner.deferred.size() + deferred_at_least);
     }
     return captures_.begin(growing, owner, stream);
   }
@@ -14954,15 +15891,15 @@ class graph_memories {
         if (std::exchange(p->is_mark_old, false)) p->end.renew();
       }
       if (!p->end.is_complete(wait)) continue;
-      // Before the part itself: blocks that two ended owners keep of each other, or one of its own, would hold them forever.
-      bool const gave_kept = give_back_all_kept(whole, *p);
+      // Before the part itself: blocks of ended owners that are deferred for each other, or for their own, would hold them forever.
+      bool const gave_deferred = give_back_all_deferred(whole, *p);
       // Its destructor must find nothing to wait for: a capture may open at any moment.
       bool const can_end = p->memory.drain_.can_end_now(growing) ||
                            (!capture_gate::has_captures() && p->memory.drain_.finish(growing));
       owned<part> const gone = can_end ? take_part(*p) : owned<part>();
-      if (gave_kept || gone.get() != nullptr) {
+      if (gave_deferred || gone.get() != nullptr) {
         any = true;
-        last = 0;  // an ended owner that was passed may have waited for a block that this one kept
+        last = 0;  // an ended owner that was passed may have waited for a block deferred for this one
       }
       if (gone.get() == nullptr) continue;
       add_ended(heap_.sums, gone->memory.state());
@@ -14977,7 +15914,7 @@ class graph_memories {
   [[nodiscard]] graph_state state_of(part& of) const {
     pool_state const s = of.memory.state();
     std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes, of.number};
+    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.deferred_bytes, of.number};
   }
   /// Calls f(pool) for each part. reap() leaves alone what a call refers to.
   template <class F>
@@ -14990,14 +15927,14 @@ class graph_memories {
     }
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
-  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps; the number is 0 if the pool keeps it until it ends.
+  /// Calls f(address, bytes, number of the owner) for each block that is deferred for a graph; the number is 0 if until the pool ends.
   template <class F>
-  void for_each_kept(growth_lock const&, F const& f) const {
+  void for_each_deferred(growth_lock const&, F const& f) const {
     std::lock_guard const guard(mutex_);
     for (auto const& p : parts_) {
-      for (auto const& b : p->kept) f(b.p, b.bytes, p->number);
+      for (auto const& b : p->deferred) f(b.p, b.bytes, p->number);
     }
-    for (auto const& b : kept_until_end_) f(b.p, b.bytes, std::uint64_t{0});
+    for (auto const& b : deferred_until_end_) f(b.p, b.bytes, std::uint64_t{0});
   }
 
   // ---- pins: a part stays, also after its owner has ended.
@@ -15006,8 +15943,8 @@ class graph_memories {
   void remove_reference(growth_lock const&, void const* p) noexcept { --part_with(p)->references; }
 
  private:
-  using kept_type = kept_block<part>;
-  static constexpr std::size_t kept_at_least =
+  using block_type = deferred_block<part>;
+  static constexpr std::size_t deferred_at_least =
       64;  ///< blocks of each capture for which there is room beforehand
 
   /// Whether `p` is a live block of a part, and not only used by one.
@@ -15028,26 +15965,26 @@ class graph_memories {
     part& of_;
   };
 
-  /// Notes a block that was handed out under the identity of `as`, and adds it to the cache of its capture.
+  /// Records a block that was handed out under the identity of `as`, and adds it to the cache of its capture.
   /// @throws std::bad_alloc, the block is free again
-  void note(void* p, part& owner, stream_ref as, std::size_t bytes, std::size_t alignment,
-            capture_cache* cache) {
+  void record(void* p, part& owner, stream_ref as, std::size_t bytes, std::size_t alignment,
+              capture_cache* cache) {
     bool const is_cached = cache != nullptr && cache->has_room();
     bool is_new = false;
     try {
-      is_new = blocks_.note(p, owner, is_cached ? note_of::capture_cache : note_of::live_block);
+      is_new = blocks_.record(p, owner, is_cached ? recorded_for::capture_cache : recorded_for::live_block);
     } catch (...) {
       owner.memory.deallocate(as, p, bytes, alignment);
       throw;
     }
-    if (is_new) waiting_.count_noted_elsewhere(true);
+    if (is_new) deferred_.count_graph_block(true);
     if (is_cached) cache->add(p);
   }
   /// Empties the cache of a capture.
   void clear(part& owner) noexcept {
     owner.cache.clear([&](void* const* free, std::size_t count) {
       for (std::size_t left = blocks_.forget(free, count, owner); left != 0; --left)
-        waiting_.count_noted_elsewhere(false);
+        deferred_.count_graph_block(false);
     });
   }
 
@@ -15070,53 +16007,53 @@ class graph_memories {
     }
   }
 
-  /// Keeps a block until none of its users is left, and `by`, if a capture freed it. Without host memory to note it, the block
-  /// stays as it is until the pool ends. So does one of an unknown capture.
-  void keep(kept_type& b, bool is_of_capture, part* by) noexcept {
+  /// Defers a block until none of its users is left, and `by`, if a capture freed it. Without host memory to record it, the block
+  /// is deferred until the pool ends. So is one of an unknown capture.
+  void defer(block_type& b, bool is_of_capture, part* by) noexcept {
     std::lock_guard const guard(mutex_);
-    count_kept(b, 1);
+    count_deferred(b, 1);
     if (by != nullptr) b.users.add(*by);
     if ((is_of_capture && by == nullptr) || b.users.is_too_many()) {
       b.users.clear();
-      return list_until_end(b);
+      return defer_until_end(b);
     }
     pass_on(b);
   }
-  /// Keeps a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
-  void list_until_end(kept_type const& b) noexcept {
-    keeps_until_end_.store(true, std::memory_order_relaxed);
+  /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
+  void defer_until_end(block_type const& b) noexcept {
+    defers_until_end_.store(true, std::memory_order_relaxed);
     try {
-      kept_until_end_.push_back(b);
-    } catch (...) {  // it is kept all the same
+      deferred_until_end_.push_back(b);
+    } catch (...) {  // it is deferred all the same
     }
   }
-  /// Lets the next user keep a block. Under the mutex.
-  void pass_on(kept_type& b) noexcept {
+  /// Defers a block for its next user. Under the mutex.
+  void pass_on(block_type& b) noexcept {
     part& next = b.users.take();
     try {
-      next.kept.push_back(b);
+      next.deferred.push_back(b);
       next.is_mark_old = next.is_over;
-      next.kept_bytes += rounded_bytes(b.bytes, b.alignment);
+      next.deferred_bytes += rounded_bytes(b.bytes, b.alignment);
     } catch (...) {
       b.users.clear();
-      list_until_end(b);
+      defer_until_end(b);
     }
     --next.references;
   }
-  void count_kept(kept_type const& b, std::int64_t sign) noexcept {
+  void count_deferred(block_type const& b, std::int64_t sign) noexcept {
     if (b.from == nullptr) {
-      waiting_.count_kept(b.bytes, b.alignment, sign);
+      deferred_.count_for_graphs(b.bytes, b.alignment, sign);
     } else {
-      b.from->memory.waiting_.count_kept(b.bytes, b.alignment, sign);
+      b.from->memory.deferred_.count_for_graphs(b.bytes, b.alignment, sign);
     }
   }
   template <class Pool>
-  void give_back_kept(Pool& whole, kept_type& b) noexcept {
+  void give_back_deferred(Pool& whole, block_type& b) noexcept {
     if (!b.users.empty()) {
       std::lock_guard const guard(mutex_);
       return pass_on(b);
     }
-    count_kept(b, -1);
+    count_deferred(b, -1);
     if (b.from == nullptr) {
       whole.deallocate_sync(b.p, b.bytes, b.alignment);
     } else {
@@ -15125,26 +16062,26 @@ class graph_memories {
     }
   }
 
-  /// Gives back the blocks that an ended owner kept, whose work is complete. Returns false if there was none.
+  /// Gives back the blocks that were deferred for an ended owner, whose work is complete. Returns false if there was none.
   template <class Pool>
-  bool give_back_all_kept(Pool& whole, part& of) noexcept {
-    sequence<kept_type> kept;
+  bool give_back_all_deferred(Pool& whole, part& of) noexcept {
+    sequence<block_type> blocks;
     {
       std::lock_guard const guard(mutex_);
-      if (of.is_mark_old) return false;  // kept since the mark: at the next call
-      kept.swap(of.kept);
-      of.kept_bytes = 0;
+      if (of.is_mark_old) return false;  // deferred since the mark: at the next call
+      blocks.swap(of.deferred);
+      of.deferred_bytes = 0;
     }
-    for (auto& b : kept) give_back_kept(whole, b);
-    return !kept.empty();
+    for (auto& b : blocks) give_back_deferred(whole, b);
+    return !blocks.empty();
   }
 
-  /// The ended part with the lowest number above `last` that keeps a block, or that nothing refers to.
+  /// The ended part with the lowest number above `last` that a block is deferred for, or that nothing refers to.
   part* next_over(std::uint64_t last) noexcept {
     std::lock_guard const guard(mutex_);
     part* next = nullptr;
     for (auto& p : parts_) {
-      if (p->number > last && p->is_over && (p->references == 0 || !p->kept.empty()) &&
+      if (p->number > last && p->is_over && (p->references == 0 || !p->deferred.empty()) &&
           (next == nullptr || p->number < next->number))
         next = p.get();
     }
@@ -15171,7 +16108,7 @@ class graph_memories {
     std::lock_guard const guard(mutex_);
     owned<part> taken;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i].get() != &gone || gone.references != 0 || !gone.kept.empty()) continue;
+      if (parts_[i].get() != &gone || gone.references != 0 || !gone.deferred.empty()) continue;
       taken = std::move(parts_[i]);
       parts_.erase_unordered(i);
       --over_count_;
@@ -15181,15 +16118,15 @@ class graph_memories {
   }
 
   Heap& heap_;
-  Waiting& waiting_;
+  Deferred& deferred_;
   captures_type captures_;
   graph_blocks<part> blocks_;
   mutable fork_mutex mutex_;
   sequence<owned<part>> parts_;
   std::uint64_t last_number_ = 0;
   std::atomic<std::size_t> over_count_{0};
-  std::atomic<bool> keeps_until_end_{false};
-  sequence<kept_type> kept_until_end_;  ///< under the mutex
+  std::atomic<bool> defers_until_end_{false};
+  sequence<block_type> deferred_until_end_;  ///< under the mutex
 };
 
 }  // namespace tarn::detail
@@ -17838,337 +18775,6 @@ class page_growth {
 #include <type_traits>
 #include <utility>
 
-// ---- tarn/pool/inspection/description.hpp
-// What a pool reports to a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
-//
-// Without a tool this costs one byte, read when a call reaches the arena. With a tool the pool behaves differently: it uses
-// whole blocks of the driver, also in place of pages and of cudaMallocAsync's memory, which tools refuse; it has no magazines;
-// an unowned guard of `guard_bytes` follows every block; a freed block is waited for on its stream, stops being a region, and
-// is quarantined for a while. So an access past the requested size, before it, or after the free is outside every region:
-//
-//   heap     |--------------------------- one segment -------------------------|
-//   regions   [ asked ]          [ asked ]                    [ asked ]
-//   unowned            guard,slack        guard,slack, freed           guard,...
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <type_traits>
-#include <utility>
-
-namespace tarn::detail {
-
-/// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide requires no
-/// distance; with this one, an overrun by one thread block of words does not reach the next block.
-inline constexpr std::size_t guard_bytes = 256;
-
-/// Bounds of the quarantine, in blocks and in bytes. If the driver has no more memory, all quarantined blocks return to the
-/// heap.
-inline constexpr std::size_t quarantine_blocks = 1024;
-inline constexpr std::size_t quarantine_bytes = 256_MiB;
-
-/// A freed block that has not yet returned to the heap.
-struct freed_block {
-  void* p = nullptr;
-  std::size_t bytes = 0;  ///< including the guard
-  std::size_t alignment = 0;
-  stream_id id = 0;
-  stream_ref stream;
-};
-
-/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its own blocks, and
-/// over memory that a tool refuses.
-template <class Layer>
-constexpr bool gives_heaps() noexcept {
-  return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
-    return gives_pieces<L> || (!stands_on_another<L> && (!resource<L> || has_plain_blocks<L>));
-  });
-}
-
-/// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
-template <class Source>
-inline constexpr bool is_describable =
-    describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
-    !has_property<Source, host_accessible> &&
-    (has_plain_blocks<Source> || gives_heaps<layer_behind<Source>>());
-
-/// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are lost.
-template <describing_driver Driver>
-class description {
- public:
-  explicit description(Driver const& driver) : driver_(driver) {}
-  description(description const&) = delete;
-  description& operator=(description const&) = delete;
-
-  [[nodiscard]] bool active() const noexcept {
-    return state_.load(std::memory_order_acquire) == state::active;
-  }
-  /// Whether a tool is attached, which cannot watch pages.
-  [[nodiscard]] bool has_tool() const noexcept {
-    return active() || state_.load(std::memory_order_acquire) == state::silent;
-  }
-  /// Reports no blocks: captured graphs use the memory of a graph_memory also while no block lies in it. Before the first heap.
-  void keep_silent() noexcept { is_silent_ = true; }
-
-  /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
-  bool decide() noexcept {
-    if (state_.load(std::memory_order_acquire) == state::undecided) [[unlikely]]
-      look();
-    return active();
-  }
-
-  void heap_begins(void* p, std::size_t bytes) noexcept {
-    if (!active()) return;
-    std::lock_guard const guard(mutex_);
-    void* const handle = tool_.register_heap(p, bytes);
-    if (handle == nullptr) return;
-    try {
-      heaps_.push_back(heap{address(p), bytes, handle});
-    } catch (...) {
-      tool_.unregister_heap(handle);
-    }
-  }
-  /// Called before the memory is given back.
-  void heap_ends(void* p) noexcept {
-    if (!active()) return;
-    std::lock_guard const guard(mutex_);
-    for (std::size_t i = 0; i < heaps_.size(); ++i) {
-      if (heaps_[i].begin != address(p)) continue;
-      forget_left(heaps_[i].begin, heaps_[i].bytes);
-      tool_.unregister_heap(heaps_[i].handle);
-      heaps_.erase_unordered(i);
-      return;
-    }
-  }
-  /// Stops all reports: the driver has unloaded, and a tool with it.
-  void abandon() noexcept {
-    std::lock_guard const guard(mutex_);
-    heaps_.clear();
-    left_.clear();
-  }
-
-  /// Makes room for one block. @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    std::lock_guard const guard(mutex_);
-    live_.make_room(1 + promised_);
-    ++promised_;
-  }
-  void give_up_room() noexcept {
-    std::lock_guard const guard(mutex_);
-    --promised_;
-  }
-  /// Reports a block that is handed out. Requires make_room().
-  void block_begins(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
-    --promised_;
-    live_.insert(address(p), bytes);
-    forget_left(address(p), bytes);
-    if (heap const* const h = heap_of(address(p)); h != nullptr) tool_.register_region(h->handle, p, bytes);
-  }
-  /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is no longer live,
-  /// but still a region.
-  std::size_t take_back(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
-    std::size_t const asked = live_.find(address(p));
-    if (asked == bytes) (void)live_.erase(address(p));
-    return asked;
-  }
-
-  /// Ends the region of a block once earlier work on the stream is complete.
-  void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
-    wait_for(p, bytes, stream);
-    region_ends(p);
-  }
-  /// As above, if the stream was already waited for; it may be destroyed by now.
-  void region_ends(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    if (!is_left(address(p))) end_region(address(p));
-  }
-  /// Waits for the stream of a block that is held back; does nothing if the block is not live or has another size, which is
-  /// reported later.
-  void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
-    {
-      std::lock_guard const guard(mutex_);
-      if (live_.find(address(p)) != bytes) return;
-    }
-    wait_for(p, bytes, stream);
-  }
-
-  /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If `fits()` is
-  /// false, there never will be room.
-  [[nodiscard]] bool keep(freed_block const& b) noexcept {
-    std::lock_guard const guard(mutex_);
-    if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
-    ring_[(first_ + kept_++) % ring_.size()] = b;
-    kept_bytes_ += b.bytes;
-    return true;
-  }
-  [[nodiscard]] bool fits(freed_block const& b) const noexcept {
-    return !ring_.empty() && b.bytes <= quarantine_bytes;
-  }
-  bool take_kept(freed_block& out) noexcept {
-    std::lock_guard const guard(mutex_);
-    if (kept_ == 0) return false;
-    out = ring_[first_];
-    kept_bytes_ -= out.bytes;
-    first_ = (first_ + 1) % ring_.size();
-    --kept_;
-    return true;
-  }
-
-  /// Calls f(freed_block) for each block in quarantine.
-  template <class F>
-  void for_each_kept(F const& f) {
-    std::lock_guard const guard(mutex_);
-    for (std::size_t i = 0; i < kept_; ++i) f(ring_[(first_ + i) % ring_.size()]);
-  }
-
- private:
-  enum class state : std::uint8_t { undecided, inactive, active, silent };
-  struct stretch {
-    std::uintptr_t begin = 0;
-    std::size_t bytes = 0;
-  };
-  struct heap {
-    std::uintptr_t begin = 0;
-    std::size_t bytes = 0;
-    void* handle = nullptr;
-  };
-
-  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-
-  /// Waits for the stream's work on a live block. During a capture of the stream that is impossible, and the graph may still
-  /// run: the region then stays until its bytes are handed out again. If the stream may be destroyed, its handle is not
-  /// queried: waits for the whole device's work.
-  void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
-    if (life_of(driver_, stream) != stream_life::alive) {
-      if (is_of_capture(wait_for_all_work(driver_))) leave(p, bytes);
-      return;
-    }
-    bool capturing = false;
-    bool const known = driver_.is_capturing(stream, capturing).ok();
-    if (known && capturing) {
-      leave(p, bytes);
-    } else if (!known || !driver_.synchronize_stream(stream).ok()) {
-      (void)wait_past_captures(driver_);
-    }
-  }
-  void leave(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
-    if (is_left(address(p))) return;
-    try {
-      left_.push_back(stretch{address(p), bytes});
-    } catch (...) {  // reported at the graph's next launch, rightly or not
-    }
-  }
-  void look() noexcept {
-    std::lock_guard const guard(mutex_);
-    if (state_.load(std::memory_order_relaxed) != state::undecided) return;
-    tool_ = driver_.memory_tool();
-    if (static_cast<bool>(tool_)) {
-      try {
-        ring_.resize(quarantine_blocks);
-      } catch (...) {  // freed blocks are reused at once
-      }
-    }
-    state const with_tool = is_silent_ ? state::silent : state::active;
-    state_.store(static_cast<bool>(tool_) ? with_tool : state::inactive, std::memory_order_release);
-  }
-
-  /// The segment that contains a block; null if the tool refused it. O(segments).
-  [[nodiscard]] heap const* heap_of(std::uintptr_t at) const noexcept {
-    for (heap const& h : heaps_) {
-      if (at >= h.begin && at - h.begin < h.bytes) return &h;
-    }
-    return nullptr;
-  }
-  [[nodiscard]] bool is_left(std::uintptr_t at) const noexcept {
-    for (stretch const& s : left_) {
-      if (s.begin == at) return true;
-    }
-    return false;
-  }
-  void end_region(std::uintptr_t at) noexcept {
-    if (heap_of(at) != nullptr) tool_.unregister_region(reinterpret_cast<void*>(at));
-  }
-  /// Ends the regions that a capture left among these bytes.
-  void forget_left(std::uintptr_t begin, std::size_t bytes) noexcept {
-    for (std::size_t i = left_.size(); i-- > 0;) {
-      stretch const s = left_[i];
-      if (s.begin >= begin + bytes || begin >= s.begin + s.bytes) continue;
-      end_region(s.begin);
-      left_.erase_unordered(i);
-    }
-  }
-
-  Driver driver_;
-  bool is_silent_ = false;
-  std::atomic<state> state_{state::undecided};
-  fork_mutex mutex_;
-  decltype(driver_.memory_tool()) tool_;
-  sequence<heap> heaps_;
-  address_map<std::size_t> live_;  ///< requested bytes of each block handed out
-  std::size_t promised_ = 0;       ///< blocks that room was made for and that are not handed out yet
-  sequence<stretch> left_;
-  sequence<freed_block> ring_;  ///< the quarantine, oldest at first_
-  std::size_t first_ = 0;
-  std::size_t kept_ = 0;
-  std::size_t kept_bytes_ = 0;
-};
-
-/// For memory that no tool can watch: does nothing, at no cost.
-struct no_description {
-  template <class Driver>
-  explicit constexpr no_description(Driver const&) noexcept {}
-  [[nodiscard]] static constexpr bool active() noexcept { return false; }
-  [[nodiscard]] static constexpr bool decide() noexcept { return false; }
-  [[nodiscard]] static constexpr bool has_tool() noexcept { return false; }
-  static constexpr void heap_begins(void*, std::size_t) noexcept {}
-  static constexpr void heap_ends(void*) noexcept {}
-};
-
-/// The description of a pool over `Source`.
-template <class Source, bool = is_describable<Source>>
-struct description_of {
-  using type = no_description;
-};
-template <class Source>
-struct description_of<Source, true> {
-  using type = description<typename Source::driver_type>;
-};
-
-/// Room for a block's description: used, or given up in the destructor.
-template <class Description>
-class room_to_describe {
- public:
-  explicit room_to_describe(Description& description) : description_(description) {
-    if constexpr (describes) {
-      made_ = description_.decide();
-      if (made_) description_.make_room();
-    }
-  }
-  room_to_describe(room_to_describe const&) = delete;
-  room_to_describe& operator=(room_to_describe const&) = delete;
-  ~room_to_describe() {
-    if constexpr (describes) {
-      if (made_) description_.give_up_room();
-    }
-  }
-  void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
-    if constexpr (describes) {
-      if (std::exchange(made_, false)) description_.block_begins(p, bytes);
-    }
-  }
-
- private:
-  static constexpr bool describes = !std::is_same_v<Description, no_description>;
-  Description& description_;
-  bool made_ = false;
-};
-
-}  // namespace tarn::detail
-
 namespace tarn::detail {
 
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
@@ -18855,9 +19461,9 @@ class heap {
   }
   void give_back(freed_block const& b) noexcept {
     if (has_class(b.bytes, b.alignment)) {
-      give_back(b.id, b.stream, class_of(b.bytes), &b.p, 1);
+      give_back(b.stream.id(), b.stream, class_of(b.bytes), &b.p, 1);
     } else {
-      give_back_range(b.id, b.stream, b.p, rounded_bytes(b.bytes, b.alignment));
+      give_back_range(b.stream.id(), b.stream, b.p, rounded_bytes(b.bytes, b.alignment));
     }
   }
   void return_range(may_release held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
@@ -19007,7 +19613,7 @@ class heap {
     throw out_of_memory(r);
   }
   /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
-  /// @param asks_for_device  whether blocks wait for uses that only a device synchronisation covers
+  /// @param asks_for_device  whether blocks are deferred for uses that only a device synchronisation covers
   [[nodiscard]] bool finish(growth_lock const& growing, bool asks_for_device) noexcept {
     hot_lock held(hot);
     finish_all(growing, space_, order_, may_release(held));
@@ -19145,60 +19751,6 @@ class heap {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/inspection/described_blocks.hpp
-// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined for a while
-// (description.hpp). Not called without a tool.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Whether a freed block waits in quarantine.
-enum class reuse : std::uint8_t { later, at_once };
-
-template <class Heap>
-TARN_NOINLINE void take_back_described([[maybe_unused]] Heap& heap, [[maybe_unused]] stream_id id,
-                                       [[maybe_unused]] stream_ref stream, [[maybe_unused]] void* p,
-                                       [[maybe_unused]] std::size_t bytes,
-                                       [[maybe_unused]] std::size_t alignment,
-                                       [[maybe_unused]] reuse when) noexcept {
-  if constexpr (Heap::describes) {
-    auto& description = heap.description;
-    freed_block const b{p, bytes + guard_bytes, alignment, id, stream};
-    std::size_t const block = rounded_bytes(bytes, alignment);  // as it was counted
-    std::size_t const asked = description.take_back(p, bytes);
-    {
-      hot_lock const held(heap.hot);
-      heap.count_uncached(held, -static_cast<std::int64_t>(block), -1);
-      if (asked != bytes)
-        return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
-                                block);
-    }
-    // A held-back block was waited for, and its stream may be destroyed.
-    if (id == neutral_id || when == reuse::at_once) {
-      description.region_ends(p);
-    } else {
-      description.region_ends(p, bytes, stream);
-    }
-    if (when == reuse::at_once || !description.fits(b)) return heap.give_back(b);
-    freed_block oldest;
-    while (!description.keep(b)) {
-      if (description.take_kept(oldest)) heap.give_back(oldest);
-    }
-  }
-}
-
-/// Ends the quarantine of all blocks.
-template <class Heap>
-void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
-  if constexpr (Heap::describes) {
-    freed_block b;
-    while (heap.description.take_kept(b)) heap.give_back(b);
-  }
-}
-
-}  // namespace tarn::detail
 // ---- tarn/pool/pool_drain.hpp
 // How memory that a pool caches returns to the heap and to the driver: for trim(), for another pool on the device, before a capture,
 // and when the pool ends.
@@ -19214,13 +19766,13 @@ class pool_drain {
   pool_drain(pool_drain const&) = delete;
   pool_drain& operator=(pool_drain const&) = delete;
 
-  /// Returns to the heap the blocks in thread caches, and the waiting blocks whose uses are complete. If it may wait, those of which
+  /// Returns to the heap the blocks in thread caches, and the deferred blocks whose uses are complete. If it may wait, those of which
   /// the host waits for the uses, and those in quarantine, too.
   void collect(growth_lock const& growing, giving how) noexcept {
     bool const waits = how == giving::what_is_waited_for;
     pool_.front_.flush_all(growing);
     if (waits) end_quarantine(heap_);
-    pool_.waiting_.release(growing, waits);
+    pool_.deferred_.release(growing, waits);
   }
 
   /// Gives cached memory back until the pool and its graph memories hold at most `keep_bytes`. Returns the bytes given back.
@@ -19262,7 +19814,7 @@ class pool_drain {
   /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
   [[nodiscard]] bool can_end_now(growth_lock const& growing) {
     prepare_for_capture(growing);
-    if (pool_.waiting_.asks_for_device() || pool_.waiting_.now().bytes > 0) return false;
+    if (pool_.deferred_.asks_for_device() || pool_.deferred_.now().bytes > 0) return false;
     hot_lock const held(heap_.hot);
     return !has_unfinished(heap_.space(held));
   }
@@ -19271,7 +19823,7 @@ class pool_drain {
     bool const graphs_done = pool_.graphs_.finish(growing, pool_);
     collect(growing, giving::what_is_waited_for);
     bool const done =
-        heap_.finish(growing, pool_.waiting_.asks_for_device() || pool_.graphs_.keeps_until_end());
+        heap_.finish(growing, pool_.deferred_.asks_for_device() || pool_.graphs_.defers_until_end());
     return done && graphs_done;
   }
   /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
@@ -19280,7 +19832,7 @@ class pool_drain {
     for (int tries = 0; tries < 8 && !heap_.keeps_mapped(); ++tries) {  // the next capture may have begun
       bool const in_scope = capture_gate::has_captures();
       done = finish(growing);
-      if (done && !pool_.waiting_.waits_for_capture()) return;
+      if (done && !pool_.deferred_.waits_for_capture()) return;
       // A capture without a scope is not waited for: nothing reports its end.
       if ((tries != 0 && !in_scope) || !capture_gate::wait_for_captures()) break;
     }
@@ -19476,7 +20028,7 @@ class pool_sleep {
   std::size_t prepare_sleep(growth_lock const& growing, contents where) {
     refuse_allocations(growing);
     end_quarantine(heap_);
-    pool_.waiting_.release(growing, true);
+    pool_.deferred_.release(growing, true);
     std::size_t const given = heap_.shrink(growing, 0);
     hot_lock held(heap_.hot);
     heap_.growth(growing).save(heap_.space(held), may_release(held), where);
@@ -19592,18 +20144,18 @@ inline constexpr std::size_t roomy_step = 8;
 inline constexpr std::size_t idle_part = 1024;
 
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
-template <class Heap, class Front, class Waiting>
+template <class Heap, class Front, class Deferred>
 class ladder {
  public:
   using source_type = typename Heap::upstream_type;
 
   /// @param found  receives the block, and others of its class
-  ladder(growth_lock const& growing, Heap& heap, Front& front, Waiting& waiting, may_release hot,
+  ladder(growth_lock const& growing, Heap& heap, Front& front, Deferred& deferred, may_release hot,
          block_request const& wanted, block_batch& found)
       : growing_(growing),
         heap_(heap),
         front_(front),
-        waiting_(waiting),
+        deferred_(deferred),
         hot_(hot),
         wanted_(wanted),
         batch_(found) {
@@ -19776,7 +20328,7 @@ class ladder {
       // Also after rung 1: the lock was released since, and threads have cached blocks again.
       front_.flush_all(growing_);
       end_quarantine(heap_);
-      waiting_.release(growing_, true);
+      deferred_.release(growing_, true);
     }
     if (!is_captured()) finish_all(growing_, space(), order(), hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
@@ -19916,7 +20468,7 @@ class ladder {
   growth_lock const& growing_;
   Heap& heap_;
   Front& front_;
-  Waiting& waiting_;
+  Deferred& deferred_;
   may_release hot_;
   block_request const& wanted_;
   block_batch& batch_;
@@ -19931,7 +20483,11 @@ template <class Pool>
 class slow_path {
  public:
   explicit slow_path(Pool& pool) noexcept
-      : pool_(pool), heap_(pool.heap_), waiting_(pool.waiting_), front_(pool.front_), graphs_(pool.graphs_) {}
+      : pool_(pool),
+        heap_(pool.heap_),
+        deferred_(pool.deferred_),
+        front_(pool.front_),
+        graphs_(pool.graphs_) {}
   slow_path(slow_path const&) = delete;
   slow_path& operator=(slow_path const&) = delete;
 
@@ -19978,7 +20534,7 @@ class slow_path {
     heap_.learn_if_named(id, stream);
     if (graphs_.is_watching()) [[unlikely]] {
       if_unknown const then = pool_.asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
-      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;
+      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;
       if (alignment <= default_alignment && !heap_.is_asleep() &&
           front_.put_watched(id, p, lazy_block_size{bytes}))
         return;
@@ -20004,25 +20560,25 @@ class slow_path {
     heap_.give_back(request, &p, 1, request.block);
   }
 
-  /// Frees a block whose stream was destroyed: the block waits for all work, or the host waits for it now.
+  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it now.
   TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
     if (heap_.is_lost()) return;
     if (graphs_.may_hold(p) && graphs_.deallocate(stream_ref::unknown_id, stream, p, bytes, alignment))
       return;
-    if (waiting_.hold_back_for_all(stream, p, bytes, alignment)) return;
+    if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
     pool_.deallocate_sync(p, bytes, alignment);
   }
 
   /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
-  TARN_NOINLINE bool take_back_noted(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                     std::size_t alignment) noexcept {
+  TARN_NOINLINE bool take_back_recorded(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
     heap_.learn_if_named(id, stream);
     if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
-    if (!waiting_.may_hold(p)) return false;
-    if (graphs_.watches_frees() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
-    return waiting_.hold_back(id, stream, p, bytes, alignment);
+    if (!deferred_.may_hold(p)) return false;
+    if (graphs_.watches_frees() && graphs_.defer_if_captured(id, stream, p, bytes, alignment)) return true;
+    return deferred_.defer(id, stream, p, bytes, alignment);
   }
 
  private:
@@ -20070,12 +20626,12 @@ class slow_path {
       growth_lock const growing(heap_.growth_mutex);
       if (heap_.is_asleep()) [[unlikely]]
         heap_.refuse_asleep(request.asked);
-      waiting_.release(growing, false);
+      deferred_.release(growing, false);
       if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, pool_, false);
       for (;;) {
         try {
           hot_lock held(heap_.hot);
-          ladder(growing, heap_, front_, waiting_, may_release(held), request, batch).climb();
+          ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb();
           return heap_.count_if_uncached(held, request, position.cache == nullptr);
         } catch (out_of_memory const&) {
           if (!graphs_.has_ended_parts() || !graphs_.reap(growing, pool_, true)) throw;
@@ -20112,572 +20668,9 @@ class slow_path {
 
   Pool& pool_;
   typename Pool::heap_type& heap_;
-  typename Pool::waiting_type& waiting_;
+  typename Pool::deferred_type& deferred_;
   front_type& front_;
   typename Pool::graphs_type& graphs_;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/waiting_blocks.hpp
-// Freed blocks that wait for streams named by record_stream(), or for a stream that the driver does not know. They count as live
-// until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/order/recorded_streams.hpp
-// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed block is held back
-// until the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other
-// blocks are.
-//
-//   record_stream(p, B)     p is recorded, with a use on B's queue
-//   deallocate(A, p)     an event is recorded on B; the use is appended to B's queue: first | ... | last
-//   allocate(), a miss   the first event of each queue is queried; once it is complete, p is freed on A
-//
-// A queue's uses are in the order of their events, so one failed query ends the search of a queue. If many uses wait, several
-// share the event that was recorded after all of them.
-//
-// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
-// count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
-//
-// Over 400 lines: the queues, the events and the blocks are under one mutex. Their changes are correct only in the order in which
-// one function after another releases it.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-namespace tarn::detail {
-
-template <stream_driver Driver>
-class recorded_streams {
- public:
-  /// A block that was freed and held back.
-  struct waiting {
-    void* p = nullptr;
-    std::size_t bytes = 0;
-    std::size_t alignment = 0;
-    stream_ref stream;
-  };
-
-  /// @param named  what a default stream refers to that is named without an identity
-  recorded_streams(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
-  recorded_streams(recorded_streams const&) = delete;
-  recorded_streams& operator=(recorded_streams const&) = delete;
-
-  [[nodiscard]] bool any() const noexcept { return noted_count_.load(std::memory_order_relaxed) != 0; }
-  /// Makes any() true for a block that is noted elsewhere (pool/graph/), so that a deallocation reads one counter.
-  void count_noted_elsewhere(bool more) noexcept {
-    if (more) {
-      noted_count_.fetch_add(1, std::memory_order_relaxed);
-    } else {
-      noted_count_.fetch_sub(1, std::memory_order_relaxed);
-    }
-  }
-  /// Returns false if `p` has no recorded use. Takes no lock.
-  [[nodiscard]] bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
-  [[nodiscard]] bool any_waiting() const noexcept {
-    return waiting_count_.load(std::memory_order_relaxed) != 0;
-  }
-
-  /// Records a use on a stream with its identity, whose device was learned, and makes room for all that
-  /// deallocation needs. Amortised O(1); O(streams that the block is used on). @throws std::bad_alloc:
-  /// nothing has changed
-  void note(void* p, stream_ref stream) {
-    stream_id const id = stream.id();
-    std::lock_guard const guard(mutex_);
-    slot_number b = noted_.find(p);
-    for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
-      if (uses_[u].stream == id) return;
-    }
-    if (b == 0) {
-      blocks_.make_room();
-      noted_.make_room();
-    }
-    uses_.make_room();
-    slot_number const q = queue_of(stream);
-    if (b == 0) {
-      b = blocks_.take();
-      blocks_[b].p = p;
-      noted_.insert(b);
-      noted_count_.fetch_add(1, std::memory_order_relaxed);
-    }
-    add_use(b, q, id);
-  }
-
-  /// Called at deallocation: returns true if the block is held back, false if it has no recorded use and may be freed now.
-  /// Records one event on each recorded stream. Waits for the device only if a stream was destroyed and the driver cannot mark
-  /// its work.
-  bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
-    lock held(mutex_);
-    slot_number const b = take_noted(p);
-    return b != 0 && hold(held, b, {p, bytes, alignment, stream});
-  }
-
-  /// As hold_back(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: holds it back until
-  /// that stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
-  /// device cannot be waited for, the block stays live until the pool ends.
-  bool hold_back_for_all(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
-    lock held(mutex_);
-    slot_number q = 0;
-    try {
-      blocks_.make_room();
-      uses_.make_room();
-      q = queue_of(unknown);
-    } catch (...) {
-      held.unlock();
-      return !wait_for_all_work(driver_).ok();
-    }
-    slot_number b = take_noted(p);
-    if (b == 0) b = blocks_.take();
-    add_use(b, q, stream_ref::unknown_id);
-    return hold(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
-  }
-
-  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
-  /// time. At most two queries per queue, plus one for each completed event.
-  void settle(bool const wait) noexcept {
-    lock held(mutex_);
-    for (slot_number q = 1; q <= queues_.last(); ++q) {
-      if (queues_[q].users == 0) continue;
-      mark_again(held, q);
-      // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
-      std::uint64_t const now = ++clock_;
-      while (queues_[q].first != 0 && uses_[queues_[q].first].ticket < now && ask_first(held, q, wait)) {
-      }
-    }
-  }
-
-  /// Takes out one block whose uses settle() found complete. Returns false if there is none. Amortised O(1).
-  bool take_ready(waiting& out) noexcept {
-    std::lock_guard const guard(mutex_);
-    while (over_ != 0) {
-      slot_number const group = over_;
-      slot_number u = uses_[group].members;
-      if (u != 0) {
-        uses_[group].members = uses_[u].next;
-      } else {
-        u = group;
-        over_ = uses_[group].next;
-      }
-      slot_number const b = uses_[u].block;
-      drop(u);
-      if (--blocks_[b].pending != 0) continue;
-      out = blocks_[b].freed;
-      end_waiting(b);
-      return true;
-    }
-    return false;
-  }
-
-  /// Whether work may still run on held-back blocks and the host may synchronise the device. It may not while a stream to be
-  /// marked is capturing, since that would only end the capture.
-  [[nodiscard]] bool asks_for_device() const noexcept { return any_waiting() && !waits_for_capture(); }
-  /// Whether a capture prevents a stream from being marked that held-back blocks wait for. Uses what settle() found: a stream's
-  /// handle is not queried, since the stream may be destroyed.
-  [[nodiscard]] bool waits_for_capture() const noexcept {
-    std::lock_guard const guard(mutex_);
-    for (slot_number q = 1; q <= queues_.last() && any_waiting(); ++q) {
-      if (queues_[q].unmarked != 0 && queues_[q].captured) return true;
-    }
-    return false;
-  }
-
-  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
-  void close() noexcept {
-    lock held(mutex_);
-    for (slot_number q = 1; q <= queues_.last(); ++q) {
-      for (slot_number u = std::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
-        recycle(held, q, uses_[u].event);
-    }
-    while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
-  }
-
-  /// Calls f(waiting) for each block held back. While the growth lock is held none of them is handed out again.
-  template <class F>
-  void for_each_waiting(F const& f) const {
-    std::lock_guard const guard(mutex_);
-    for (slot_number b = 1; b <= blocks_.last(); ++b) {
-      if (blocks_[b].is_waiting) f(blocks_[b].freed);
-    }
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::lock_guard const guard(mutex_);
-    return blocks_.host_bytes() + uses_.host_bytes() + queues_.host_bytes() + noted_.host_bytes() +
-           by_stream_.host_bytes();
-  }
-
- private:
-  using lock = std::unique_lock<fork_mutex>;
-
-  /// A block from its first recorded use until it is freed. `p` is its key while it has recorded uses.
-  struct block {
-    void* p = nullptr;
-    slot_number next = 0;
-    slot_number uses = 0;       ///< until it is held back: linked by `next`
-    std::uint32_t pending = 0;  ///< incomplete uses, plus one for a deallocation in progress
-    bool is_waiting = false;
-    waiting freed;
-  };
-  /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
-  struct use {
-    slot_number block = 0;
-    slot_number queue = 0;
-    slot_number next = 0;     ///< next use of the block, next member of the group, or next group
-    slot_number members = 0;  ///< of the group, without the first
-    slot_number last_member = 0;
-    std::uint32_t count = 1;  ///< number of uses in the group
-    stream_id stream = 0;
-    std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
-    event_handle event = nullptr;
-  };
-  /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole
-  /// device's work.
-  struct use_queue {
-    stream_id key = 0;
-    stream_ref stream;
-    device_id device;  ///< where it lives; unknown_device: each device in use is marked
-    slot_number next = 0;
-    slot_number first = 0;  ///< marked groups, linked by `next`
-    slot_number last = 0;
-    slot_number unmarked = 0;  ///< one group of those that could not be marked when they were freed
-    std::uint32_t users = 0;   ///< uses, in any state
-    std::uint32_t marked = 0;  ///< uses in marked groups
-    bool asked = false;        ///< the first event is being queried
-    bool gone = false;         ///< its stream was destroyed: the handle is not passed on
-    bool captured = false;     ///< whether a capture caused the last refusal of a mark
-  };
-
-  /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded slightly later than its
-  /// own would be. 32 uses have 32 events; each doubling adds 11.
-  static constexpr std::uint32_t group_part = 16;
-  /// Number of events kept for later marks.
-  static constexpr std::size_t most_idle = 64;
-
-  // ---- under the mutex
-
-  /// The key of the uses of a device. No stream has such an identity.
-  [[nodiscard]] static stream_id key_of(device_id device) noexcept {
-    return neutral_id - static_cast<stream_id>(device.value - unknown_device.value);
-  }
-  [[nodiscard]] bool is_own(slot_number q) const noexcept {
-    return device_of_marks(driver_, queues_[q].device) == driver_.device();
-  }
-  /// @throws std::bad_alloc, nothing has changed
-  slot_number queue_of(stream_ref stream) {
-    device_id const device = device_to_mark(driver_, stream, named_);
-    bool const shared = marks_all_work<Driver> && !is_default_stream(stream);
-    stream_id const key = shared ? key_of(device) : stream.id();
-    if (slot_number const known = by_stream_.find(key); known != 0) return known;
-    by_stream_.make_room(1);
-    queues_.make_room();
-    slot_number const q = queues_.take();
-    by_stream_.insert(key, q);
-    queues_[q].key = key;
-    queues_[q].stream = stream;
-    queues_[q].device = device;
-    queues_[q].gone = key == stream_ref::unknown_id;
-    return q;
-  }
-  void add_use(slot_number b, slot_number q, stream_id id) noexcept {
-    slot_number const u = uses_.take();
-    uses_[u].block = b;
-    uses_[u].queue = q;
-    uses_[u].stream = id;
-    uses_[u].next = blocks_[b].uses;
-    blocks_[b].uses = u;
-    ++queues_[q].users;
-  }
-  void drop(slot_number u) noexcept {
-    slot_number const q = uses_[u].queue;
-    uses_.give(u);
-    if (--queues_[q].users != 0) return;
-    (void)by_stream_.erase(queues_[q].key);
-    queues_.give(q);
-  }
-  slot_number take_noted(void* p) noexcept {
-    slot_number const b = noted_.take(p);
-    if (b != 0) noted_count_.fetch_sub(1, std::memory_order_relaxed);
-    return b;
-  }
-  void end_waiting(slot_number b) noexcept {
-    waiting_count_.store(waiting_count_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
-    blocks_.give(b);
-  }
-  /// Adds group `added` to group `g`.
-  void join(slot_number g, slot_number added) noexcept {
-    slot_number const tail = uses_[added].members != 0 ? uses_[added].last_member : added;
-    uses_[added].next = std::exchange(uses_[added].members, 0);
-    uses_[tail].next = uses_[g].members;
-    if (uses_[g].members == 0) uses_[g].last_member = tail;
-    uses_[g].members = added;
-    uses_[g].count += uses_[added].count;
-  }
-  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is no longer needed,
-  /// or null.
-  event_handle append(slot_number g, std::uint64_t ticket, event_handle event) noexcept {
-    use_queue& in = queues_[uses_[g].queue];
-    in.marked += uses_[g].count;
-    slot_number const last = in.last;
-    // Another thread's deallocation may have taken its ticket after this one and appended its group before it.
-    bool const covers_last = last != 0 && uses_[last].ticket <= ticket && !(in.asked && last == in.first);
-    if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
-      join(last, g);
-      uses_[last].ticket = ticket;
-      return std::exchange(uses_[last].event, event);
-    }
-    uses_[g].ticket = ticket;
-    uses_[g].event = event;
-    (last != 0 ? uses_[last].next : in.first) = g;
-    in.last = g;
-    return nullptr;
-  }
-  /// Queues a group whose uses are complete for take_ready().
-  void is_over(slot_number g) noexcept {
-    uses_[g].next = over_;
-    over_ = g;
-  }
-
-  // ---- under the mutex, which is released around driver calls
-
-  /// Marks the uses of a freed block. Returns false if there is none left to wait for.
-  bool hold(lock& held, slot_number b, waiting const& freed) noexcept {
-    block& of = blocks_[b];  // its address is stable, and `pending` keeps it
-    std::uint64_t const ticket = ++clock_;
-    of.pending = 1;
-    slot_number kept = 0;
-    for (slot_number u = std::exchange(of.uses, 0); u != 0;) {
-      slot_number const next = uses_[u].next;
-      if (uses_[u].stream == freed.stream.id()) {
-        drop(u);
-      } else {
-        uses_[u].next = std::exchange(kept, u);
-        ++of.pending;
-      }
-      u = next;
-    }
-    if (kept == 0) {
-      blocks_.give(b);
-      return false;
-    }
-    of.freed = freed;
-    of.is_waiting = true;
-    waiting_count_.store(waiting_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    while (kept != 0) {
-      slot_number const u = std::exchange(kept, std::exchange(uses_[kept].next, 0));
-      if (!mark(held, u, ticket)) continue;
-      drop(u);
-      --of.pending;
-    }
-    if (--of.pending != 0) return true;
-    end_waiting(b);
-    return false;
-  }
-
-  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is being captured or
-  /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
-  /// wrong. Returns true if its uses are complete; the group is then still in no list.
-  bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
-    slot_number const q = uses_[g].queue;
-    stream_ref const stream = queues_[q].stream;
-    device_id const device = queues_[q].device;
-    bool const known_gone = queues_[q].gone;
-    bool const takes_idle = !known_gone && is_own(q) && idle_count_ != 0;
-    event_handle event = takes_idle ? idle_[--idle_count_] : nullptr;
-    held.unlock();
-    bool captured = false;
-    mark_result result = mark_result::gone;
-    if (!known_gone) {
-      Driver const there = driver_on(driver_, device_of_marks(driver_, device));
-      bool const has_event = event != nullptr || there.create_event(event).ok();
-      result = has_event ? mark_work(driver_, device, event, stream, captured) : mark_result::refused;
-    }
-    bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
-    held.lock();
-    use_queue& in = queues_[q];
-    in.captured = captured;
-    in.gone = in.gone || result == mark_result::gone;
-    if (result == mark_result::marked) {
-      recycle(held, q, append(g, ticket, event));
-      return false;
-    }
-    if (!over) {
-      if (in.unmarked != 0) join(g, in.unmarked);
-      in.unmarked = g;
-    }
-    if (event != nullptr) destroy(held, event);
-    return over;
-  }
-  /// Retries all uses of a queue that could not be marked: one event covers them all.
-  void mark_again(lock& held, slot_number q) noexcept {
-    slot_number const g = std::exchange(queues_[q].unmarked, 0);
-    if (g != 0 && mark(held, g, ++clock_)) is_over(g);
-  }
-
-  /// Returns whether the first group of a queue is complete.
-  bool ask_first(lock& held, slot_number q, bool const wait) noexcept {
-    slot_number const g = queues_[q].first;
-    event_handle const event = uses_[g].event;
-    queues_[q].asked = true;
-    held.unlock();
-    bool done = driver_.query_event(event).ok();
-    if (!done && wait) done = driver_.synchronize_event(event).ok() || wait_for_all_work(driver_).ok();
-    held.lock();
-    use_queue& in = queues_[q];  // still has users: only this thread takes groups out
-    in.asked = false;
-    if (!done) return false;
-    in.first = uses_[g].next;
-    if (in.first == 0) in.last = 0;
-    in.marked -= uses_[g].count;
-    uses_[g].event = nullptr;
-    is_over(g);
-    recycle(held, q, event);
-    return true;
-  }
-
-  /// Keeps an event of the driver's own device for a later mark.
-  void recycle(lock& held, slot_number q, event_handle event) noexcept {
-    if (event == nullptr) return;
-    if (idle_count_ == most_idle || !is_own(q)) return destroy(held, event);
-    idle_[idle_count_++] = event;
-  }
-  void destroy(lock& held, event_handle event) const noexcept {
-    held.unlock();
-    (void)driver_.destroy_event(event);
-    held.lock();
-  }
-
-  Driver driver_;
-  default_streams named_;
-  mutable fork_mutex mutex_;
-  slot_table<block> blocks_;
-  slot_table<use> uses_;
-  slot_table<use_queue> queues_;
-  address_map<std::uint32_t> by_stream_;
-  noted_blocks<block> noted_{blocks_};
-  slot_number over_ = 0;  ///< groups whose uses are complete
-  std::uint64_t clock_ = 0;
-  event_handle idle_[most_idle] = {};
-  std::size_t idle_count_ = 0;
-  std::atomic<std::size_t> noted_count_{0};
-  std::atomic<std::size_t> waiting_count_{0};
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-template <class Heap>
-class waiting_blocks {
- public:
-  using driver_type = typename Heap::driver_type;
-
-  explicit waiting_blocks(Heap& heap) : heap_(heap), uses_(heap.driver(), Heap::named) {}
-  waiting_blocks(waiting_blocks const&) = delete;
-  waiting_blocks& operator=(waiting_blocks const&) = delete;
-
-  /// See recorded_streams::note(). @throws std::bad_alloc, cuda_error: nothing has changed
-  void note(void* p, stream_ref stream) {
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id) {
-      if (status const s = heap_.identify(stream, id); !s.ok())
-        throw cuda_error(s, heap_.driver().device().value);
-      stream = stream_ref::from(stream.handle(), id);
-      (void)find_device(heap_.driver(), stream);
-    }
-    uses_.note(p, stream);
-  }
-
-  /// Returns false if no block has a recorded use, or is noted elsewhere. One relaxed load.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool any_noted() const noexcept { return uses_.any(); }
-  /// Returns false if `p` has no recorded use. Takes no lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return uses_.may_hold(p); }
-  void count_noted_elsewhere(bool more) noexcept { uses_.count_noted_elsewhere(more); }
-
-  /// Called when a block is freed: returns true if it waits for recorded uses. From here on the stream is known by its
-  /// identity: when the block returns to the heap, the stream may be destroyed, its handle reused, and the calling thread a
-  /// different one.
-  TARN_NOINLINE bool hold_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                               std::size_t alignment) noexcept {
-    if (heap_.is_lost()) return true;
-    if constexpr (Heap::describes) {
-      if (heap_.description.active() && id != neutral_id) heap_.description.wait_if_live(p, bytes, stream);
-    }
-    // Count first: once the block is held back, another thread may free it.
-    count(bytes, alignment, 1);
-    bool const held = uses_.hold_back(p, bytes, alignment, stream_ref::from(stream.handle(), id));
-    if (!held) count(bytes, alignment, -1);
-    return held;
-  }
-
-  /// As hold_back(), for a block freed on a destroyed stream: nothing can be ordered after that stream, so the block waits for
-  /// all work. Returns false if the host waited for that work now.
-  bool hold_back_for_all(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    count(bytes, alignment, 1);
-    if (uses_.hold_back_for_all(p, bytes, alignment, stream)) return true;
-    count(bytes, alignment, -1);
-    return false;
-  }
-
-  /// Returns blocks whose uses are complete to the heap. `wait` makes the host wait for the uses.
-  void release(growth_lock const&, bool const wait) noexcept {
-    if (!uses_.any_waiting()) return;
-    uses_.settle(wait);
-    typename recorded_streams<driver_type>::waiting w;
-    while (uses_.take_ready(w)) {
-      count(w.bytes, w.alignment, -1);
-      stream_id const id = w.stream.id();
-      if (heap_.description.active()) {
-        take_back_described(heap_, id, w.stream, w.p, w.bytes, w.alignment, reuse::at_once);
-        continue;
-      }
-      heap_.count_given(rounded_bytes(w.bytes, w.alignment));
-      heap_.give_back(freed_block{w.p, w.bytes, w.alignment, id, w.stream});
-    }
-  }
-
-  [[nodiscard]] bool asks_for_device() const noexcept { return uses_.asks_for_device(); }
-  [[nodiscard]] bool waits_for_capture() const noexcept { return uses_.waits_for_capture(); }
-  void close() noexcept { uses_.close(); }
-
-  /// Counts a block that a graph memory keeps as waiting. @param sign  1 when it is freed, -1 when it is given back
-  void count_kept(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
-    count(bytes, alignment, sign);
-    kept_bytes_.fetch_add(sign * static_cast<std::int64_t>(rounded_bytes(bytes, alignment)),
-                          std::memory_order_relaxed);
-  }
-  /// Counts what waits in a graph memory's part.
-  void count_of_part(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
-    count_.add(smaller, larger);
-  }
-
-  // For statistics and inspection.
-  [[nodiscard]] waiting_amount now() const noexcept { return count_.now(); }
-  /// Those of them that graph memories keep, rounded bytes.
-  [[nodiscard]] std::size_t kept_bytes() const noexcept {
-    std::int64_t const bytes = kept_bytes_.load(std::memory_order_relaxed);
-    return bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return uses_.host_bytes(); }
-  void attach(waiting_observer& observer) { count_.attach(observer); }
-  void detach(waiting_observer& observer) noexcept { count_.detach(observer); }
-  template <class F>
-  void for_each(F const& f) const {
-    uses_.for_each_waiting(f);
-  }
-
- private:
-  void count(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
-    count_.change(bytes <= class_limit, rounded_bytes(bytes, alignment), bytes, sign);
-  }
-
-  Heap& heap_;
-  recorded_streams<driver_type> uses_;
-  waiting_count count_;
-  std::atomic<std::int64_t> kept_bytes_{0};
 };
 
 }  // namespace tarn::detail
@@ -20723,7 +20716,7 @@ class pool {
         heap_.description.abandon();
     }
     drain_.finish_or_keep_mapped(growing);
-    waiting_.close();
+    deferred_.close();
     heap_.close(growing);
   }
 
@@ -20770,10 +20763,10 @@ class pool {
       // While no scope is open, CUDA refuses to identify a captured stream.
       asks = asks && (scopes.saw_capture() || detail::is_default_stream(stream));
     }
-    if (waiting_.any_noted() && may_be_noted(p) && slow_.take_back_noted(id, stream, p, bytes, alignment))
-        [[unlikely]]
+    if (deferred_.any_recorded() && may_be_recorded(p) &&
+        slow_.take_back_recorded(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
-    if (asks && is_freed_in_capture(id, stream) && graphs_.keep_if_captured(id, stream, p, bytes, alignment))
+    if (asks && is_freed_in_capture(id, stream) && graphs_.defer_if_captured(id, stream, p, bytes, alignment))
         [[unlikely]]
       return;
     deallocate_on(id, stream, p, size, bytes, alignment);
@@ -20788,18 +20781,18 @@ class pool {
   /// Frees memory that no stream uses any more; every stream may reuse it at once.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
-    if (waiting_.any_noted() && may_be_noted(p) &&
-        slow_.take_back_noted(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
+    if (deferred_.any_recorded() && may_be_recorded(p) &&
+        slow_.take_back_recorded(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(detail::neutral_id, {}, p, detail::lazy_block_size{bytes}, bytes, alignment);
   }
 
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
-  /// stream. The freed block is held back until that work is done; other blocks are not. Amortised host cost O(1); host memory
+  /// stream. The freed block is deferred until that work is done; other blocks are not. Amortised host cost O(1); host memory
   /// 140 bytes times the peak number of recorded uses. @throws std::bad_alloc, cuda_error, nothing has changed
   void record_stream(void* p, std::size_t bytes, stream_ref stream) {
     if (p == nullptr || heap_.is_lost() || graphs_.record_stream(p, bytes, stream)) return;
-    waiting_.note(p, stream);
+    deferred_.record(p, stream);
   }
 
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
@@ -20820,7 +20813,7 @@ class pool {
     if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, false);
     front_.flush_all(growing);
     detail::end_quarantine(heap_);
-    waiting_.release(growing, false);
+    deferred_.release(growing, false);
     detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));
     if (!left.query.ok()) throw cuda_error(left.query, heap_.driver().device().value);
     detail::hot_lock held(heap_.hot);
@@ -20950,7 +20943,7 @@ class pool {
   /// O(free ranges + threads), for each graph memory.
   [[nodiscard]] pool_state state() const {
     detail::growth_lock const growing(heap_.growth_mutex);
-    pool_state all = detail::read_state(growing, heap_, front_, waiting_);
+    pool_state all = detail::read_state(growing, heap_, front_, deferred_);
     if (heap_.graph_memory != 0) return all;
     graphs_.for_each_pool(growing, [&](pool const& part) {
       pool_state of_graphs = part.state();
@@ -20977,10 +20970,10 @@ class pool {
     for_each_heap(growing, [&](heap_type& each) { detail::reset_totals(growing, each, now); });
   }
 
-  /// Notifies `observer` when a freed block starts or stops waiting for other streams, until end_observation().
+  /// Notifies `observer` when a block becomes deferred, and when it is free, until end_observation().
   /// @throws std::bad_alloc, nothing has changed
-  void observe_waiting(detail::waiting_observer& observer) { waiting_.attach(observer); }
-  void end_observation(detail::waiting_observer& observer) noexcept { waiting_.detach(observer); }
+  void observe_deferred(detail::deferred_observer& observer) { deferred_.attach(observer); }
+  void end_observation(detail::deferred_observer& observer) noexcept { deferred_.detach(observer); }
 
   /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
   /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
@@ -20997,13 +20990,13 @@ class pool {
     });
   }
 
-  /// Calls `look(lock, heap, front, waiting blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
+  /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
   /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
     detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost()) return;
-    look(growing, heap_, front_, waiting_, graphs_);
+    look(growing, heap_, front_, deferred_, graphs_);
     graphs_.for_each_pool(growing, [&](pool& part) { part.inspect(look); });
   }
 
@@ -21026,8 +21019,8 @@ class pool {
 
  private:
   using front_type = detail::front<heap_type>;
-  using waiting_type = detail::waiting_blocks<heap_type>;
-  using graphs_type = detail::graph_memories<Upstream, heap_type, front_type, waiting_type>;
+  using deferred_type = detail::deferred_blocks<heap_type>;
+  using graphs_type = detail::graph_memories<Upstream, heap_type, front_type, deferred_type>;
   using others_type = detail::other_pools<driver_type>;
   using drain_type = detail::pool_drain<pool>;
   using captures_type = typename graphs_type::captures_type;
@@ -21058,8 +21051,8 @@ class pool {
   [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {
     return !heap_.is_lost() && detail::is_freed_in_capture(heap_.driver(), stream, id);
   }
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_be_noted(void const* p) const noexcept {
-    return waiting_.may_hold(p) || graphs_.may_hold(p);
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_be_recorded(void const* p) const noexcept {
+    return deferred_.may_hold(p) || graphs_.may_hold(p);
   }
 
   template <class Size>
@@ -21102,9 +21095,9 @@ class pool {
   }
 
   mutable heap_type heap_;
-  waiting_type waiting_{heap_};
+  deferred_type deferred_{heap_};
   front_type front_{heap_};
-  mutable graphs_type graphs_{heap_, front_, waiting_};
+  mutable graphs_type graphs_{heap_, front_, deferred_};
   detail::slow_path<pool> slow_{*this};
   detail::pool_sleep<pool> sleep_{*this};
   drain_type drain_{*this};
@@ -21245,11 +21238,10 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
       : base(std::move(upstream)), other_(std::move(options.other)) {}
-  /// Waits for captures in scopes, up to 10 s, if a block was freed whose uses a capture forbade to wait for. If one is open still,
-  /// that block is never given back.
+  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, that block is never given back.
   ~fallback_layer() {
-    if (late_count_.load(std::memory_order_relaxed) != 0)
-      give_back_late(detail::wait_past_captures<typename base::driver_type>);
+    if (deferred_count_.load(std::memory_order_relaxed) != 0)
+      give_back_deferred(detail::wait_past_captures<typename base::driver_type>);
   }
 
   /// @throws out_of_memory  both refused; the error is the fallback's
@@ -21270,11 +21262,11 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    // Waits for the device if record_stream() named a block that no pool holds back. If a capture forbids that, the block is freed later.
+    // Waits for the device if record_stream() named a block that no pool defers. If a capture forbids that, the block is deferred here.
     if (used_.erase(p) && detail::is_of_capture(detail::wait_for_all_work(driver()))) [[unlikely]]
-      return keep_late(r, p);
-    if (late_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-      give_back_late(detail::wait_for_all_work<typename base::driver_type>);
+      return defer(r, p);
+    if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      give_back_deferred(detail::wait_for_all_work<typename base::driver_type>);
     give_back(r, p, next);
   }
 
@@ -21316,8 +21308,8 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     }
   }
 
-  /// A block whose uses on other streams could not be waited for when it was freed.
-  struct late_block {
+  /// A block whose uses on other streams could not be waited for when it was freed: a capture forbade it.
+  struct deferred_block {
     request freed;
     void* p = nullptr;
   };
@@ -21328,28 +21320,28 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
       next.deallocate(r, p);
     }
   }
-  /// Without host memory to note it, the block is never given back.
-  TARN_NOINLINE void keep_late(request const& r, void* p) noexcept {
-    std::lock_guard const guard(late_mutex_);
+  /// Without host memory to record it, the block is never given back.
+  TARN_NOINLINE void defer(request const& r, void* p) noexcept {
+    std::lock_guard const guard(deferred_mutex_);
     try {
-      late_.push_back({{stream_ref{}, r.bytes, r.alignment, call_kind::synchronous}, p});
-      late_count_.fetch_add(1, std::memory_order_relaxed);
+      deferred_.push_back({{stream_ref{}, r.bytes, r.alignment, call_kind::synchronous}, p});
+      deferred_count_.fetch_add(1, std::memory_order_relaxed);
     } catch (...) {
     }
   }
-  /// Gives back what waited for a capture, after the device's work.
+  /// Gives back the deferred blocks, after the device's work.
   template <class Wait>
-  TARN_NOINLINE void give_back_late(Wait const& wait) noexcept {
-    detail::sequence<late_block> blocks;
+  TARN_NOINLINE void give_back_deferred(Wait const& wait) noexcept {
+    detail::sequence<deferred_block> blocks;
     {
-      std::lock_guard const guard(late_mutex_);
-      blocks.swap(late_);
-      late_count_.store(0, std::memory_order_relaxed);
+      std::lock_guard const guard(deferred_mutex_);
+      blocks.swap(deferred_);
+      deferred_count_.store(0, std::memory_order_relaxed);
     }
     bool const may_not = detail::is_of_capture(wait(driver()));
-    for (late_block const& b : blocks) {
+    for (deferred_block const& b : blocks) {
       if (may_not) {
-        keep_late(b.freed, b.p);
+        defer(b.freed, b.p);
       } else {
         give_back(b.freed, b.p, next_layer<Upstream>(this->upstream()));
       }
@@ -21357,11 +21349,11 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   }
 
   Other other_;
-  detail::fork_mutex late_mutex_;
-  detail::sequence<late_block> late_;
-  std::atomic<std::size_t> late_count_{0};
+  detail::fork_mutex deferred_mutex_;
+  detail::sequence<deferred_block> deferred_;
+  std::atomic<std::size_t> deferred_count_{0};
   detail::block_set blocks_;  ///< live blocks of the fallback
-  detail::block_set used_;    ///< blocks that no pool holds back, with uses on other streams
+  detail::block_set used_;    ///< blocks that no pool defers, with uses on other streams
 };
 
 }  // namespace tarn
@@ -22707,7 +22699,7 @@ namespace tarn {
 /// Afterwards `reserved` < `live` + 2 granules * `stretches`. Addresses stay, and a granule is indivisible: a stretch of live bytes
 /// that begins and ends inside granules also holds the free rest of both, each less than a granule. Two live bytes on either side of
 /// a boundary thus hold two granules; a stretch that begins or ends on a boundary holds less than one granule beyond its bytes.
-/// Blocks up to 32 KiB lie in runs; a run with a live block counts as live as a whole, and so do blocks that wait for recorded uses.
+/// Blocks up to 32 KiB lie in runs; a run with a live block counts as live as a whole, and so do deferred blocks.
 /// Three kinds of handles stay as they are, and may exceed the bound: those with a page_pin, those for whose copy the device has no
 /// memory, and those that work may still use, contrary to the promise above.
 /// The memory of the pool's graph_memories stays, and is counted neither as live nor as reserved here: its graphs hold addresses.
@@ -23176,7 +23168,7 @@ class device_buffer {
   }
 
   /// Records that work on `stream`, enqueued before the memory is freed, uses it, as torch.Tensor.record_stream() does. The
-  /// memory is held back until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
+  /// memory is deferred until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
   /// @throws std::bad_alloc, cuda_error  nothing has changed
   void record_stream(stream_ref stream, source_location where = source_location::current()) const
     requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }
@@ -24119,10 +24111,10 @@ struct graph_totals {
 template <class Resource>
 graph_totals graphs_of(Resource& memory) {
   graph_totals sum;
-  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& waiting, auto&) {
-    sum.kept += waiting.kept_bytes();
+  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& deferred, auto&) {
+    sum.kept += deferred.bytes_for_graphs();
     if (heap.graph_memory == 0) return;
-    pool_state const s = read_state(growing, heap, front, waiting);
+    pool_state const s = read_state(growing, heap, front, deferred);
     ++sum.owners;
     sum.reserved += s.reserved;
     sum.allocated += s.live > s.pending ? s.live - s.pending : 0;

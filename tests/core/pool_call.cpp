@@ -107,7 +107,7 @@ TEST_CASE("the calls of pools cross a layer that routes to three resources and d
   CHECK(detail::block_bytes_of(memory, 1000, 256) == 1024);
   CHECK(active() == static_cast<std::int64_t>(10_MiB));
 
-  // Only the pool that a block belongs to holds it back.
+  // Only the pool that a block belongs to defers it.
   REQUIRE(machine.launch(other, 1'000'000, {sim_writes(of_c, 8_MiB)}).ok());
   memory.record_stream(of_c, 8_MiB, other);
   memory.deallocate(s, of_c, 8_MiB);

@@ -101,7 +101,7 @@ class held_blocks {
     pool_state const s = state();
     std::size_t live = 0;
     for (block const& b : blocks_) live += tarn::detail::block_bytes_of(memory_, b.bytes, default_alignment);
-    // A block that recorded uses hold back is freed, but not yet returned to the pool.
+    // A block deferred for recorded uses is freed, but not yet returned to the pool.
     if (may_have_lost_one())
       return trial_.check(s.live >= live + s.pending, "fewer bytes are live than the program holds");
     trial_.check_equal(s.live, live + s.pending, "live bytes as counted by the pool and by the program");

@@ -114,7 +114,7 @@ void checks(trial& t) {
     memory.deallocate(a, r, 300_KiB);  // the oldest leave the quarantine
     t.heal();
   }
-  t.attempt("trim", [&] { pool.empty_cache(); });  // blocks held back by a recorded use are returned
+  t.attempt("trim", [&] { pool.empty_cache(); });  // blocks deferred for a recorded use are returned
   if (t.struck() && !t.healed()) return;
   t.check_equal(nearest(pool, [](auto& l) -> decltype(l.state()) { return l.state(); }).live, 0,
                 "live below a checked resource that has ended");
@@ -144,7 +144,7 @@ void fallback(trial& t) {
   t.check_equal(other->state().live, 0, "bytes of the fallback after all was freed");
 }
 
-/// A recorded use of a block that no pool holds back.
+/// A recorded use of a block that no pool defers.
 void fallback_uses(trial& t) {
   stream const a(t.driver());
   stream const b(t.driver());

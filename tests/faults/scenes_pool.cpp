@@ -200,18 +200,18 @@ void recorded_uses_on(trial& t, Driver driver, pooled options) {
   held_blocks held(t, watched_pool(t, driver, options));
   auto const record = [&](void* p, stream_ref s) {
     // A caller whose record_stream() was refused waits for that stream before the free.
-    bool const noted = t.attempt("record_stream", [&] {
+    bool const recorded = t.attempt("record_stream", [&] {
       nearest(held.memory(),
               [&](auto& l) -> decltype(l.record_stream(p, 0, s)) { return l.record_stream(p, 4_MiB, s); });
     });
-    if (!noted) t.wait_for(s);
+    if (!recorded) t.wait_for(s);
   };
   void* const p = held.get(a, 4_MiB);
   t.order(b, a);
   held.use(b, p, 4_MiB, long_time);
   record(p, bare(b));
   record(p, b);
-  held.give(p);                         // held back for b
+  held.give(p);                         // deferred for b
   void* const q = held.get(a, 28_MiB);  // the host waits for b
   held.give(q);
   void* const r = held.get(a, 4_MiB);
@@ -234,7 +234,7 @@ void recorded_uses_on(trial& t, Driver driver, pooled options) {
   t.order(b, a);
   held.use(b, last, 4_MiB, long_time);
   record(last, b);
-  held.give(last);  // still held back when the pool ends
+  held.give(last);  // still deferred when the pool ends
   t.heal();
   if (t.healed()) (void)held.get(a, 28_MiB);
   if (t.healed()) held.empty_out("after recorded uses");
@@ -480,18 +480,18 @@ void no_host_memory_for_a_free(trial& t) {
   t.order(c, a);
   held.use(b, p, 1000, long_time);
   held.use(c, q, 3_MiB, long_time);
-  void* const noted = held.get(a, 4_MiB);
+  void* const recorded = held.get(a, 4_MiB);
   t.order(b, a);
-  held.use(b, noted, 4_MiB, long_time);
+  held.use(b, recorded, 4_MiB, long_time);
   bool const recorded = t.attempt("record_stream", [&] {
-    nearest(held.memory(), [&](auto& l) -> decltype(l.record_stream(noted, 0, b)) {
-      return l.record_stream(noted, 4_MiB, b);
+    nearest(held.memory(), [&](auto& l) -> decltype(l.record_stream(recorded, 0, b)) {
+      return l.record_stream(recorded, 4_MiB, b);
     });
   });
   if (!recorded) t.wait_for(b);
   {
     host_faults::arm(1, host_faults::lasting::for_good);
-    held.give(a, noted);
+    held.give(a, recorded);
     held.give(b, p);  // to a stream that is new to the pool
     held.give(c, q);
     host_faults::disarm();

@@ -97,8 +97,8 @@ void snapshots(trial& t) {
   save(t, held.memory());
   held.use(b, kept, 1000, 1'000'000);
   // A caller whose record_stream() was refused waits for that stream before the free.
-  bool const noted = t.attempt("record_stream", [&] { held.memory().record_stream(kept, 1000, b); });
-  if (!noted) t.wait_for(b);
+  bool const recorded = t.attempt("record_stream", [&] { held.memory().record_stream(kept, 1000, b); });
+  if (!recorded) t.wait_for(b);
   held.give(kept);
   held.give(large);
   look(t, held.memory());

@@ -241,7 +241,7 @@ PLANTED = {
             finder="tests/driver/stream_device.cpp",
         ),
     ],
-    "record_stream() holds a block back until all its uses are complete": [
+    "record_stream() defers a block until all its uses are complete": [
         Mutant(
             "the use on the second of two streams is lost",
             "pool/order/recorded_streams.hpp",
@@ -251,8 +251,8 @@ PLANTED = {
         Mutant(
             "one complete use counts as all uses",
             "pool/order/recorded_streams.hpp",
-            "if (--blocks_[b].pending != 0) continue;",
-            "if (std::exchange(blocks_[b].pending, 0u) == 0) continue;",
+            "if (--blocks_[b].uses_left != 0) continue;",
+            "if (std::exchange(blocks_[b].uses_left, 0u) == 0) continue;",
         ),
         Mutant(
             "a use that cannot be marked yet is lost",
@@ -286,8 +286,8 @@ PLANTED = {
             short=True,
         ),
         Mutant(
-            "a noted block that leaves its bucket hides the others",
-            "pool/order/noted_blocks.hpp",
+            "a block that leaves its bucket hides the others",
+            "pool/order/block_table.hpp",
             "for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);",
             "",
         ),
@@ -582,20 +582,20 @@ PLANTED = {
             "",
         ),
         Mutant(
-            "the peak of active bytes omits waiting blocks",
+            "the peak of active bytes omits deferred blocks",
             "policy/tracked_numbers.hpp",
             "    s.peak = max_of(s.peak, active_peak_[k][g]);\n",
             "",
         ),
         Mutant(
-            "a block that no longer waits is counted as waiting",
-            "pool/waiting_blocks.hpp",
-            "      count(w.bytes, w.alignment, -1);\n",
+            "a block that is free is counted as deferred",
+            "pool/deferred_blocks.hpp",
+            "      count(b.bytes, b.alignment, -1);\n",
             "",
         ),
         Mutant(
-            "a waiting large block is counted as small",
-            "pool/waiting_blocks.hpp",
+            "a deferred large block is counted as small",
+            "pool/deferred_blocks.hpp",
             "    count_.change(bytes <= class_limit, ",
             "    count_.change(true, ",
             finder="tests/report/stats_model.cpp",
@@ -622,7 +622,7 @@ PLANTED = {
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
-            "a thread's distance to the peak omits waiting blocks",
+            "a thread's distance to the peak omits deferred blocks",
             "policy/tracked_numbers.hpp",
             "max_of(most, active_peak_[k][g]) - waiting_[k][g]) - current(k, g);",
             "max_of(most, active_peak_[k][g])) - current(k, g);",
@@ -827,7 +827,7 @@ PLANTED = {
             finder="tests/policy/tracked.cpp",
         ),
         Mutant(
-            "a thread that counts alone gets room while marks or waiting blocks are watched",
+            "a thread that counts alone gets room while marks or deferred blocks are watched",
             "policy/tracked_numbers.hpp",
             "    if (alone_ == thread_places || (flags_.load(std::memory_order_relaxed) & watched_flag) != 0) return;\n",
             "    if (alone_ == thread_places) return;\n",
@@ -841,7 +841,7 @@ PLANTED = {
             finder="tests/policy/tracked.cpp",
         ),
         Mutant(
-            "a thread that counts alone ignores marks and waiting blocks",
+            "a thread that counts alone ignores marks and deferred blocks",
             "policy/tracked_numbers.hpp",
             "watched_flag) == 0) return;\n    change_marks(u);\n",
             "watched_flag) == 0 || alone_ != thread_places) return;\n    change_marks(u);\n",
@@ -986,15 +986,15 @@ PLANTED = {
         Mutant(
             "fallback_to frees a block at once although its uses could not be waited for",
             "policy/fallback_to.hpp",
-            "      return keep_late(r, p);\n",
+            "      return defer(r, p);\n",
             "      return give_back(r, p, next);\n",
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
-            "blocks that fallback_to keeps for a capture are not given back at its end",
+            "blocks that fallback_to defers for a capture are not given back at its end",
             "policy/fallback_to.hpp",
-            "      give_back_late(detail::wait_past_captures<typename base::driver_type>);\n",
-            "      late_count_.store(0);\n",
+            "      give_back_deferred(detail::wait_past_captures<typename base::driver_type>);\n",
+            "      deferred_count_.store(0);\n",
             finder="tests/raii/captures.cpp",
         ),
         Mutant(
@@ -1367,14 +1367,14 @@ PLANTED = {
     ],
     "a snapshot shows the memory of the pool": [
         Mutant(
-            "the requested size of a waiting block is lost",
+            "the requested size of a deferred block is lost",
             "report/merge_history.hpp",
             "    block.requested = b.requested;\n",
             "",
             finder="tests/report/stats_model.cpp",
         ),
         Mutant(
-            "the requested bytes of a segment omit waiting blocks",
+            "the requested bytes of a segment omit deferred blocks",
             "report/pickle.hpp",
             "      requested += requested_of(b);\n      if (b.use == block_use::live) allocated += b.bytes;\n",
             "      if (b.use == block_use::live) requested += requested_of(b), allocated += b.bytes;\n",
@@ -2357,9 +2357,9 @@ PLANTED = {
             finder="tests/pool/captures_without_scope.cpp",
         ),
         Mutant(
-            "a block that is kept until the pool ends is not listed",
+            "a block that is deferred until the pool ends is not listed",
             "pool/graph/graph_memories.hpp",
-            "      kept_until_end_.push_back(b);\n",
+            "      deferred_until_end_.push_back(b);\n",
             "",
             finder="tests/pool/captures_without_scope.cpp",
         ),
@@ -2372,15 +2372,15 @@ PLANTED = {
         Mutant(
             "a block with a recorded use that a capture frees waits for that use alone",
             "pool/slow_path.hpp",
-            "if (graphs_.watches_frees() && graphs_.keep_if_captured(",
-            "if (graphs_.is_watching() && graphs_.keep_if_captured(",
+            "if (graphs_.watches_frees() && graphs_.defer_if_captured(",
+            "if (graphs_.is_watching() && graphs_.defer_if_captured(",
             finder="tests/pool/captures_without_scope.cpp",
         ),
         Mutant(
-            "a pool that ends does not wait for graphs that use what it kept",
+            "a pool that ends does not wait for graphs that use what it deferred",
             "pool/pool_drain.hpp",
-            "pool_.waiting_.asks_for_device() || pool_.graphs_.keeps_until_end());",
-            "pool_.waiting_.asks_for_device());",
+            "pool_.deferred_.asks_for_device() || pool_.graphs_.defers_until_end());",
+            "pool_.deferred_.asks_for_device());",
             finder="tests/pool/captures_without_scope.cpp",
         ),
         Mutant(
@@ -2450,22 +2450,22 @@ PLANTED = {
         Mutant(
             "a block with a recorded use is reused at once inside its capture",
             "pool/graph/graph_memories.hpp",
-            "if (alignment > default_alignment || memory.waiting_.any_noted() ||",
+            "if (alignment > default_alignment || memory.deferred_.any_recorded() ||",
             "if (alignment > default_alignment ||",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
-            "blocks in the cache of a capture stay noted after its scope",
+            "blocks in the cache of a capture stay recorded after its scope",
             "pool/graph/graph_memories.hpp",
             "if (captures_.end_cached(growing, owner, number)) clear(owner);",
             "(void)captures_.end_cached(growing, owner, number);",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
-            "a block that the cache of a capture does not know is not noted",
+            "a block that the cache of a capture does not know is not recorded",
             "pool/graph/graph_memories.hpp",
-            "if (!cache.take(p)) note(p",
-            "if (!cache.take(p) && cache.is_old()) note(p",
+            "if (!cache.take(p)) record(p",
+            "if (!cache.take(p) && cache.is_old()) record(p",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2492,15 +2492,15 @@ PLANTED = {
         Mutant(
             "a block of the pool that a capture frees returns to the pool",
             "pool/slow_path.hpp",
-            "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;\n",
+            "      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;\n",
             "",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "a thread's cache takes a freed block before it is asked whether the stream is captured",
             "pool/slow_path.hpp",
-            "      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;\n      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n",
-            "      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;\n",
+            "      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;\n      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n",
+            "      if (alignment <= default_alignment && !heap_.is_asleep() &&\n          front_.put_watched(id, p, lazy_block_size{bytes}))\n        return;\n      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;\n",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2520,10 +2520,10 @@ PLANTED = {
         Mutant(
             "an owner's memory goes back while blocks of it are live",
             "pool/graph/graph_memories.hpp",
-            "p->is_over && (p->references == 0 || !p->kept.empty()) &&",
+            "p->is_over && (p->references == 0 || !p->deferred.empty()) &&",
             "p->is_over &&",
             finder="tests/raii/graph_memory.cpp",
-            more=(("!= &gone || gone.references != 0 || !gone.kept.empty()) continue;", "!= &gone) continue;"),),
+            more=(("!= &gone || gone.references != 0 || !gone.deferred.empty()) continue;", "!= &gone) continue;"),),
         ),
         Mutant(
             "a block that one graph's capture frees for another returns to its owner at once",
@@ -2535,7 +2535,7 @@ PLANTED = {
         Mutant(
             "a block of an owner that was allocated outside a capture is freed into the pool",
             "pool/graph/graph_memories.hpp",
-            "    note(p, from, as, bytes, alignment, nullptr);\n",
+            "    record(p, from, as, bytes, alignment, nullptr);\n",
             "",
             finder="tests/raii/graph_memory.cpp",
         ),
@@ -2554,7 +2554,7 @@ PLANTED = {
             finder="tests/driver/capture_gate.cpp",
         ),
         Mutant(
-            "a block waiting for a recorded use returns to a capture that has ended",
+            "a block deferred for a recorded use returns to a capture that has ended",
             "pool/heap.hpp",
             "if (is_capture_stream(id) && !kept_as.has(id)) [[unlikely]]",
             "if (is_capture_stream(id) && kept_as.has(id) && id == 0) [[unlikely]]",
@@ -2568,10 +2568,10 @@ PLANTED = {
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
-            "two ended owners that keep blocks of each other hold them forever",
+            "blocks of two ended owners that are deferred for each other are held forever",
             "pool/graph/graph_memories.hpp",
-            "bool const gave_kept = give_back_all_kept(whole, *p);",
-            "bool const gave_kept = p->references == 0 && give_back_all_kept(whole, *p);",
+            "bool const gave_deferred = give_back_all_deferred(whole, *p);",
+            "bool const gave_deferred = p->references == 0 && give_back_all_deferred(whole, *p);",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2591,7 +2591,7 @@ PLANTED = {
         Mutant(
             "a pool that ends forgets that a capture refused to mark its recorded uses",
             "pool/pool_drain.hpp",
-            "if (done && !pool_.waiting_.waits_for_capture()) return;",
+            "if (done && !pool_.deferred_.waits_for_capture()) return;",
             "if (done) return;",
             finder="tests/raii/graph_memory.cpp",
         ),

@@ -86,7 +86,7 @@ TEST_CASE("fallback_to forwards record_stream to the pool that owns the block", 
   CHECK(first->state().reserved + second->state().reserved == 0);
 }
 
-TEST_CASE("fallback_to waits in deallocate after record_stream of a block that no pool holds back",
+TEST_CASE("fallback_to waits in deallocate after record_stream of a block that no pool defers",
           "[policy][fallback_to]") {
   sim_machine const machine;
   auto memory =

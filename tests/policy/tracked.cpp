@@ -223,7 +223,7 @@ TEST_CASE("high_water_mark scopes of threads nest and end in any order", "[polic
 }
 
 namespace {
-detail::waiting_amount waits(std::int64_t bytes) {
+detail::deferred_amount waits(std::int64_t bytes) {
   return {bytes > 0 ? 1 : -1, bytes, bytes};
 }
 }  // namespace

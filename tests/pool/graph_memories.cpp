@@ -22,16 +22,16 @@ struct counted_part {
   std::atomic<std::size_t> references{0};
   detail::capture_cache cache;
 };
-using detail::note_of;
+using detail::recorded_for;
 }  // namespace
 
-TEST_CASE("graph_blocks finds each noted block and counts references to its part", "[graph_memories]") {
+TEST_CASE("graph_blocks finds each recorded block and counts references to its part", "[graph_memories]") {
   counted_part a, b;
   detail::graph_blocks<counted_part> blocks;
   std::vector<char> memory(1000);
   CHECK_FALSE(blocks.may_hold(&memory[0]));
   for (std::size_t i = 0; i < memory.size(); ++i)
-    CHECK(blocks.note(&memory[i], i % 2 == 0 ? a : b, note_of::live_block));
+    CHECK(blocks.record(&memory[i], i % 2 == 0 ? a : b, recorded_for::live_block));
   CHECK((a.references == 500 && b.references == 500));
   for (std::size_t i = 0; i < memory.size(); ++i) {
     CHECK(blocks.may_hold(&memory[i]));
@@ -50,11 +50,11 @@ TEST_CASE("graph_blocks notes once whose graphs use a block", "[graph_memories]"
   counted_part a, b;
   detail::graph_blocks<counted_part> blocks;
   char own = 0, used = 0;
-  CHECK(blocks.note(&own, a, note_of::live_block));
-  CHECK_FALSE(blocks.note_use(&own, a));  // its own graphs
-  CHECK_FALSE(blocks.note_use(&own, b));
-  CHECK(blocks.note_use(&used, b));
-  CHECK_FALSE(blocks.note_use(&used, b));
+  CHECK(blocks.record(&own, a, recorded_for::live_block));
+  CHECK_FALSE(blocks.record_use(&own, a));  // its own graphs
+  CHECK_FALSE(blocks.record_use(&own, b));
+  CHECK(blocks.record_use(&used, b));
+  CHECK_FALSE(blocks.record_use(&used, b));
   CHECK((a.references == 1 && b.references == 2));
   CHECK(blocks.owner_of(&used) == nullptr);
   auto of = blocks.take(&own);
@@ -84,21 +84,22 @@ TEST_CASE("capture_cache knows which blocks are live, up to half of its places",
   CHECK((cache.has_room() && !cache.take(block(4)) && !cache.take(block(6))));
 }
 
-TEST_CASE("graph_blocks keeps blocks of a capture_cache noted until they are forgotten, or taken by another",
-          "[graph_memories]") {
+TEST_CASE(
+    "graph_blocks keeps blocks of a capture_cache recorded until they are forgotten, or taken by another",
+    "[graph_memories]") {
   counted_part a, b;
   detail::graph_blocks<counted_part> blocks;
   char memory[4] = {};
   void* all[4] = {&memory[0], &memory[1], &memory[2], &memory[3]};
-  for (void* p : all) CHECK(blocks.note(p, a, note_of::capture_cache));
+  for (void* p : all) CHECK(blocks.record(p, a, recorded_for::capture_cache));
   CHECK_FALSE(a.cache.is_old());
   CHECK(blocks.take(all[0]).owner == &a);  // another thread frees it
   CHECK(a.cache.is_old());
   a.cache.clear([](void* const*, std::size_t) {});
-  CHECK_FALSE(blocks.note(all[1], a, note_of::live_block));  // handed out by another call
+  CHECK_FALSE(blocks.record(all[1], a, recorded_for::live_block));  // handed out by another call
   CHECK(a.cache.is_old());
   a.cache.clear([](void* const*, std::size_t) {});
-  CHECK_FALSE(blocks.note_use(all[2], b));  // it must not be reused in the capture
+  CHECK_FALSE(blocks.record_use(all[2], b));  // it must not be reused in the capture
   CHECK(a.cache.is_old());
   a.references = 3;
   CHECK(blocks.forget(all, 4, a) == 1);  // all but the one that the cache still has are left alone

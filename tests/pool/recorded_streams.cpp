@@ -93,7 +93,7 @@ struct gated_driver : sim_driver {
   driver_call gated;
 };
 
-/// The block type that noted_blocks requires.
+/// The block type that block_table requires.
 struct keyed_block {
   void* p = nullptr;
   detail::slot_number next = 0;
@@ -387,39 +387,39 @@ TEST_CASE("trim runs concurrently with threads that free blocks with recorded us
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("noted_blocks finds each block in it and may_hold rejects nearly all others",
+TEST_CASE("block_table finds each block in it and may_hold rejects nearly all others",
           "[pool][record_stream]") {
   detail::slot_table<keyed_block> blocks;
-  detail::noted_blocks<keyed_block> noted(blocks);
+  detail::block_table<keyed_block> table(blocks);
   auto const address = [](std::size_t i) { return reinterpret_cast<void*>(0x200000000000 + i * 512); };
-  CHECK_FALSE(noted.may_hold(address(0)));
+  CHECK_FALSE(table.may_hold(address(0)));
   constexpr std::size_t count = 20'000;
   for (std::size_t i = 0; i < count; ++i) {
     blocks.make_room();
-    noted.make_room();
+    table.make_room();
     detail::slot_number const b = blocks.take();
     blocks[b].p = address(i);
-    noted.insert(b);
+    table.insert(b);
   }
   std::size_t found = 0, passed_by = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    detail::slot_number const b = noted.find(address(i));
-    found += noted.may_hold(address(i)) && b != 0 && blocks[b].p == address(i) ? 1 : 0;
-    passed_by += !noted.may_hold(address(count + i)) && noted.find(address(count + i)) == 0 ? 1 : 0;
+    detail::slot_number const b = table.find(address(i));
+    found += table.may_hold(address(i)) && b != 0 && blocks[b].p == address(i) ? 1 : 0;
+    passed_by += !table.may_hold(address(count + i)) && table.find(address(count + i)) == 0 ? 1 : 0;
   }
   CHECK(found == count);
   CHECK(passed_by >= count * 97 / 100);
   for (std::size_t i = 0; i < count; i += 2) {
-    detail::slot_number const b = noted.take(address(i));
+    detail::slot_number const b = table.take(address(i));
     REQUIRE(b != 0);
     blocks.give(b);
   }
-  CHECK(noted.take(address(0)) == 0);
-  CHECK(noted.size() == count / 2);
+  CHECK(table.take(address(0)) == 0);
+  CHECK(table.size() == count / 2);
   std::size_t kept = 0, gone = 0;
   for (std::size_t i = 0; i < count; i += 2) {
-    kept += noted.may_hold(address(i + 1)) && noted.find(address(i + 1)) != 0 ? 1 : 0;
-    gone += !noted.may_hold(address(i)) ? 1 : 0;
+    kept += table.may_hold(address(i + 1)) && table.find(address(i + 1)) != 0 ? 1 : 0;
+    gone += !table.may_hold(address(i)) ? 1 : 0;
   }
   CHECK(kept == count / 2);
   CHECK(gone >= count / 2 * 97 / 100);

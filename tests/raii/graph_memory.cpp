@@ -918,7 +918,7 @@ TEST_CASE("a pool that ends inside the scope of its own thread leaves its memory
   d.clean();
 }
 
-TEST_CASE("recorded uses in captures hold back for one capture, not forever", "[graph_memory]") {
+TEST_CASE("recorded uses in captures defer a block for one capture, not forever", "[graph_memory]") {
   device d;
   auto pool = d.pages() | pooled{};
   device::stream_type a{d.driver}, b{d.driver};

@@ -515,7 +515,7 @@ inline constexpr profile profiles[] = {
       {act::look_at_pin, 4},
       {act::end_pin, 6}},
      60},
-    // Blocks move from stream to stream, are held back for recorded uses, and memory is short: two pools ask each other for it.
+    // Blocks move from stream to stream, are deferred for recorded uses, and memory is short: two pools ask each other for it.
     {"order_at_once",
      0,
      watch::order,

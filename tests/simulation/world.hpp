@@ -318,7 +318,7 @@ class world final : public witness {
       auto const blocks = static_cast<std::uint64_t>(model_.numbers(pool.number).allocations[0].current);
       need(s.live_blocks == blocks, "live_blocks differs from the allocated blocks", s.live_blocks, blocks);
     } else {
-      need(s.live >= live + s.pending, "live omits blocks that are held back", s.live, live + s.pending);
+      need(s.live >= live + s.pending, "live omits deferred blocks", s.live, live + s.pending);
     }
     auto const check_active = [&](auto const& t) {
       if constexpr (requires { t.active_bytes; }) {  // earlier trees do not count them

@@ -20,7 +20,7 @@
 namespace tarn {
 
 namespace detail {
-class waiting_observer;
+class deferred_observer;
 }
 
 /// What each does is documented at the pool (pool/pool.hpp); of several resources, here.
@@ -163,7 +163,7 @@ struct note_growth_from_now {
 };
 
 struct end_observation {
-  detail::waiting_observer& observer;
+  detail::deferred_observer& observer;
   static constexpr auto crosses = crossing::each;
   template <class L>
   auto operator()(L& l) const -> decltype(l.end_observation(observer)) {
@@ -171,12 +171,12 @@ struct end_observation {
   }
 };
 
-struct observe_waiting {
-  detail::waiting_observer& observer;
+struct observe_deferred {
+  detail::deferred_observer& observer;
   static constexpr auto crosses = crossing::each;
   template <class L>
-  auto operator()(L& l) const -> decltype(l.observe_waiting(observer)) {
-    return l.observe_waiting(observer);
+  auto operator()(L& l) const -> decltype(l.observe_deferred(observer)) {
+    return l.observe_deferred(observer);
   }
   template <class Resource>
   void undo(Resource& resource) const noexcept {

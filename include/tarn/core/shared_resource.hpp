@@ -246,7 +246,7 @@ class shared_resource {
     return nearest(*this, pool_call::largest_free_range{});
   }
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block, although it is freed on another
-  /// stream. The freed block is held back until that work is done.
+  /// stream. The freed block is deferred until that work is done.
   void record_stream(void* p, std::size_t bytes, stream_ref stream,
                      source_location where = source_location::current()) const
     requires reachable<shared_resource, pool_call::record_stream>

@@ -80,14 +80,14 @@ class block_history {
   }
   void quarantine(block_record& b) noexcept {
     b.state = block_state::quarantined;
-    append(waiting_, b);
-    waiting_bytes_ += b.bytes;
+    append(quarantine_, b);
+    quarantined_bytes_ += b.bytes;
   }
   /// The memory goes back to the upstream; the record stays for a while.
   void leave(block_record& b) noexcept {
     if (b.state == block_state::quarantined) {
-      waiting_bytes_ -= b.bytes;
-      drop_from(waiting_, &b);
+      quarantined_bytes_ -= b.bytes;
+      drop_from(quarantine_, &b);
     }
     b.state = block_state::gone;
     append(gone_, b);
@@ -109,9 +109,9 @@ class block_history {
     return i != 0 ? &records_[i - 1] : nullptr;
   }
   /// The block that has been in quarantine longest. Requires that there is one.
-  [[nodiscard]] block_record const& oldest() const noexcept { return records_[waiting_.first - 1]; }
-  [[nodiscard]] std::size_t quarantined() const noexcept { return waiting_.count; }
-  [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return waiting_bytes_; }
+  [[nodiscard]] block_record const& oldest() const noexcept { return records_[quarantine_.first - 1]; }
+  [[nodiscard]] std::size_t quarantined() const noexcept { return quarantine_.count; }
+  [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return quarantined_bytes_; }
   [[nodiscard]] std::size_t live() const noexcept { return live_; }
 
   template <class Visit>
@@ -162,9 +162,9 @@ class block_history {
   sequence<block_record> records_;
   address_map<std::uint32_t> index_;
   std::uint32_t spare_ = 0;
-  queue waiting_;
+  queue quarantine_;
   queue gone_;
-  std::size_t waiting_bytes_ = 0;
+  std::size_t quarantined_bytes_ = 0;
   std::size_t live_ = 0;
   std::size_t promised_ = 0;
   std::size_t most_gone_ = 0;

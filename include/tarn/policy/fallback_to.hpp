@@ -58,11 +58,10 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 
   fallback_layer(Upstream upstream, fallback_to<Other> options)
       : base(std::move(upstream)), other_(std::move(options.other)) {}
-  /// Waits for captures in scopes, up to 10 s, if a block was freed whose uses a capture forbade to wait for. If one is open still,
-  /// that block is never given back.
+  /// Waits for captures in scopes, up to 10 s, if a block is deferred. If one is open still, that block is never given back.
   ~fallback_layer() {
-    if (late_count_.load(std::memory_order_relaxed) != 0)
-      give_back_late(detail::wait_past_captures<typename base::driver_type>);
+    if (deferred_count_.load(std::memory_order_relaxed) != 0)
+      give_back_deferred(detail::wait_past_captures<typename base::driver_type>);
   }
 
   /// @throws out_of_memory  both refused; the error is the fallback's
@@ -83,11 +82,11 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    // Waits for the device if record_stream() named a block that no pool holds back. If a capture forbids that, the block is freed later.
+    // Waits for the device if record_stream() named a block that no pool defers. If a capture forbids that, the block is deferred here.
     if (used_.erase(p) && detail::is_of_capture(detail::wait_for_all_work(driver()))) [[unlikely]]
-      return keep_late(r, p);
-    if (late_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-      give_back_late(detail::wait_for_all_work<typename base::driver_type>);
+      return defer(r, p);
+    if (deferred_count_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      give_back_deferred(detail::wait_for_all_work<typename base::driver_type>);
     give_back(r, p, next);
   }
 
@@ -129,8 +128,8 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
     }
   }
 
-  /// A block whose uses on other streams could not be waited for when it was freed.
-  struct late_block {
+  /// A block whose uses on other streams could not be waited for when it was freed: a capture forbade it.
+  struct deferred_block {
     request freed;
     void* p = nullptr;
   };
@@ -141,28 +140,28 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
       next.deallocate(r, p);
     }
   }
-  /// Without host memory to note it, the block is never given back.
-  TARN_NOINLINE void keep_late(request const& r, void* p) noexcept {
-    std::lock_guard const guard(late_mutex_);
+  /// Without host memory to record it, the block is never given back.
+  TARN_NOINLINE void defer(request const& r, void* p) noexcept {
+    std::lock_guard const guard(deferred_mutex_);
     try {
-      late_.push_back({{stream_ref{}, r.bytes, r.alignment, call_kind::synchronous}, p});
-      late_count_.fetch_add(1, std::memory_order_relaxed);
+      deferred_.push_back({{stream_ref{}, r.bytes, r.alignment, call_kind::synchronous}, p});
+      deferred_count_.fetch_add(1, std::memory_order_relaxed);
     } catch (...) {
     }
   }
-  /// Gives back what waited for a capture, after the device's work.
+  /// Gives back the deferred blocks, after the device's work.
   template <class Wait>
-  TARN_NOINLINE void give_back_late(Wait const& wait) noexcept {
-    detail::sequence<late_block> blocks;
+  TARN_NOINLINE void give_back_deferred(Wait const& wait) noexcept {
+    detail::sequence<deferred_block> blocks;
     {
-      std::lock_guard const guard(late_mutex_);
-      blocks.swap(late_);
-      late_count_.store(0, std::memory_order_relaxed);
+      std::lock_guard const guard(deferred_mutex_);
+      blocks.swap(deferred_);
+      deferred_count_.store(0, std::memory_order_relaxed);
     }
     bool const may_not = detail::is_of_capture(wait(driver()));
-    for (late_block const& b : blocks) {
+    for (deferred_block const& b : blocks) {
       if (may_not) {
-        keep_late(b.freed, b.p);
+        defer(b.freed, b.p);
       } else {
         give_back(b.freed, b.p, next_layer<Upstream>(this->upstream()));
       }
@@ -170,11 +169,11 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   }
 
   Other other_;
-  detail::fork_mutex late_mutex_;
-  detail::sequence<late_block> late_;
-  std::atomic<std::size_t> late_count_{0};
+  detail::fork_mutex deferred_mutex_;
+  detail::sequence<deferred_block> deferred_;
+  std::atomic<std::size_t> deferred_count_{0};
   detail::block_set blocks_;  ///< live blocks of the fallback
-  detail::block_set used_;    ///< blocks that no pool holds back, with uses on other streams
+  detail::block_set used_;    ///< blocks that no pool defers, with uses on other streams
 };
 
 }  // namespace tarn

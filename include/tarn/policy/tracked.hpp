@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/deferred_count.hpp"
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/pool_call.hpp"
-#include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/tracked_numbers.hpp"
 #include "tarn/pool/arena/size_class.hpp"
@@ -58,13 +58,13 @@ class tracked_layer {
       : tracked_layer(Upstream{}) {}
   explicit tracked_layer(Upstream upstream, tracked const& options = {})
       : upstream_(std::move(upstream)), numbers_(options.peak_error) {
-    if constexpr (reachable<Upstream, pool_call::observe_waiting>)
-      nearest(upstream_, pool_call::observe_waiting{observer_});
+    if constexpr (reachable<Upstream, pool_call::observe_deferred>)
+      nearest(upstream_, pool_call::observe_deferred{observer_});
   }
   tracked_layer(tracked_layer const&) = delete;
   tracked_layer& operator=(tracked_layer const&) = delete;
   ~tracked_layer() {
-    if constexpr (reachable<Upstream, pool_call::observe_waiting>)
+    if constexpr (reachable<Upstream, pool_call::observe_deferred>)
       nearest(upstream_, pool_call::end_observation{observer_});
   }
 
@@ -130,11 +130,11 @@ class tracked_layer {
 
  private:
   /// Counts the blocks that the pool below holds back for the work of other streams.
-  class observer final : public detail::waiting_observer {
+  class observer final : public detail::deferred_observer {
    public:
     explicit observer(detail::tracked_numbers& counted) noexcept : numbers_(counted) {}
-    void waiting_changed(detail::waiting_amount const& smaller,
-                         detail::waiting_amount const& larger) noexcept override {
+    void deferred_changed(detail::deferred_amount const& smaller,
+                          detail::deferred_amount const& larger) noexcept override {
       numbers_.count_waiting(smaller, larger);
     }
 

@@ -28,11 +28,11 @@
 #include "tarn/core/combining_lock.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
+#include "tarn/core/deferred_count.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/thread_place.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/core/wait.hpp"
-#include "tarn/core/waiting_block.hpp"
 #include "tarn/policy/tracked_share.hpp"
 
 namespace tarn {
@@ -169,7 +169,7 @@ class tracked_numbers {
   }
 
   /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
-  void count_waiting(waiting_amount const& smaller, waiting_amount const& larger) noexcept {
+  void count_waiting(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
     stopped const now(*this);
     tracked_amounts const change{
         {{smaller.blocks + larger.blocks, smaller.blocks, larger.blocks},

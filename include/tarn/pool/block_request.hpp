@@ -40,6 +40,14 @@ struct block_request {
         where(zone_of(block)) {}
 };
 
+/// A freed block that has not yet returned to the heap.
+struct freed_block {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  std::size_t alignment = 0;
+  stream_ref stream;  ///< with its identity
+};
+
 /// Blocks of one size: one for the caller, and others of its class for the thread's magazine.
 struct block_batch {
   static constexpr std::uint32_t most = 64;

@@ -164,9 +164,9 @@ class heap {
   }
   void give_back(freed_block const& b) noexcept {
     if (has_class(b.bytes, b.alignment)) {
-      give_back(b.id, b.stream, class_of(b.bytes), &b.p, 1);
+      give_back(b.stream.id(), b.stream, class_of(b.bytes), &b.p, 1);
     } else {
-      give_back_range(b.id, b.stream, b.p, rounded_bytes(b.bytes, b.alignment));
+      give_back_range(b.stream.id(), b.stream, b.p, rounded_bytes(b.bytes, b.alignment));
     }
   }
   void return_range(may_release held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
@@ -316,7 +316,7 @@ class heap {
     throw out_of_memory(r);
   }
   /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
-  /// @param asks_for_device  whether blocks wait for uses that only a device synchronisation covers
+  /// @param asks_for_device  whether blocks are deferred for uses that only a device synchronisation covers
   [[nodiscard]] bool finish(growth_lock const& growing, bool asks_for_device) noexcept {
     hot_lock held(hot);
     finish_all(growing, space_, order_, may_release(held));

@@ -52,18 +52,18 @@ inline constexpr std::size_t roomy_step = 8;
 inline constexpr std::size_t idle_part = 1024;
 
 /// One climb. Both locks are held when it starts and when it ends; the hot lock is released in between.
-template <class Heap, class Front, class Waiting>
+template <class Heap, class Front, class Deferred>
 class ladder {
  public:
   using source_type = typename Heap::upstream_type;
 
   /// @param found  receives the block, and others of its class
-  ladder(growth_lock const& growing, Heap& heap, Front& front, Waiting& waiting, may_release hot,
+  ladder(growth_lock const& growing, Heap& heap, Front& front, Deferred& deferred, may_release hot,
          block_request const& wanted, block_batch& found)
       : growing_(growing),
         heap_(heap),
         front_(front),
-        waiting_(waiting),
+        deferred_(deferred),
         hot_(hot),
         wanted_(wanted),
         batch_(found) {
@@ -236,7 +236,7 @@ class ladder {
       // Also after rung 1: the lock was released since, and threads have cached blocks again.
       front_.flush_all(growing_);
       end_quarantine(heap_);
-      waiting_.release(growing_, true);
+      deferred_.release(growing_, true);
     }
     if (!is_captured()) finish_all(growing_, space(), order(), hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
@@ -376,7 +376,7 @@ class ladder {
   growth_lock const& growing_;
   Heap& heap_;
   Front& front_;
-  Waiting& waiting_;
+  Deferred& deferred_;
   may_release hot_;
   block_request const& wanted_;
   block_batch& batch_;

@@ -14,7 +14,7 @@
 //                            page_making.hpp creates and maps; over blocks: segment_growth.hpp
 //   5 source/cuda_pages.hpp  pages by calls of driver/cuda_driver.hpp
 //
-// deallocate() goes through 1 to 3 in the same way. A block with recorded uses waits for them first (waiting_blocks.hpp).
+// deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are over (deferred_blocks.hpp).
 // Calls on a stream that is captured into a graph go to graph/. inspection/ is for tools and snapshots, and empty otherwise.
 //
 // What a program no longer needs goes back to the driver once the live peak has fallen: arena/live_window.hpp.
@@ -32,6 +32,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tarn/core/deferred_count.hpp"
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/owned.hpp"
@@ -39,13 +40,13 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sleeping.hpp"
-#include "tarn/core/waiting_block.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/no_driver.hpp"
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/size_class.hpp"
+#include "tarn/pool/deferred_blocks.hpp"
 #include "tarn/pool/front/front.hpp"
 #include "tarn/pool/graph/graph_memories.hpp"
 #include "tarn/pool/graph/graph_owner_of.hpp"
@@ -63,7 +64,6 @@
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/pool/pool_statistics.hpp"
 #include "tarn/pool/slow_path.hpp"
-#include "tarn/pool/waiting_blocks.hpp"
 
 namespace tarn {
 
@@ -106,7 +106,7 @@ class pool {
         heap_.description.abandon();
     }
     drain_.finish_or_keep_mapped(growing);
-    waiting_.close();
+    deferred_.close();
     heap_.close(growing);
   }
 
@@ -153,10 +153,10 @@ class pool {
       // While no scope is open, CUDA refuses to identify a captured stream.
       asks = asks && (scopes.saw_capture() || detail::is_default_stream(stream));
     }
-    if (waiting_.any_noted() && may_be_noted(p) && slow_.take_back_noted(id, stream, p, bytes, alignment))
-        [[unlikely]]
+    if (deferred_.any_recorded() && may_be_recorded(p) &&
+        slow_.take_back_recorded(id, stream, p, bytes, alignment)) [[unlikely]]
       return;
-    if (asks && is_freed_in_capture(id, stream) && graphs_.keep_if_captured(id, stream, p, bytes, alignment))
+    if (asks && is_freed_in_capture(id, stream) && graphs_.defer_if_captured(id, stream, p, bytes, alignment))
         [[unlikely]]
       return;
     deallocate_on(id, stream, p, size, bytes, alignment);
@@ -171,18 +171,18 @@ class pool {
   /// Frees memory that no stream uses any more; every stream may reuse it at once.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
-    if (waiting_.any_noted() && may_be_noted(p) &&
-        slow_.take_back_noted(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
+    if (deferred_.any_recorded() && may_be_recorded(p) &&
+        slow_.take_back_recorded(detail::neutral_id, {}, p, bytes, alignment)) [[unlikely]]
       return;
     deallocate_on(detail::neutral_id, {}, p, detail::lazy_block_size{bytes}, bytes, alignment);
   }
 
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
-  /// stream. The freed block is held back until that work is done; other blocks are not. Amortised host cost O(1); host memory
+  /// stream. The freed block is deferred until that work is done; other blocks are not. Amortised host cost O(1); host memory
   /// 140 bytes times the peak number of recorded uses. @throws std::bad_alloc, cuda_error, nothing has changed
   void record_stream(void* p, std::size_t bytes, stream_ref stream) {
     if (p == nullptr || heap_.is_lost() || graphs_.record_stream(p, bytes, stream)) return;
-    waiting_.note(p, stream);
+    deferred_.record(p, stream);
   }
 
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
@@ -203,7 +203,7 @@ class pool {
     if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, false);
     front_.flush_all(growing);
     detail::end_quarantine(heap_);
-    waiting_.release(growing, false);
+    deferred_.release(growing, false);
     detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));
     if (!left.query.ok()) throw cuda_error(left.query, heap_.driver().device().value);
     detail::hot_lock held(heap_.hot);
@@ -333,7 +333,7 @@ class pool {
   /// O(free ranges + threads), for each graph memory.
   [[nodiscard]] pool_state state() const {
     detail::growth_lock const growing(heap_.growth_mutex);
-    pool_state all = detail::read_state(growing, heap_, front_, waiting_);
+    pool_state all = detail::read_state(growing, heap_, front_, deferred_);
     if (heap_.graph_memory != 0) return all;
     graphs_.for_each_pool(growing, [&](pool const& part) {
       pool_state of_graphs = part.state();
@@ -360,10 +360,10 @@ class pool {
     for_each_heap(growing, [&](heap_type& each) { detail::reset_totals(growing, each, now); });
   }
 
-  /// Notifies `observer` when a freed block starts or stops waiting for other streams, until end_observation().
+  /// Notifies `observer` when a block becomes deferred, and when it is free, until end_observation().
   /// @throws std::bad_alloc, nothing has changed
-  void observe_waiting(detail::waiting_observer& observer) { waiting_.attach(observer); }
-  void end_observation(detail::waiting_observer& observer) noexcept { waiting_.detach(observer); }
+  void observe_deferred(detail::deferred_observer& observer) { deferred_.attach(observer); }
+  void end_observation(detail::deferred_observer& observer) noexcept { deferred_.detach(observer); }
 
   /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
   /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
@@ -380,13 +380,13 @@ class pool {
     });
   }
 
-  /// Calls `look(lock, heap, front, waiting blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
+  /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
   /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
     detail::growth_lock const growing(heap_.growth_mutex);
     if (heap_.is_lost()) return;
-    look(growing, heap_, front_, waiting_, graphs_);
+    look(growing, heap_, front_, deferred_, graphs_);
     graphs_.for_each_pool(growing, [&](pool& part) { part.inspect(look); });
   }
 
@@ -409,8 +409,8 @@ class pool {
 
  private:
   using front_type = detail::front<heap_type>;
-  using waiting_type = detail::waiting_blocks<heap_type>;
-  using graphs_type = detail::graph_memories<Upstream, heap_type, front_type, waiting_type>;
+  using deferred_type = detail::deferred_blocks<heap_type>;
+  using graphs_type = detail::graph_memories<Upstream, heap_type, front_type, deferred_type>;
   using others_type = detail::other_pools<driver_type>;
   using drain_type = detail::pool_drain<pool>;
   using captures_type = typename graphs_type::captures_type;
@@ -441,8 +441,8 @@ class pool {
   [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {
     return !heap_.is_lost() && detail::is_freed_in_capture(heap_.driver(), stream, id);
   }
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_be_noted(void const* p) const noexcept {
-    return waiting_.may_hold(p) || graphs_.may_hold(p);
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_be_recorded(void const* p) const noexcept {
+    return deferred_.may_hold(p) || graphs_.may_hold(p);
   }
 
   template <class Size>
@@ -485,9 +485,9 @@ class pool {
   }
 
   mutable heap_type heap_;
-  waiting_type waiting_{heap_};
+  deferred_type deferred_{heap_};
   front_type front_{heap_};
-  mutable graphs_type graphs_{heap_, front_, waiting_};
+  mutable graphs_type graphs_{heap_, front_, deferred_};
   detail::slow_path<pool> slow_{*this};
   detail::pool_sleep<pool> sleep_{*this};
   drain_type drain_{*this};

@@ -22,13 +22,13 @@ class pool_drain {
   pool_drain(pool_drain const&) = delete;
   pool_drain& operator=(pool_drain const&) = delete;
 
-  /// Returns to the heap the blocks in thread caches, and the waiting blocks whose uses are complete. If it may wait, those of which
+  /// Returns to the heap the blocks in thread caches, and the deferred blocks whose uses are complete. If it may wait, those of which
   /// the host waits for the uses, and those in quarantine, too.
   void collect(growth_lock const& growing, giving how) noexcept {
     bool const waits = how == giving::what_is_waited_for;
     pool_.front_.flush_all(growing);
     if (waits) end_quarantine(heap_);
-    pool_.waiting_.release(growing, waits);
+    pool_.deferred_.release(growing, waits);
   }
 
   /// Gives cached memory back until the pool and its graph memories hold at most `keep_bytes`. Returns the bytes given back.
@@ -70,7 +70,7 @@ class pool_drain {
   /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
   [[nodiscard]] bool can_end_now(growth_lock const& growing) {
     prepare_for_capture(growing);
-    if (pool_.waiting_.asks_for_device() || pool_.waiting_.now().bytes > 0) return false;
+    if (pool_.deferred_.asks_for_device() || pool_.deferred_.now().bytes > 0) return false;
     hot_lock const held(heap_.hot);
     return !has_unfinished(heap_.space(held));
   }
@@ -79,7 +79,7 @@ class pool_drain {
     bool const graphs_done = pool_.graphs_.finish(growing, pool_);
     collect(growing, giving::what_is_waited_for);
     bool const done =
-        heap_.finish(growing, pool_.waiting_.asks_for_device() || pool_.graphs_.keeps_until_end());
+        heap_.finish(growing, pool_.deferred_.asks_for_device() || pool_.graphs_.defers_until_end());
     return done && graphs_done;
   }
   /// The same, but waits for the captures in scopes. If one stays open, none of the pool's memory is given back when it ends.
@@ -88,7 +88,7 @@ class pool_drain {
     for (int tries = 0; tries < 8 && !heap_.keeps_mapped(); ++tries) {  // the next capture may have begun
       bool const in_scope = capture_gate::has_captures();
       done = finish(growing);
-      if (done && !pool_.waiting_.waits_for_capture()) return;
+      if (done && !pool_.deferred_.waits_for_capture()) return;
       // A capture without a scope is not waited for: nothing reports its end.
       if ((tries != 0 && !in_scope) || !capture_gate::wait_for_captures()) break;
     }

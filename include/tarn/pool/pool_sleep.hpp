@@ -105,7 +105,7 @@ class pool_sleep {
   std::size_t prepare_sleep(growth_lock const& growing, contents where) {
     refuse_allocations(growing);
     end_quarantine(heap_);
-    pool_.waiting_.release(growing, true);
+    pool_.deferred_.release(growing, true);
     std::size_t const given = heap_.shrink(growing, 0);
     hot_lock held(heap_.hot);
     heap_.growth(growing).save(heap_.space(held), may_release(held), where);

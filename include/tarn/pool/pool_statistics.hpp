@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "tarn/core/counter.hpp"
-#include "tarn/core/waiting_block.hpp"
+#include "tarn/core/deferred_count.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/growth/growth.hpp"
@@ -61,15 +61,15 @@ inline void add_ended(pool_state& sums, pool_state const& ended) noexcept {
 }
 
 /// O(free ranges + threads).
-template <class Heap, class Front, class Waiting>
+template <class Heap, class Front, class Deferred>
 [[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
-                                    Waiting const& waiting) {
+                                    Deferred const& deferred) {
   pool_state s = static_cast<pool_state const&>(heap.counters(growing));
   auto live = front.live(growing);
-  waiting_amount const awaiting = waiting.now();
-  s.pending = awaiting.bytes > 0 ? static_cast<std::size_t>(awaiting.bytes) : 0;
-  s.pending_blocks = awaiting.blocks > 0 ? static_cast<std::size_t>(awaiting.blocks) : 0;
-  s.host_bytes = front.host_bytes(growing) + waiting.host_bytes();
+  deferred_amount const amount = deferred.now();
+  s.pending = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
+  s.pending_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
+  s.host_bytes = front.host_bytes(growing) + deferred.host_bytes();
   hot_lock const held(heap.hot);
   arena& space = heap.space(held);
   live.bytes += heap.uncached_live_bytes;

@@ -26,7 +26,11 @@ template <class Pool>
 class slow_path {
  public:
   explicit slow_path(Pool& pool) noexcept
-      : pool_(pool), heap_(pool.heap_), waiting_(pool.waiting_), front_(pool.front_), graphs_(pool.graphs_) {}
+      : pool_(pool),
+        heap_(pool.heap_),
+        deferred_(pool.deferred_),
+        front_(pool.front_),
+        graphs_(pool.graphs_) {}
   slow_path(slow_path const&) = delete;
   slow_path& operator=(slow_path const&) = delete;
 
@@ -73,7 +77,7 @@ class slow_path {
     heap_.learn_if_named(id, stream);
     if (graphs_.is_watching()) [[unlikely]] {
       if_unknown const then = pool_.asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
-      if (graphs_.keep_if_captured(id, stream, p, bytes, alignment, then)) return;
+      if (graphs_.defer_if_captured(id, stream, p, bytes, alignment, then)) return;
       if (alignment <= default_alignment && !heap_.is_asleep() &&
           front_.put_watched(id, p, lazy_block_size{bytes}))
         return;
@@ -99,25 +103,25 @@ class slow_path {
     heap_.give_back(request, &p, 1, request.block);
   }
 
-  /// Frees a block whose stream was destroyed: the block waits for all work, or the host waits for it now.
+  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it now.
   TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
                                         std::size_t alignment) noexcept {
     if (heap_.is_lost()) return;
     if (graphs_.may_hold(p) && graphs_.deallocate(stream_ref::unknown_id, stream, p, bytes, alignment))
       return;
-    if (waiting_.hold_back_for_all(stream, p, bytes, alignment)) return;
+    if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
     pool_.deallocate_sync(p, bytes, alignment);
   }
 
   /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
-  TARN_NOINLINE bool take_back_noted(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                     std::size_t alignment) noexcept {
+  TARN_NOINLINE bool take_back_recorded(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
     heap_.learn_if_named(id, stream);
     if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
-    if (!waiting_.may_hold(p)) return false;
-    if (graphs_.watches_frees() && graphs_.keep_if_captured(id, stream, p, bytes, alignment)) return true;
-    return waiting_.hold_back(id, stream, p, bytes, alignment);
+    if (!deferred_.may_hold(p)) return false;
+    if (graphs_.watches_frees() && graphs_.defer_if_captured(id, stream, p, bytes, alignment)) return true;
+    return deferred_.defer(id, stream, p, bytes, alignment);
   }
 
  private:
@@ -165,12 +169,12 @@ class slow_path {
       growth_lock const growing(heap_.growth_mutex);
       if (heap_.is_asleep()) [[unlikely]]
         heap_.refuse_asleep(request.asked);
-      waiting_.release(growing, false);
+      deferred_.release(growing, false);
       if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, pool_, false);
       for (;;) {
         try {
           hot_lock held(heap_.hot);
-          ladder(growing, heap_, front_, waiting_, may_release(held), request, batch).climb();
+          ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb();
           return heap_.count_if_uncached(held, request, position.cache == nullptr);
         } catch (out_of_memory const&) {
           if (!graphs_.has_ended_parts() || !graphs_.reap(growing, pool_, true)) throw;
@@ -207,7 +211,7 @@ class slow_path {
 
   Pool& pool_;
   typename Pool::heap_type& heap_;
-  typename Pool::waiting_type& waiting_;
+  typename Pool::deferred_type& deferred_;
   front_type& front_;
   typename Pool::graphs_type& graphs_;
 };

@@ -19,7 +19,7 @@ namespace tarn {
 /// Afterwards `reserved` < `live` + 2 granules * `stretches`. Addresses stay, and a granule is indivisible: a stretch of live bytes
 /// that begins and ends inside granules also holds the free rest of both, each less than a granule. Two live bytes on either side of
 /// a boundary thus hold two granules; a stretch that begins or ends on a boundary holds less than one granule beyond its bytes.
-/// Blocks up to 32 KiB lie in runs; a run with a live block counts as live as a whole, and so do blocks that wait for recorded uses.
+/// Blocks up to 32 KiB lie in runs; a run with a live block counts as live as a whole, and so do deferred blocks.
 /// Three kinds of handles stay as they are, and may exceed the bound: those with a page_pin, those for whose copy the device has no
 /// memory, and those that work may still use, contrary to the promise above.
 /// The memory of the pool's graph_memories stays, and is counted neither as live nor as reserved here: its graphs hold addresses.

@@ -170,7 +170,7 @@ class device_buffer {
   }
 
   /// Records that work on `stream`, enqueued before the memory is freed, uses it, as torch.Tensor.record_stream() does. The
-  /// memory is held back until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
+  /// memory is deferred until that work is done; the order of the streams does not change. Needs a pool. Amortised O(1).
   /// @throws std::bad_alloc, cuda_error  nothing has changed
   void record_stream(stream_ref stream, source_location where = source_location::current()) const
     requires requires(Resource& memory) { memory.record_stream(nullptr, std::size_t{}, stream_ref{}); }

@@ -38,10 +38,10 @@ struct graph_totals {
 template <class Resource>
 graph_totals graphs_of(Resource& memory) {
   graph_totals sum;
-  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& waiting, auto&) {
-    sum.kept += waiting.kept_bytes();
+  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& deferred, auto&) {
+    sum.kept += deferred.bytes_for_graphs();
     if (heap.graph_memory == 0) return;
-    pool_state const s = read_state(growing, heap, front, waiting);
+    pool_state const s = read_state(growing, heap, front, deferred);
     ++sum.owners;
     sum.reserved += s.reserved;
     sum.allocated += s.live > s.pending ? s.live - s.pending : 0;

@@ -3,7 +3,7 @@
 // What the thread that opened a capture_scope remembers of the blocks that its stream uses inside the capture, so that the calls on
 // that stream take no lock of the graph memories.
 //
-// A block of a graph memory is noted by its address while it is live (graph_blocks.hpp). Blocks of this cache stay noted when the
+// A block of a graph memory is recorded by its address while it is live (graph_blocks.hpp). Blocks of this cache stay recorded when the
 // capture frees them into the part, and are forgotten together when the scope ends. If anything else takes one of them meanwhile,
 // as another thread does that frees it, graph_blocks counts a change, and the cache starts anew.
 

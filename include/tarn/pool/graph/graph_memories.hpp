@@ -7,14 +7,14 @@
 //                               all calls of the thread, which ask whether their stream is captured: it may have joined the capture
 //   allocate, captured stream   from the part, under an identity that the capture gives the stream
 //   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
-//     of a block of the pool    kept by the part: the graph uses it
+//     of a block of the pool    deferred until the owner has ended: the graph uses it
 //   deallocate elsewhere        to the part, in the order of that stream
 //   allocate for an owner       from its part, outside a capture in the order of the stream: see graph_memory::allocate()
 //   the scope ends              what captured streams freed is free for the owner's next capture
 //   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
-//                               goes back to the source and the kept blocks to the pool
+//                               goes back to the source and the deferred blocks to the pool
 //
-// Other threads and streams pay nothing. A live block of a part is noted by its address, so that deallocation finds it with one
+// Other threads and streams pay nothing. A live block of a part is recorded by its address, so that deallocation finds it with one
 // load more while there is one.
 //
 // Over 400 lines: what calls, owners and pins do with the parts, whose list has one mutex.
@@ -44,16 +44,16 @@
 namespace tarn::detail {
 
 /// What a pool keeps of its graph memories. Mutexes are never held across a call of a pool or driver.
-template <class Upstream, class Heap, class Front, class Waiting>
+template <class Upstream, class Heap, class Front, class Deferred>
 class graph_memories {
  public:
   using driver_type = typename Upstream::driver_type;
-  using part = graph_part<Upstream, Waiting>;
+  using part = graph_part<Upstream, Deferred>;
   using capture = captured_stream<part>;
   using captures_type = graph_captures<part, Heap, Front>;
 
-  graph_memories(Heap& heap, Front& front, Waiting& waiting) noexcept
-      : heap_(heap), waiting_(waiting), captures_(heap, front) {}
+  graph_memories(Heap& heap, Front& front, Deferred& deferred) noexcept
+      : heap_(heap), deferred_(deferred), captures_(heap, front) {}
   graph_memories(graph_memories const&) = delete;
   graph_memories& operator=(graph_memories const&) = delete;
   ~graph_memories() {
@@ -83,14 +83,14 @@ class graph_memories {
         p = owner->memory.front_.take(cache.kept_as, lazy_block_size{bytes});
       if (p == nullptr) p = take(whole, *owner, as, id, bytes, alignment);
       if (cache.is_old()) clear(*owner);
-      if (!cache.take(p)) note(p, *owner, as, bytes, alignment, &cache);
+      if (!cache.take(p)) record(p, *owner, as, bytes, alignment, &cache);
       return p;
     }
     capture const at = captures_.of_allocation(id, stream);
     if (at.kept_as == 0) return nullptr;
     stream_ref const as = stream_ref::from(nullptr, at.kept_as);
     void* const p = take(whole, *at.owner, as, id, bytes, alignment);
-    note(p, *at.owner, as, bytes, alignment, nullptr);
+    record(p, *at.owner, as, bytes, alignment, nullptr);
     return p;
   }
 
@@ -104,7 +104,7 @@ class graph_memories {
     // The part keeps no order of the streams of another owner's capture.
     if (at.kept_as != 0) as = stream_ref::from(nullptr, at.owner == &from ? at.kept_as : neutral_id);
     void* const p = take(whole, from, as, id, bytes, alignment);
-    note(p, from, as, bytes, alignment, nullptr);
+    record(p, from, as, bytes, alignment, nullptr);
     return p;
   }
 
@@ -115,20 +115,20 @@ class graph_memories {
         owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
       stream_id const kept_as = owner->cache.kept_as;
       auto& memory = owner->memory;
-      if (alignment > default_alignment || memory.waiting_.any_noted() ||
+      if (alignment > default_alignment || memory.deferred_.any_recorded() ||
           !memory.front_.put(kept_as, p, lazy_block_size{bytes}))
         memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
       return true;
     }
     auto const of = blocks_.take(p);
     if (!of.is_there()) return false;
-    waiting_.count_noted_elsewhere(false);
+    deferred_.count_graph_block(false);
     part* const owner = of.owner;
     capture const at = captures_.of_deallocation(id, stream);
     bool const is_others = at.kept_as != 0 && (at.owner != owner || at.is_guess);
     if (is_others || !of.users.empty()) {
-      kept_type kept{p, bytes, alignment, owner, of.users};  // with the block's reference to its owner
-      keep(kept, is_others, at.owner);
+      block_type freed{p, bytes, alignment, owner, of.users};  // with the block's reference to its owner
+      defer(freed, is_others, at.owner);
       return true;
     }
     if (at.kept_as != 0) {
@@ -142,13 +142,13 @@ class graph_memories {
     return true;
   }
 
-  /// Keeps a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
-  bool keep_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
-                        if_unknown then = if_unknown::ask) noexcept {
+  /// Defers a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
+  bool defer_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
+                         if_unknown then = if_unknown::ask) noexcept {
     capture const at = captures_.of_deallocation(id, stream, then);
     if (at.kept_as == 0) return false;
-    kept_type kept{p, bytes, alignment, nullptr, {}};
-    keep(kept, true, at.owner);
+    block_type freed{p, bytes, alignment, nullptr, {}};
+    defer(freed, true, at.owner);
     return true;
   }
 
@@ -158,7 +158,7 @@ class graph_memories {
   bool record_stream(void* p, std::size_t bytes, stream_ref& stream) {
     if (watches_frees()) {
       if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
-        if (blocks_.note_use(p, *at.owner)) waiting_.count_noted_elsewhere(true);
+        if (blocks_.record_use(p, *at.owner)) deferred_.count_graph_block(true);
         if (!may_be_own(p)) return true;
       }
     }
@@ -174,8 +174,8 @@ class graph_memories {
 
   /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
   [[nodiscard]] part& make_part(growth_lock const& growing) {
-    owned<part> made(new part(heap_, waiting_, ++last_number_));
-    made->memory.observe_waiting(made->observer);
+    owned<part> made(new part(heap_, deferred_, ++last_number_));
+    made->memory.observe_deferred(made->observer);
     made->memory.heap_.join(growing, made->number, heap_.sums);
     if (heap_.counters(growing).notes.is_open())
       made->memory.note_growth(heap_.counters(growing).notes.most(), heap_.counters(growing).notes.clock());
@@ -194,9 +194,9 @@ class graph_memories {
     }
     return true;
   }
-  /// Whether the pool has a block that it keeps until it ends. Graphs may use it, and no stream's work covers that.
-  [[nodiscard]] bool keeps_until_end() const noexcept {
-    return keeps_until_end_.load(std::memory_order_relaxed);
+  /// Whether the pool has a block that is deferred until it ends. Graphs may use it, and no stream's work covers that.
+  [[nodiscard]] bool defers_until_end() const noexcept {
+    return defers_until_end_.load(std::memory_order_relaxed);
   }
   /// The pool ends while work may use what its ended owners had: none of it is given back.
   void keep_mapped(growth_lock const& growing) noexcept {
@@ -221,7 +221,7 @@ class graph_memories {
     owner.memory.drain_.prepare_for_capture(growing);
     {
       std::lock_guard const guard(mutex_);
-      owner.kept.reserve(owner.kept.size() + kept_at_least);
+      owner.deferred.reserve(owner.deferred.size() + deferred_at_least);
     }
     return captures_.begin(growing, owner, stream);
   }
@@ -247,15 +247,15 @@ class graph_memories {
         if (std::exchange(p->is_mark_old, false)) p->end.renew();
       }
       if (!p->end.is_complete(wait)) continue;
-      // Before the part itself: blocks that two ended owners keep of each other, or one of its own, would hold them forever.
-      bool const gave_kept = give_back_all_kept(whole, *p);
+      // Before the part itself: blocks of ended owners that are deferred for each other, or for their own, would hold them forever.
+      bool const gave_deferred = give_back_all_deferred(whole, *p);
       // Its destructor must find nothing to wait for: a capture may open at any moment.
       bool const can_end = p->memory.drain_.can_end_now(growing) ||
                            (!capture_gate::has_captures() && p->memory.drain_.finish(growing));
       owned<part> const gone = can_end ? take_part(*p) : owned<part>();
-      if (gave_kept || gone.get() != nullptr) {
+      if (gave_deferred || gone.get() != nullptr) {
         any = true;
-        last = 0;  // an ended owner that was passed may have waited for a block that this one kept
+        last = 0;  // an ended owner that was passed may have waited for a block deferred for this one
       }
       if (gone.get() == nullptr) continue;
       add_ended(heap_.sums, gone->memory.state());
@@ -270,7 +270,7 @@ class graph_memories {
   [[nodiscard]] graph_state state_of(part& of) const {
     pool_state const s = of.memory.state();
     std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.kept_bytes, of.number};
+    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.deferred_bytes, of.number};
   }
   /// Calls f(pool) for each part. reap() leaves alone what a call refers to.
   template <class F>
@@ -283,14 +283,14 @@ class graph_memories {
     }
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
-  /// Calls f(address, bytes, number of the owner) for each block that a graph keeps; the number is 0 if the pool keeps it until it ends.
+  /// Calls f(address, bytes, number of the owner) for each block that is deferred for a graph; the number is 0 if until the pool ends.
   template <class F>
-  void for_each_kept(growth_lock const&, F const& f) const {
+  void for_each_deferred(growth_lock const&, F const& f) const {
     std::lock_guard const guard(mutex_);
     for (auto const& p : parts_) {
-      for (auto const& b : p->kept) f(b.p, b.bytes, p->number);
+      for (auto const& b : p->deferred) f(b.p, b.bytes, p->number);
     }
-    for (auto const& b : kept_until_end_) f(b.p, b.bytes, std::uint64_t{0});
+    for (auto const& b : deferred_until_end_) f(b.p, b.bytes, std::uint64_t{0});
   }
 
   // ---- pins: a part stays, also after its owner has ended.
@@ -299,8 +299,8 @@ class graph_memories {
   void remove_reference(growth_lock const&, void const* p) noexcept { --part_with(p)->references; }
 
  private:
-  using kept_type = kept_block<part>;
-  static constexpr std::size_t kept_at_least =
+  using block_type = deferred_block<part>;
+  static constexpr std::size_t deferred_at_least =
       64;  ///< blocks of each capture for which there is room beforehand
 
   /// Whether `p` is a live block of a part, and not only used by one.
@@ -321,26 +321,26 @@ class graph_memories {
     part& of_;
   };
 
-  /// Notes a block that was handed out under the identity of `as`, and adds it to the cache of its capture.
+  /// Records a block that was handed out under the identity of `as`, and adds it to the cache of its capture.
   /// @throws std::bad_alloc, the block is free again
-  void note(void* p, part& owner, stream_ref as, std::size_t bytes, std::size_t alignment,
-            capture_cache* cache) {
+  void record(void* p, part& owner, stream_ref as, std::size_t bytes, std::size_t alignment,
+              capture_cache* cache) {
     bool const is_cached = cache != nullptr && cache->has_room();
     bool is_new = false;
     try {
-      is_new = blocks_.note(p, owner, is_cached ? note_of::capture_cache : note_of::live_block);
+      is_new = blocks_.record(p, owner, is_cached ? recorded_for::capture_cache : recorded_for::live_block);
     } catch (...) {
       owner.memory.deallocate(as, p, bytes, alignment);
       throw;
     }
-    if (is_new) waiting_.count_noted_elsewhere(true);
+    if (is_new) deferred_.count_graph_block(true);
     if (is_cached) cache->add(p);
   }
   /// Empties the cache of a capture.
   void clear(part& owner) noexcept {
     owner.cache.clear([&](void* const* free, std::size_t count) {
       for (std::size_t left = blocks_.forget(free, count, owner); left != 0; --left)
-        waiting_.count_noted_elsewhere(false);
+        deferred_.count_graph_block(false);
     });
   }
 
@@ -363,53 +363,53 @@ class graph_memories {
     }
   }
 
-  /// Keeps a block until none of its users is left, and `by`, if a capture freed it. Without host memory to note it, the block
-  /// stays as it is until the pool ends. So does one of an unknown capture.
-  void keep(kept_type& b, bool is_of_capture, part* by) noexcept {
+  /// Defers a block until none of its users is left, and `by`, if a capture freed it. Without host memory to record it, the block
+  /// is deferred until the pool ends. So is one of an unknown capture.
+  void defer(block_type& b, bool is_of_capture, part* by) noexcept {
     std::lock_guard const guard(mutex_);
-    count_kept(b, 1);
+    count_deferred(b, 1);
     if (by != nullptr) b.users.add(*by);
     if ((is_of_capture && by == nullptr) || b.users.is_too_many()) {
       b.users.clear();
-      return list_until_end(b);
+      return defer_until_end(b);
     }
     pass_on(b);
   }
-  /// Keeps a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
-  void list_until_end(kept_type const& b) noexcept {
-    keeps_until_end_.store(true, std::memory_order_relaxed);
+  /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
+  void defer_until_end(block_type const& b) noexcept {
+    defers_until_end_.store(true, std::memory_order_relaxed);
     try {
-      kept_until_end_.push_back(b);
-    } catch (...) {  // it is kept all the same
+      deferred_until_end_.push_back(b);
+    } catch (...) {  // it is deferred all the same
     }
   }
-  /// Lets the next user keep a block. Under the mutex.
-  void pass_on(kept_type& b) noexcept {
+  /// Defers a block for its next user. Under the mutex.
+  void pass_on(block_type& b) noexcept {
     part& next = b.users.take();
     try {
-      next.kept.push_back(b);
+      next.deferred.push_back(b);
       next.is_mark_old = next.is_over;
-      next.kept_bytes += rounded_bytes(b.bytes, b.alignment);
+      next.deferred_bytes += rounded_bytes(b.bytes, b.alignment);
     } catch (...) {
       b.users.clear();
-      list_until_end(b);
+      defer_until_end(b);
     }
     --next.references;
   }
-  void count_kept(kept_type const& b, std::int64_t sign) noexcept {
+  void count_deferred(block_type const& b, std::int64_t sign) noexcept {
     if (b.from == nullptr) {
-      waiting_.count_kept(b.bytes, b.alignment, sign);
+      deferred_.count_for_graphs(b.bytes, b.alignment, sign);
     } else {
-      b.from->memory.waiting_.count_kept(b.bytes, b.alignment, sign);
+      b.from->memory.deferred_.count_for_graphs(b.bytes, b.alignment, sign);
     }
   }
   template <class Pool>
-  void give_back_kept(Pool& whole, kept_type& b) noexcept {
+  void give_back_deferred(Pool& whole, block_type& b) noexcept {
     if (!b.users.empty()) {
       std::lock_guard const guard(mutex_);
       return pass_on(b);
     }
-    count_kept(b, -1);
+    count_deferred(b, -1);
     if (b.from == nullptr) {
       whole.deallocate_sync(b.p, b.bytes, b.alignment);
     } else {
@@ -418,26 +418,26 @@ class graph_memories {
     }
   }
 
-  /// Gives back the blocks that an ended owner kept, whose work is complete. Returns false if there was none.
+  /// Gives back the blocks that were deferred for an ended owner, whose work is complete. Returns false if there was none.
   template <class Pool>
-  bool give_back_all_kept(Pool& whole, part& of) noexcept {
-    sequence<kept_type> kept;
+  bool give_back_all_deferred(Pool& whole, part& of) noexcept {
+    sequence<block_type> blocks;
     {
       std::lock_guard const guard(mutex_);
-      if (of.is_mark_old) return false;  // kept since the mark: at the next call
-      kept.swap(of.kept);
-      of.kept_bytes = 0;
+      if (of.is_mark_old) return false;  // deferred since the mark: at the next call
+      blocks.swap(of.deferred);
+      of.deferred_bytes = 0;
     }
-    for (auto& b : kept) give_back_kept(whole, b);
-    return !kept.empty();
+    for (auto& b : blocks) give_back_deferred(whole, b);
+    return !blocks.empty();
   }
 
-  /// The ended part with the lowest number above `last` that keeps a block, or that nothing refers to.
+  /// The ended part with the lowest number above `last` that a block is deferred for, or that nothing refers to.
   part* next_over(std::uint64_t last) noexcept {
     std::lock_guard const guard(mutex_);
     part* next = nullptr;
     for (auto& p : parts_) {
-      if (p->number > last && p->is_over && (p->references == 0 || !p->kept.empty()) &&
+      if (p->number > last && p->is_over && (p->references == 0 || !p->deferred.empty()) &&
           (next == nullptr || p->number < next->number))
         next = p.get();
     }
@@ -464,7 +464,7 @@ class graph_memories {
     std::lock_guard const guard(mutex_);
     owned<part> taken;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i].get() != &gone || gone.references != 0 || !gone.kept.empty()) continue;
+      if (parts_[i].get() != &gone || gone.references != 0 || !gone.deferred.empty()) continue;
       taken = std::move(parts_[i]);
       parts_.erase_unordered(i);
       --over_count_;
@@ -474,15 +474,15 @@ class graph_memories {
   }
 
   Heap& heap_;
-  Waiting& waiting_;
+  Deferred& deferred_;
   captures_type captures_;
   graph_blocks<part> blocks_;
   mutable fork_mutex mutex_;
   sequence<owned<part>> parts_;
   std::uint64_t last_number_ = 0;
   std::atomic<std::size_t> over_count_{0};
-  std::atomic<bool> keeps_until_end_{false};
-  sequence<kept_type> kept_until_end_;  ///< under the mutex
+  std::atomic<bool> defers_until_end_{false};
+  sequence<block_type> deferred_until_end_;  ///< under the mutex
 };
 
 }  // namespace tarn::detail

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/deferred_count.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
-#include "tarn/core/waiting_block.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
@@ -24,27 +24,27 @@ class pool;
 
 namespace detail {
 
-/// Counts the waiting blocks of a part as the pool's.
-template <class Waiting>
-class forward_waiting final : public waiting_observer {
+/// Counts the deferred blocks of a part as the pool's.
+template <class Deferred>
+class forward_deferred final : public deferred_observer {
  public:
-  explicit forward_waiting(Waiting& to) noexcept : to_(to) {}
-  /// Takes back what is left: a part may end while a block waits that can never be waited for.
-  ~forward_waiting() override {
+  explicit forward_deferred(Deferred& to) noexcept : to_(to) {}
+  /// Takes back what is left: a part may end with a deferred block that can never be waited for.
+  ~forward_deferred() override {
     to_.count_of_part({-small_.blocks, -small_.bytes, -small_.requested},
                       {-large_.blocks, -large_.bytes, -large_.requested});
   }
-  forward_waiting(forward_waiting const&) = delete;
-  forward_waiting& operator=(forward_waiting const&) = delete;
-  void waiting_changed(waiting_amount const& smaller, waiting_amount const& larger) noexcept override {
+  forward_deferred(forward_deferred const&) = delete;
+  forward_deferred& operator=(forward_deferred const&) = delete;
+  void deferred_changed(deferred_amount const& smaller, deferred_amount const& larger) noexcept override {
     small_.add(smaller);
     large_.add(larger);
     to_.count_of_part(smaller, larger);
   }
 
  private:
-  Waiting& to_;
-  waiting_amount small_, large_;
+  Deferred& to_;
+  deferred_amount small_, large_;
 };
 
 /// Finds out when the device has completed the work that was submitted before the owner ended, without waiting for it.
@@ -111,7 +111,7 @@ template <class Part>
 class graph_users {
  public:
   [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
-  /// Whether there were more than it has room for: such a block is kept until the pool ends.
+  /// Whether there were more than it has room for: such a block is deferred until the pool ends.
   [[nodiscard]] bool is_too_many() const noexcept { return is_too_many_; }
   void add(Part& user) noexcept {
     for (std::size_t i = 0; i < count_; ++i) {
@@ -139,34 +139,34 @@ class graph_users {
 
 /// A block that a capture freed although it is not the owner's own: work of the graph uses it.
 template <class Part>
-struct kept_block {
+struct deferred_block {
   void* p = nullptr;
   std::size_t bytes = 0;
   std::size_t alignment = 0;
   Part* from = nullptr;     ///< whose block it is; null: the pool's
-  graph_users<Part> users;  ///< that keep it afterwards
+  graph_users<Part> users;  ///< that it is deferred for afterwards
 };
 
 /// One owner's memory.
-template <class Upstream, class Waiting>
+template <class Upstream, class Deferred>
 struct graph_part {
   template <class Heap>
-  graph_part(Heap& heap, Waiting& waiting, std::uint64_t segment_pool)
-      : observer(waiting),
+  graph_part(Heap& heap, Deferred& deferred_in_pool, std::uint64_t segment_pool)
+      : observer(deferred_in_pool),
         memory(heap.upstream(), told(heap.options), &heap.growth_mutex),
         number(segment_pool),
         end(heap.driver()) {}
 
-  forward_waiting<Waiting> observer;
+  forward_deferred<Deferred> observer;
   pool<Upstream> memory;
   std::uint64_t const number;  ///< counted from 1, as PyTorch's segment_pool_id
   capture_cache cache;         ///< of the open scope that got it first
-  sequence<kept_block<graph_part>> kept;
-  std::size_t kept_bytes = 0;
-  /// Open captures, live blocks, calls in progress, and blocks that other parts keep: while there is one, the part stays.
+  sequence<deferred_block<graph_part>> deferred;
+  std::size_t deferred_bytes = 0;
+  /// Open captures, live blocks, calls in progress, and blocks that are deferred in other parts: while there is one, the part stays.
   std::atomic<std::size_t> references{0};
   bool is_over = false;      ///< its graph_memory was destroyed
-  bool is_mark_old = false;  ///< a block was kept after the mark
+  bool is_mark_old = false;  ///< a block was deferred after the mark
   end_mark<typename Upstream::driver_type> end;
 
  private:

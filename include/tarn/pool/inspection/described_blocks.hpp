@@ -13,7 +13,7 @@
 
 namespace tarn::detail {
 
-/// Whether a freed block waits in quarantine.
+/// Whether a freed block goes into quarantine.
 enum class reuse : std::uint8_t { later, at_once };
 
 template <class Heap>
@@ -24,7 +24,7 @@ TARN_NOINLINE void take_back_described([[maybe_unused]] Heap& heap, [[maybe_unus
                                        [[maybe_unused]] reuse when) noexcept {
   if constexpr (Heap::describes) {
     auto& description = heap.description;
-    freed_block const b{p, bytes + guard_bytes, alignment, id, stream};
+    freed_block const b{p, bytes + guard_bytes, alignment, stream_ref::from(stream.handle(), id)};
     std::size_t const block = rounded_bytes(bytes, alignment);  // as it was counted
     std::size_t const asked = description.take_back(p, bytes);
     {
@@ -34,7 +34,7 @@ TARN_NOINLINE void take_back_described([[maybe_unused]] Heap& heap, [[maybe_unus
         return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
                                 block);
     }
-    // A held-back block was waited for, and its stream may be destroyed.
+    // A deferred block was waited for, and its stream may be destroyed.
     if (id == neutral_id || when == reuse::at_once) {
       description.region_ends(p);
     } else {

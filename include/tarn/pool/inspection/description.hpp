@@ -29,6 +29,7 @@
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_life.hpp"
+#include "tarn/pool/block_request.hpp"
 
 namespace tarn::detail {
 
@@ -40,15 +41,6 @@ inline constexpr std::size_t guard_bytes = 256;
 /// heap.
 inline constexpr std::size_t quarantine_blocks = 1024;
 inline constexpr std::size_t quarantine_bytes = 256_MiB;
-
-/// A freed block that has not yet returned to the heap.
-struct freed_block {
-  void* p = nullptr;
-  std::size_t bytes = 0;  ///< including the guard
-  std::size_t alignment = 0;
-  stream_id id = 0;
-  stream_ref stream;
-};
 
 /// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its own blocks, and
 /// over memory that a tool refuses.
@@ -158,7 +150,7 @@ class description {
     std::lock_guard const guard(mutex_);
     if (!is_left(address(p))) end_region(address(p));
   }
-  /// Waits for the stream of a block that is held back; does nothing if the block is not live or has another size, which is
+  /// Waits for the stream of a block that is deferred; does nothing if the block is not live or has another size, which is
   /// reported later.
   void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
     {
@@ -284,7 +276,7 @@ class description {
   address_map<std::size_t> live_;  ///< requested bytes of each block handed out
   std::size_t promised_ = 0;       ///< blocks that room was made for and that are not handed out yet
   sequence<stretch> left_;
-  sequence<freed_block> ring_;  ///< the quarantine, oldest at first_
+  sequence<freed_block> ring_;  ///< the quarantine, oldest at first_; `bytes` include the guard
   std::size_t first_ = 0;
   std::size_t kept_ = 0;
   std::size_t kept_bytes_ = 0;

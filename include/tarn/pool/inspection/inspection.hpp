@@ -41,7 +41,7 @@ class pool_tiling {
     std::sort(facts.runs.begin(), facts.runs.end(), by_address);
     std::sort(facts.held.begin(), facts.held.end(), by_address);
     std::sort(facts.cached.begin(), facts.cached.end(), by_address);
-    std::sort(facts.awaiting.begin(), facts.awaiting.end(), by_address);
+    std::sort(facts.deferred.begin(), facts.deferred.end(), by_address);
     for (held_piece const& p : facts.pieces) pieces_.push_back(p.address);
     std::sort(pieces_.begin(), pieces_.end());
   }
@@ -145,7 +145,7 @@ class pool_tiling {
 
   /// The actual use of a block that is live to the arena.
   [[nodiscard]] held_block taken(std::uintptr_t address, std::size_t bytes, stream_id stream) const {
-    for (auto const* list : {&facts_.cached, &facts_.awaiting}) {
+    for (auto const* list : {&facts_.cached, &facts_.deferred}) {
       auto const found =
           std::lower_bound(list->begin(), list->end(), address,
                            [](held_block const& b, std::uintptr_t at) { return b.address < at; });
@@ -197,16 +197,17 @@ struct pool_contents {
 /// @throws std::bad_alloc
 template <class Memory>
 [[nodiscard]] pool_contents contents_of(Memory& memory) {
-  std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
-  std::vector<held_block> kept;     // by graphs, in any of these pools
-  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& waiting, auto& graphs) {
-    of_each.emplace_back().copy(growing, heap, front, waiting);
-    graphs.for_each_kept(growing, [&](void const* p, std::size_t bytes, std::uint64_t number) {
-      kept.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::awaiting, 0, bytes, number});
+  std::vector<pool_facts> of_each;    // a layer that routes inspects several pools, one after another
+  std::vector<held_block> of_graphs;  // deferred, in any of these pools
+  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& deferred, auto& graphs) {
+    of_each.emplace_back().copy(growing, heap, front, deferred);
+    graphs.for_each_deferred(growing, [&](void const* p, std::size_t bytes, std::uint64_t number) {
+      of_graphs.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::deferred, 0, bytes, number});
     });
   };
   nearest(memory, pool_call::inspect{look});
-  for (pool_facts& facts : of_each) facts.awaiting.insert(facts.awaiting.end(), kept.begin(), kept.end());
+  for (pool_facts& facts : of_each)
+    facts.deferred.insert(facts.deferred.end(), of_graphs.begin(), of_graphs.end());
   pool_contents contents;
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
   auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };

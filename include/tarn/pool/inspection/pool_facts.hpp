@@ -19,7 +19,7 @@ namespace tarn::detail {
 
 enum class held_use : std::uint8_t {
   live,
-  awaiting,  ///< freed, but another stream that used it has not finished
+  deferred,  ///< freed, but another stream that used it has not finished
   cached
 };
 
@@ -28,8 +28,8 @@ struct held_block {
   std::size_t bytes = 0;
   held_use use = held_use::cached;
   stream_id stream = 0;            ///< 0 if unowned
-  std::size_t requested = 0;       ///< of an awaiting block: the bytes requested from the pool
-  std::uint64_t graph_memory = 0;  ///< that keeps an awaiting block; 0 if none
+  std::size_t requested = 0;       ///< of a deferred block: the bytes requested from the pool
+  std::uint64_t graph_memory = 0;  ///< that keeps a deferred block; 0 if none
 };
 
 struct held_piece {
@@ -69,14 +69,14 @@ struct pool_facts {
   std::vector<held_memory> held;
   std::vector<held_block>
       cached;  ///< live to the arena: in magazines, freed into another domain's run, or in quarantine
-  std::vector<held_block> awaiting;
+  std::vector<held_block> deferred;
   std::vector<growth_note> notes;
   std::size_t reserved = 0;
   std::uint64_t graph_memory = 0;  ///< that the pool belongs to, 0 if none
 
   /// Copies them from a pool. @throws std::bad_alloc
-  template <class Heap, class Front, class Waiting>
-  void copy(growth_lock const& growing, Heap& heap, Front& front, Waiting const& waiting) {
+  template <class Heap, class Front, class Deferred>
+  void copy(growth_lock const& growing, Heap& heap, Front& front, Deferred const& blocks) {
     heap.growth(growing).for_each_held([&](held_memory const& h) { held.push_back(h); });
     for (std::size_t i = 0; i < heap.counters(growing).notes.size(); ++i)
       notes.push_back(heap.counters(growing).notes[i]);
@@ -84,13 +84,13 @@ struct pool_facts {
     graph_memory = heap.graph_memory;
     stopped_threads const stopped(growing, front);
     // Before the hot lock: no two locks are held at once.
-    waiting.for_each([&](auto const& w) {
-      awaiting.push_back({address_of(w.p), rounded_bytes(w.bytes, w.alignment), held_use::awaiting,
-                          public_id(w.stream.id()), w.bytes});
+    blocks.for_each([&](freed_block const& b) {
+      deferred.push_back({address_of(b.p), rounded_bytes(b.bytes, b.alignment), held_use::deferred,
+                          public_id(b.stream.id()), b.bytes});
     });
     if constexpr (Heap::describes) {
-      heap.description.for_each_kept([&](auto const& b) {
-        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.id), 0});
+      heap.description.for_each_kept([&](freed_block const& b) {
+        cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.stream.id()), 0});
       });
     }
     front.for_each([&](stream_cache const& mine) { copy_magazines(mine); });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed block is held back
-// until the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other
+// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and freeing the
+// block is deferred until the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other
 // blocks are.
 //
 //   record_stream(p, B)     p is recorded, with a use on B's queue
@@ -30,8 +30,9 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
+#include "tarn/pool/block_request.hpp"
+#include "tarn/pool/order/block_table.hpp"
 #include "tarn/pool/order/mark_work.hpp"
-#include "tarn/pool/order/noted_blocks.hpp"
 #include "tarn/pool/order/slot_table.hpp"
 
 namespace tarn::detail {
@@ -39,72 +40,64 @@ namespace tarn::detail {
 template <stream_driver Driver>
 class recorded_streams {
  public:
-  /// A block that was freed and held back.
-  struct waiting {
-    void* p = nullptr;
-    std::size_t bytes = 0;
-    std::size_t alignment = 0;
-    stream_ref stream;
-  };
-
   /// @param named  what a default stream refers to that is named without an identity
   recorded_streams(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
   recorded_streams(recorded_streams const&) = delete;
   recorded_streams& operator=(recorded_streams const&) = delete;
 
-  [[nodiscard]] bool any() const noexcept { return noted_count_.load(std::memory_order_relaxed) != 0; }
-  /// Makes any() true for a block that is noted elsewhere (pool/graph/), so that a deallocation reads one counter.
-  void count_noted_elsewhere(bool more) noexcept {
+  [[nodiscard]] bool any() const noexcept { return recorded_count_.load(std::memory_order_relaxed) != 0; }
+  /// Makes any() true for a block of graph_blocks (pool/graph/), so that a deallocation reads one counter.
+  void count_graph_block(bool more) noexcept {
     if (more) {
-      noted_count_.fetch_add(1, std::memory_order_relaxed);
+      recorded_count_.fetch_add(1, std::memory_order_relaxed);
     } else {
-      noted_count_.fetch_sub(1, std::memory_order_relaxed);
+      recorded_count_.fetch_sub(1, std::memory_order_relaxed);
     }
   }
   /// Returns false if `p` has no recorded use. Takes no lock.
-  [[nodiscard]] bool may_hold(void const* p) const noexcept { return noted_.may_hold(p); }
-  [[nodiscard]] bool any_waiting() const noexcept {
-    return waiting_count_.load(std::memory_order_relaxed) != 0;
+  [[nodiscard]] bool may_hold(void const* p) const noexcept { return recorded_.may_hold(p); }
+  [[nodiscard]] bool any_deferred() const noexcept {
+    return deferred_count_.load(std::memory_order_relaxed) != 0;
   }
 
   /// Records a use on a stream with its identity, whose device was learned, and makes room for all that
   /// deallocation needs. Amortised O(1); O(streams that the block is used on). @throws std::bad_alloc:
   /// nothing has changed
-  void note(void* p, stream_ref stream) {
+  void record(void* p, stream_ref stream) {
     stream_id const id = stream.id();
     std::lock_guard const guard(mutex_);
-    slot_number b = noted_.find(p);
+    slot_number b = recorded_.find(p);
     for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
       if (uses_[u].stream == id) return;
     }
     if (b == 0) {
       blocks_.make_room();
-      noted_.make_room();
+      recorded_.make_room();
     }
     uses_.make_room();
     slot_number const q = queue_of(stream);
     if (b == 0) {
       b = blocks_.take();
       blocks_[b].p = p;
-      noted_.insert(b);
-      noted_count_.fetch_add(1, std::memory_order_relaxed);
+      recorded_.insert(b);
+      recorded_count_.fetch_add(1, std::memory_order_relaxed);
     }
     add_use(b, q, id);
   }
 
-  /// Called at deallocation: returns true if the block is held back, false if it has no recorded use and may be freed now.
+  /// Called at deallocation: returns true if the block is deferred, false if it has no recorded use and may be freed now.
   /// Records one event on each recorded stream. Waits for the device only if a stream was destroyed and the driver cannot mark
   /// its work.
-  bool hold_back(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
+  bool defer(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     lock held(mutex_);
-    slot_number const b = take_noted(p);
-    return b != 0 && hold(held, b, {p, bytes, alignment, stream});
+    slot_number const b = take_recorded(p);
+    return b != 0 && defer_marked(held, b, {p, bytes, alignment, stream});
   }
 
-  /// As hold_back(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: holds it back until
-  /// that stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
+  /// As defer(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: defers it until that
+  /// stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
   /// device cannot be waited for, the block stays live until the pool ends.
-  bool hold_back_for_all(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
+  bool defer_for_all_work(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
     lock held(mutex_);
     slot_number q = 0;
     try {
@@ -115,10 +108,10 @@ class recorded_streams {
       held.unlock();
       return !wait_for_all_work(driver_).ok();
     }
-    slot_number b = take_noted(p);
+    slot_number b = take_recorded(p);
     if (b == 0) b = blocks_.take();
     add_use(b, q, stream_ref::unknown_id);
-    return hold(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
+    return defer_marked(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
   }
 
   /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
@@ -136,7 +129,7 @@ class recorded_streams {
   }
 
   /// Takes out one block whose uses settle() found complete. Returns false if there is none. Amortised O(1).
-  bool take_ready(waiting& out) noexcept {
+  bool take_ready(freed_block& out) noexcept {
     std::lock_guard const guard(mutex_);
     while (over_ != 0) {
       slot_number const group = over_;
@@ -149,22 +142,22 @@ class recorded_streams {
       }
       slot_number const b = uses_[u].block;
       drop(u);
-      if (--blocks_[b].pending != 0) continue;
+      if (--blocks_[b].uses_left != 0) continue;
       out = blocks_[b].freed;
-      end_waiting(b);
+      end_deferral(b);
       return true;
     }
     return false;
   }
 
-  /// Whether work may still run on held-back blocks and the host may synchronise the device. It may not while a stream to be
+  /// Whether work may still use deferred blocks and the host may synchronise the device. It may not while a stream to be
   /// marked is capturing, since that would only end the capture.
-  [[nodiscard]] bool asks_for_device() const noexcept { return any_waiting() && !waits_for_capture(); }
-  /// Whether a capture prevents a stream from being marked that held-back blocks wait for. Uses what settle() found: a stream's
+  [[nodiscard]] bool asks_for_device() const noexcept { return any_deferred() && !waits_for_capture(); }
+  /// Whether a capture prevents a stream from being marked that deferred blocks wait for. Uses what settle() found: a stream's
   /// handle is not queried, since the stream may be destroyed.
   [[nodiscard]] bool waits_for_capture() const noexcept {
     std::lock_guard const guard(mutex_);
-    for (slot_number q = 1; q <= queues_.last() && any_waiting(); ++q) {
+    for (slot_number q = 1; q <= queues_.last() && any_deferred(); ++q) {
       if (queues_[q].unmarked != 0 && queues_[q].captured) return true;
     }
     return false;
@@ -180,17 +173,17 @@ class recorded_streams {
     while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
   }
 
-  /// Calls f(waiting) for each block held back. While the growth lock is held none of them is handed out again.
+  /// Calls f(freed_block) for each deferred block. While the growth lock is held none of them is handed out again.
   template <class F>
-  void for_each_waiting(F const& f) const {
+  void for_each_deferred(F const& f) const {
     std::lock_guard const guard(mutex_);
     for (slot_number b = 1; b <= blocks_.last(); ++b) {
-      if (blocks_[b].is_waiting) f(blocks_[b].freed);
+      if (blocks_[b].is_deferred) f(blocks_[b].freed);
     }
   }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     std::lock_guard const guard(mutex_);
-    return blocks_.host_bytes() + uses_.host_bytes() + queues_.host_bytes() + noted_.host_bytes() +
+    return blocks_.host_bytes() + uses_.host_bytes() + queues_.host_bytes() + recorded_.host_bytes() +
            by_stream_.host_bytes();
   }
 
@@ -201,10 +194,10 @@ class recorded_streams {
   struct block {
     void* p = nullptr;
     slot_number next = 0;
-    slot_number uses = 0;       ///< until it is held back: linked by `next`
-    std::uint32_t pending = 0;  ///< incomplete uses, plus one for a deallocation in progress
-    bool is_waiting = false;
-    waiting freed;
+    slot_number uses = 0;         ///< until it is deferred: linked by `next`
+    std::uint32_t uses_left = 0;  ///< incomplete uses, plus one for a deallocation in progress
+    bool is_deferred = false;
+    freed_block freed;
   };
   /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
   struct use {
@@ -238,7 +231,7 @@ class recorded_streams {
   /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded slightly later than its
   /// own would be. 32 uses have 32 events; each doubling adds 11.
   static constexpr std::uint32_t group_part = 16;
-  /// Number of events kept for later marks.
+  /// Number of events others for later marks.
   static constexpr std::size_t most_idle = 64;
 
   // ---- under the mutex
@@ -282,13 +275,13 @@ class recorded_streams {
     (void)by_stream_.erase(queues_[q].key);
     queues_.give(q);
   }
-  slot_number take_noted(void* p) noexcept {
-    slot_number const b = noted_.take(p);
-    if (b != 0) noted_count_.fetch_sub(1, std::memory_order_relaxed);
+  slot_number take_recorded(void* p) noexcept {
+    slot_number const b = recorded_.take(p);
+    if (b != 0) recorded_count_.fetch_sub(1, std::memory_order_relaxed);
     return b;
   }
-  void end_waiting(slot_number b) noexcept {
-    waiting_count_.store(waiting_count_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+  void end_deferral(slot_number b) noexcept {
+    deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
     blocks_.give(b);
   }
   /// Adds group `added` to group `g`.
@@ -328,36 +321,36 @@ class recorded_streams {
   // ---- under the mutex, which is released around driver calls
 
   /// Marks the uses of a freed block. Returns false if there is none left to wait for.
-  bool hold(lock& held, slot_number b, waiting const& freed) noexcept {
-    block& of = blocks_[b];  // its address is stable, and `pending` keeps it
+  bool defer_marked(lock& held, slot_number b, freed_block const& freed) noexcept {
+    block& of = blocks_[b];  // its address is stable, and `uses_left` keeps it
     std::uint64_t const ticket = ++clock_;
-    of.pending = 1;
-    slot_number kept = 0;
+    of.uses_left = 1;
+    slot_number others = 0;
     for (slot_number u = std::exchange(of.uses, 0); u != 0;) {
       slot_number const next = uses_[u].next;
       if (uses_[u].stream == freed.stream.id()) {
         drop(u);
       } else {
-        uses_[u].next = std::exchange(kept, u);
-        ++of.pending;
+        uses_[u].next = std::exchange(others, u);
+        ++of.uses_left;
       }
       u = next;
     }
-    if (kept == 0) {
+    if (others == 0) {
       blocks_.give(b);
       return false;
     }
     of.freed = freed;
-    of.is_waiting = true;
-    waiting_count_.store(waiting_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    while (kept != 0) {
-      slot_number const u = std::exchange(kept, std::exchange(uses_[kept].next, 0));
+    of.is_deferred = true;
+    deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    while (others != 0) {
+      slot_number const u = std::exchange(others, std::exchange(uses_[others].next, 0));
       if (!mark(held, u, ticket)) continue;
       drop(u);
-      --of.pending;
+      --of.uses_left;
     }
-    if (--of.pending != 0) return true;
-    end_waiting(b);
+    if (--of.uses_left != 0) return true;
+    end_deferral(b);
     return false;
   }
 
@@ -441,13 +434,13 @@ class recorded_streams {
   slot_table<use> uses_;
   slot_table<use_queue> queues_;
   address_map<std::uint32_t> by_stream_;
-  noted_blocks<block> noted_{blocks_};
+  block_table<block> recorded_{blocks_};
   slot_number over_ = 0;  ///< groups whose uses are complete
   std::uint64_t clock_ = 0;
   event_handle idle_[most_idle] = {};
   std::size_t idle_count_ = 0;
-  std::atomic<std::size_t> noted_count_{0};
-  std::atomic<std::size_t> waiting_count_{0};
+  std::atomic<std::size_t> recorded_count_{0};
+  std::atomic<std::size_t> deferred_count_{0};
 };
 
 }  // namespace tarn::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A hash table from address to noted block, with a filter that any thread reads without the lock. Freeing a block that is not
+// A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block that is not
 // in the table costs two loads.
 
 #include <atomic>
@@ -17,9 +17,9 @@ namespace tarn::detail {
 /// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
 /// called under the owner's lock.
 template <class Block>
-class noted_blocks {
+class block_table {
  public:
-  explicit noted_blocks(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
+  explicit block_table(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
 
   /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
   /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tarn/core/waiting_block.hpp"
+#include "tarn/core/deferred_count.hpp"
 
 #include "catch.hpp"
 
 using namespace tarn::detail;
 
 namespace {
-struct observer final : waiting_observer {
-  void waiting_changed(waiting_amount const& more_small, waiting_amount const& more_large) noexcept override {
+struct observer final : deferred_observer {
+  void deferred_changed(deferred_amount const& more_small,
+                        deferred_amount const& more_large) noexcept override {
     small += more_small.bytes;
     large += more_large.bytes;
     blocks += more_small.blocks + more_large.blocks;
@@ -16,9 +17,9 @@ struct observer final : waiting_observer {
 };
 }  // namespace
 
-TEST_CASE("waiting_count notifies every observer, and a new one of the blocks already waiting",
-          "[core][waiting_block]") {
-  waiting_count count;
+TEST_CASE("deferred_count notifies every observer, and a new one of the blocks deferred already",
+          "[core][deferred_count]") {
+  deferred_count count;
   observer first, second;
   count.attach(first);
   count.change(true, 512, 500, 1);
