@@ -933,7 +933,7 @@ void allocator::add_segments(std::vector<SegmentInfo>& to, tarn::snapshot const&
           block_info.context_when_allocated = known.context;
           if (info.stream == nullptr) info.stream = known.stream.handle();
         });
-      } else if (b.use == tarn::block_use::awaiting) {
+      } else if (b.use == tarn::block_use::deferred) {
         block_info.active = true;
         block_info.requested_size = b.requested;
         waiting.insert(b.address);

@@ -1444,7 +1444,7 @@ template <class Resource>
 
 namespace tarn {
 
-/// The memory of one pool, bytes, as the pool reports it. live + awaiting + cached is reserved.
+/// The memory of one pool, bytes, as the pool reports it. live + deferred + cached is reserved.
 struct pool_share {
   std::string name;          ///< "pool 1", ...: may be changed before printing
   std::size_t reserved = 0;  ///< held from the driver
@@ -1453,7 +1453,7 @@ struct pool_share {
       requested;  ///< part of live: requested; known if `tracked` counts the pool's allocations
   std::optional<std::size_t> rounding;  ///< part of live: difference between block sizes and requests
   std::size_t untracked = 0;            ///< part of live: allocated bypassing `tracked`
-  std::size_t awaiting = 0;  ///< freed, but another stream that used it (record_stream) has not finished
+  std::size_t deferred = 0;  ///< freed, but another stream that used it (record_stream) has not finished
   std::size_t cached = 0;    ///< free for reuse
   char const* backend = "";  ///< as allocator_backend() returns it; empty without a pool. Static storage
 };
@@ -1581,7 +1581,7 @@ struct memory_explanation {
     } else {
       add(depth + 1, "live", p.live, "add | tarn::tracked{} above the pool to see the rounding");
     }
-    add(depth + 1, "waiting for another stream", p.awaiting);
+    add(depth + 1, "deferred for another stream", p.deferred);
     add(depth + 1, "cached", p.cached);
   }
   [[nodiscard]] static std::string in_mib(std::int64_t bytes) {
@@ -1661,8 +1661,8 @@ found_share share_of(Memory memory) {
     p.reserved = s.reserved;
     if constexpr (reachable<Memory, pool_call::allocator_backend>) p.backend = allocator_backend(memory);
     std::size_t const held = min_of(s.live, s.reserved);
-    p.awaiting = min_of(s.pending, held);  // to the pool, a block that is held back is still live
-    p.live = held - p.awaiting;
+    p.deferred = min_of(s.deferred, held);  // to the pool, a deferred block is still live
+    p.live = held - p.deferred;
     p.cached = p.reserved - held;
   }
   if constexpr (is_tracked<Memory>) {
@@ -2183,14 +2183,14 @@ namespace tarn {
 
 enum class block_use : std::uint8_t {
   live,  ///< allocated (PyTorch: active_allocated)
-  awaiting,  ///< freed, but another stream that used it has not finished, or a graph uses it (active_pending_free)
+  deferred,  ///< freed, but another stream that used it has not finished, or a graph uses it (active_pending_free)
   cached  ///< free for reuse (inactive)
 };
 
 struct snapshot_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  /// Set for a live block that a `with_history` layer saw, and for an awaiting one (the size requested from the pool if the history
+  /// Set for a live block that a `with_history` layer saw, and for a deferred one (the size requested from the pool if the history
   /// lacks its allocation); otherwise 0.
   std::size_t requested = 0;
   block_use use = block_use::cached;
@@ -2199,7 +2199,7 @@ struct snapshot_block {
   std::uint32_t location = 0;  ///< index into snapshot::locations
   std::uint64_t time_ns = 0;   ///< of the allocation, since snapshot::started_ns
   std::uint64_t graph_memory =
-      0;  ///< that keeps an awaiting block which a capture freed, counted from 1; 0 if none
+      0;  ///< that a block is deferred for which a capture freed, counted from 1; 0 if none
 };
 
 enum class segment_kind : std::uint8_t {
@@ -2623,9 +2623,9 @@ class viewer_history {
   struct block {
     std::size_t bytes = 0;
     snapshot_segment const* own =
-        nullptr;           ///< the segment of which it is the only block, and that is added with it
-    bool has_own = false;  ///< a segment was created for it
-    bool waits = false;    ///< freed but awaiting a stream, and its free is not undone yet
+        nullptr;            ///< the segment of which it is the only block, and that is added with it
+    bool has_own = false;   ///< a segment was created for it
+    bool deferred = false;  ///< and its free is not undone yet
   };
 
   /// Number of handles that are rechecked after each allocation; further ones appear as present from the start.
@@ -2638,7 +2638,7 @@ class viewer_history {
     for (snapshot_block const& b : segment.blocks) {
       if (b.use == block_use::cached) continue;
       live_.emplace(b.address,
-                    block{b.bytes, alone ? &segment : nullptr, false, b.use == block_use::awaiting});
+                    block{b.bytes, alone ? &segment : nullptr, false, b.use == block_use::deferred});
     }
   }
 
@@ -2665,7 +2665,7 @@ class viewer_history {
 
   void undo_allocation(std::size_t i, snapshot_event const& e) {
     auto const found = live_.find(e.address);
-    if (found == live_.end() || found->second.waits) return;  // neither live at the end nor freed since
+    if (found == live_.end() || found->second.deferred) return;  // neither live at the end nor freed since
     reported_[i] = reported_as::itself;
     block const b = found->second;
     live_.erase(found);
@@ -2684,8 +2684,8 @@ class viewer_history {
 
   void undo_free(std::size_t i, snapshot_event const& e) {
     if (auto const found = live_.find(e.address); found != live_.end()) {
-      if (found->second.waits) reported_[i] = reported_as::requested;
-      found->second.waits = false;
+      if (found->second.deferred) reported_[i] = reported_as::requested;
+      found->second.deferred = false;
       return;
     }
     if (e.bytes == 0) return;
@@ -2894,7 +2894,7 @@ class snapshot_pickler {
     field("size", b.bytes);
     field("requested_size", requested_of(b));
     field("state", b.use == block_use::live       ? "active_allocated"
-                   : b.use == block_use::awaiting ? "active_pending_free"
+                   : b.use == block_use::deferred ? "active_pending_free"
                                                   : "inactive");
     frames(b.use == block_use::cached ? 0 : b.tag, b.use == block_use::cached ? 0 : b.location);
     pickle_.end_dict();
@@ -2972,7 +2972,7 @@ inline void write_pickle(std::ostream& out, snapshot const& s) {
 //    "segments": [{"address", "bytes", "kind": "pages" | "view" | "upstream", "small", "handles", "stream",
 //                  "graph_memory",                                            of memory of captured graphs only, from 1
 //                  "pieces": [{"address", "bytes"}],                                                 of a view only
-//                  "blocks": [{"address", "bytes", "requested", "use": "live" | "awaiting" | "cached",
+//                  "blocks": [{"address", "bytes", "requested", "use": "live" | "deferred" | "cached",
 //                              "stream", "tag", "location", "time_ns",
 //                              "graph_memory"}]}],                          of a freed block that a graph keeps only, from 1
 //    "events":   [{"kind": "allocate" | "free" | "refused" | "reserve" | "release",
@@ -2990,7 +2990,7 @@ namespace detail {
 
 [[nodiscard]] constexpr char const* name_of(block_use use) noexcept {
   if (use == block_use::cached) return "cached";
-  return use == block_use::live ? "live" : "awaiting";
+  return use == block_use::live ? "live" : "deferred";
 }
 [[nodiscard]] constexpr char const* name_of(segment_kind kind) noexcept {
   if (kind == segment_kind::pages) return "pages";
@@ -3521,7 +3521,7 @@ namespace tarn::detail {
 
 [[nodiscard]] inline block_use use_of(held_use use) noexcept {
   if (use == held_use::cached) return block_use::cached;
-  return use == held_use::live ? block_use::live : block_use::awaiting;
+  return use == held_use::live ? block_use::live : block_use::deferred;
 }
 [[nodiscard]] inline segment_kind kind_of(stretch_kind kind) noexcept {
   if (kind == stretch_kind::home) return segment_kind::pages;
@@ -3622,23 +3622,23 @@ inline bool merge_history(std::vector<snapshot_segment>& segments, std::vector<h
   return agreed && next == live.end();
 }
 
-/// Adds tags and locations to blocks that await another stream, as far as the history contains them.
-inline void name_awaiting(std::vector<snapshot_segment>& segments, std::vector<history_event> const& events) {
-  std::unordered_map<std::uintptr_t, snapshot_block*> waiting;
+/// Adds tags and locations to deferred blocks, as far as the history contains them.
+inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<history_event> const& events) {
+  std::unordered_map<std::uintptr_t, snapshot_block*> deferred;
   for (snapshot_segment& s : segments) {
     for (snapshot_block& b : s.blocks) {
-      if (b.use == block_use::awaiting) waiting.emplace(b.address, &b);
+      if (b.use == block_use::deferred) deferred.emplace(b.address, &b);
     }
   }
-  for (auto e = events.rbegin(); e != events.rend() && !waiting.empty(); ++e) {
+  for (auto e = events.rbegin(); e != events.rend() && !deferred.empty(); ++e) {
     if (e->kind != history_event_kind::allocate) continue;
-    auto const found = waiting.find(e->address);
-    if (found == waiting.end()) continue;
+    auto const found = deferred.find(e->address);
+    if (found == deferred.end()) continue;
     found->second->tag = e->tag;
     found->second->location = e->location;
     if (e->requested != 0) found->second->requested = min_of(e->requested, found->second->bytes);
     found->second->time_ns = e->time_ns;
-    waiting.erase(found);
+    deferred.erase(found);
   }
 }
 
@@ -3758,7 +3758,7 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// requested were not seen by the layer: allocated bypassing it, or still inside a call.
 ///
 /// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool that was freed inside a
-/// capture awaits the end of the graph_memory that keeps it (snapshot_block::graph_memory).
+/// capture is deferred until the end of the graph_memory whose graphs use it (snapshot_block::graph_memory).
 ///
 /// Of a sleeping pool, segments and blocks are the addresses that it keeps, and `pool.reserved` is 0: nothing is behind them.
 ///
@@ -3813,7 +3813,7 @@ template <class Resource>
   s.steady_ns = record.steady_ns;
   s.now_ns = record.now_ns;
   s.forgotten_events = record.forgotten_events;
-  detail::name_awaiting(s.segments, record.events);
+  detail::name_deferred(s.segments, record.events);
   s.tags = std::move(record.tags);
   s.locations = std::move(record.locations);
   if (s.tags.empty()) s.tags.resize(1);
@@ -4259,7 +4259,7 @@ inline constexpr html_part html_page[] = {
   --page: #f4f5f6; --surface: #ffffff; --ink: #15191e; --soft: #59626d; --line: #e3e6e9; --edge: #d5d9de;
   --hover: #eef1f4; --focus: #1d5fd1; --chosen: #15191e; --on-chosen: #ffffff;
   --live: #2468c4; --live-fill: #9cc0ee; --live-faint: #d3e3f8; --reserved: #59626d; --requested: #b4540a;
-  --cached: #e4e8ec; --awaiting: #d97706;
+  --cached: #e4e8ec; --deferred: #d97706;
   --c0: #2a78d6; --c1: #12a37a; --c2: #e59f00; --c3: #6a3fb5; --c4: #d9485f; --c5: #0f7d8c; --c6: #d9772b;
   --c7: #c05fa8;
   --other: #9aa3ad;
@@ -4400,7 +4400,7 @@ th.number .arrow { order: -1; }
   --page: #101214; --surface: #191c20; --ink: #eceff2; --soft: #a2abb5; --line: #2a2f35; --edge: #363c43;
   --hover: #23282d; --focus: #7db1ff; --chosen: #eceff2; --on-chosen: #15191e;
   --live: #6aa9f5; --live-fill: #2c5c99; --live-faint: #213d5f; --reserved: #a2abb5; --requested: #f09a4d;
-  --cached: #2b3036; --awaiting: #f0a53a;
+  --cached: #2b3036; --deferred: #f0a53a;
   --c0: #4a93ea; --c1: #22b48a; --c2: #e0a424; --c3: #9c7be8; --c4: #ec6a7e; --c5: #2ba5b5; --c6: #e88f4a;
   --c7: #d67fbf;
   --other: #737c86;
@@ -4413,7 +4413,7 @@ th.number .arrow { order: -1; }
   --page: #101214; --surface: #191c20; --ink: #eceff2; --soft: #a2abb5; --line: #2a2f35; --edge: #363c43;
   --hover: #23282d; --focus: #7db1ff; --chosen: #eceff2; --on-chosen: #15191e;
   --live: #6aa9f5; --live-fill: #2c5c99; --live-faint: #213d5f; --reserved: #a2abb5; --requested: #f09a4d;
-  --cached: #2b3036; --awaiting: #f0a53a;
+  --cached: #2b3036; --deferred: #f0a53a;
   --c0: #4a93ea; --c1: #22b48a; --c2: #e0a424; --c3: #9c7be8; --c4: #ec6a7e; --c5: #2ba5b5; --c6: #e88f4a;
   --c7: #d67fbf;
   --other: #737c86;
@@ -4647,7 +4647,7 @@ const readEvents = (count, shapes) => {
   return events;
 };
 
-const useNames = ['live', 'awaiting', 'cached'];
+const useNames = ['live', 'deferred', 'cached'];
 const segmentKinds = ['pages', 'view', 'upstream'];
 
 const readSegments = (count, shapes) => {
@@ -4905,7 +4905,7 @@ const colorsOf = () => {
   return {
     ink: get('--ink'), soft: get('--soft'), line: get('--line'), surface: get('--surface'), live: get('--live'),
     liveFill: get('--live-fill'), liveFaint: get('--live-faint'), reserved: get('--reserved'),
-    requested: get('--requested'), cached: get('--cached'), awaiting: get('--awaiting'), focus: get('--focus'),
+    requested: get('--requested'), cached: get('--cached'), deferred: get('--deferred'), focus: get('--focus'),
     series: [0, 1, 2, 3, 4, 5, 6, 7].map((i) => get(`--c${i}`)), other: get('--other'),
     sizes: [0, 1, 2, 3, 4, 5, 6].map((i) => get(`--s${i}`)),
   };
@@ -5581,7 +5581,7 @@ const coloredStreams = streamsByBytes.slice(0, streamsByBytes.length > palette ?
 const slotOfStream = new Map(coloredStreams.map((s, slot) => [s, slot]));
 const sizeLimits = [2 ** 12, 2 ** 16, 2 ** 20, 2 ** 24, 2 ** 28, 2 ** 30, Infinity];
 const sizeSlot = (bytes) => sizeLimits.findIndex((limit) => bytes <= limit);
-const useColor = (use) => use === 0 ? colors.live : use === 1 ? colors.awaiting : colors.cached;
+const useColor = (use) => use === 0 ? colors.live : use === 1 ? colors.deferred : colors.cached;
 
 // The colour of a block that is not cached. Cached blocks have the colour of the background.
 const mapColors = {
@@ -5947,7 +5947,7 @@ const makeTables = () => {
     reserved: ['Reserved', 'bytes held from the driver'], reserved_peak: ['Reserved, peak', ''],
     reserved_small: ['Reserved for small blocks', 'blocks up to 1 MiB'],
     reserved_large: ['Reserved for large blocks', ''], cached: ['Cached', 'reserved, not handed out'],
-    pending: ['Awaiting', 'freed, but another stream may still use it'], pending_blocks: ['Awaiting blocks', ''],
+    deferred: ['Deferred', 'freed, but another stream may still use it'], deferred_blocks: ['Deferred blocks', ''],
     largest_free_range: ['Largest free range', 'the largest block that needs no driver call'],
     free_blocks: ['Free ranges', ''],
     inactive_split_bytes: ['Free beside live', 'free parts of handles in use; PyTorch: inactive split'],

@@ -8861,13 +8861,13 @@ struct pool_part {
 };
 
 struct pool_state {
-  std::size_t live = 0;                ///< handed out, rounded to block sizes; includes `pending`
+  std::size_t live = 0;                ///< handed out, rounded to block sizes; includes `deferred`
   std::size_t live_blocks = 0;         ///< number of those blocks
   std::size_t reserved = 0;            ///< held from the driver
   std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
   std::size_t cached = 0;              ///< reserved, not handed out
-  std::size_t pending = 0;             ///< freed, but waiting for another stream that used it (record_stream)
-  std::size_t pending_blocks = 0;      ///< number of those blocks
+  std::size_t deferred = 0;            ///< freed, but waiting for another stream that used it (record_stream)
+  std::size_t deferred_blocks = 0;     ///< number of those blocks
   std::size_t largest_free_range = 0;  ///< largest block without a driver call, magazines excluded
   std::size_t free_blocks = 0;         ///< free ranges
   std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
@@ -8922,8 +8922,8 @@ inline constexpr pool_number pool_numbers[] = {
     {"reserved", &pool_state::reserved, number_unit::bytes, number_sum::held},
     {"reserved_peak", &pool_state::reserved_peak, number_unit::bytes, number_sum::held},
     {"cached", &pool_state::cached},
-    {"pending", &pool_state::pending},
-    {"pending_blocks", &pool_state::pending_blocks, number_unit::count},
+    {"deferred", &pool_state::deferred},
+    {"deferred_blocks", &pool_state::deferred_blocks, number_unit::count},
     {"largest_free_range", &pool_state::largest_free_range, number_unit::bytes, number_sum::largest},
     {"free_blocks", &pool_state::free_blocks, number_unit::count},
     {"inactive_split_bytes", &pool_state::inactive_split_bytes},
@@ -12384,9 +12384,8 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/order/recorded_streams.hpp
-// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and freeing the
-// block is deferred until the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other
-// blocks are.
+// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed block is deferred until
+// the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other blocks are.
 //
 //   record_stream(p, B)     p is recorded, with a use on B's queue
 //   deallocate(A, p)     an event is recorded on B; the use is appended to B's queue: first | ... | last
@@ -15632,8 +15631,8 @@ template <class Heap, class Front, class Deferred>
   pool_state s = static_cast<pool_state const&>(heap.counters(growing));
   auto live = front.live(growing);
   deferred_amount const amount = deferred.now();
-  s.pending = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
-  s.pending_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
+  s.deferred = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
+  s.deferred_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
   s.host_bytes = front.host_bytes(growing) + deferred.host_bytes();
   hot_lock const held(heap.hot);
   arena& space = heap.space(held);
@@ -15914,7 +15913,7 @@ class graph_memories {
   [[nodiscard]] graph_state state_of(part& of) const {
     pool_state const s = of.memory.state();
     std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.deferred_bytes, of.number};
+    return {s.reserved, s.live > s.deferred ? s.live - s.deferred : 0, of.deferred_bytes, of.number};
   }
   /// Calls f(pool) for each part. reap() leaves alone what a call refers to.
   template <class F>
@@ -20947,7 +20946,7 @@ class pool {
     if (heap_.graph_memory != 0) return all;
     graphs_.for_each_pool(growing, [&](pool const& part) {
       pool_state of_graphs = part.state();
-      of_graphs.pending = of_graphs.pending_blocks = 0;  // `all` has counted them, and the sums these
+      of_graphs.deferred = of_graphs.deferred_blocks = 0;  // `all` has counted them, and the sums these
       all = detail::sum_of_states(all, of_graphs);
     });
     all.host_bytes += graphs_.host_bytes();
@@ -24117,7 +24116,7 @@ graph_totals graphs_of(Resource& memory) {
     pool_state const s = read_state(growing, heap, front, deferred);
     ++sum.owners;
     sum.reserved += s.reserved;
-    sum.allocated += s.live > s.pending ? s.live - s.pending : 0;
+    sum.allocated += s.live > s.deferred ? s.live - s.deferred : 0;
   };
   nearest(memory, pool_call::inspect{look});
   return sum;
@@ -24292,8 +24291,8 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 
 /// Returns all statistics under the keys of torch.cuda.memory_stats(), in the same sort order:
 ///   allocation, allocated_bytes    allocated blocks, as the pool rounds them
-///   active, active_bytes           these, and freed blocks that wait for a use noted by record_stream() or for the work
-///                                  of a destroyed stream
+///   active, active_bytes           these, and deferred blocks: freed, but used by a stream that record_stream() named, or by
+///                                  a destroyed one
 ///   requested_bytes                bytes requested for active blocks
 ///   reserved_bytes, segment        bytes held from the driver; physical handles, or segments of a pool over blocks. A handle
 ///                                  belongs to the small or the large pool it was created for, though it may serve both.
@@ -24312,7 +24311,7 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 ///   graph_memory.kept_bytes        other blocks that were freed inside a capture, which the pool keeps for the graph; they are
 ///                                  part of active_bytes until then
 /// graph_memory::state() returns these for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
-/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a waiting block counts
+/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a deferred block counts
 /// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
 /// the pool's locks briefly. @throws std::bad_alloc
 template <class Resource>

@@ -111,8 +111,8 @@ TEST_CASE("the calls of pools cross a layer that routes to three resources and d
   REQUIRE(machine.launch(other, 1'000'000, {sim_writes(of_c, 8_MiB)}).ok());
   memory.record_stream(of_c, 8_MiB, other);
   memory.deallocate(s, of_c, 8_MiB);
-  CHECK(c->state().pending == 8_MiB);
-  CHECK(b->state().pending == 0);
+  CHECK(c->state().deferred == 8_MiB);
+  CHECK(b->state().deferred == 0);
   CHECK(active() == static_cast<std::int64_t>(10_MiB));
   {
     page_pin const pin(memory, of_b, 2_MiB);

@@ -103,9 +103,9 @@ class held_blocks {
     for (block const& b : blocks_) live += tarn::detail::block_bytes_of(memory_, b.bytes, default_alignment);
     // A block deferred for recorded uses is freed, but not yet returned to the pool.
     if (may_have_lost_one())
-      return trial_.check(s.live >= live + s.pending, "fewer bytes are live than the program holds");
-    trial_.check_equal(s.live, live + s.pending, "live bytes as counted by the pool and by the program");
-    if (s.pending == 0)
+      return trial_.check(s.live >= live + s.deferred, "fewer bytes are live than the program holds");
+    trial_.check_equal(s.live, live + s.deferred, "live bytes as counted by the pool and by the program");
+    if (s.deferred == 0)
       trial_.check_equal(s.live_blocks, blocks_.size(),
                          "live blocks as counted by the pool and by the program");
     trial_.check(s.live <= s.reserved || sleeps(), "more bytes are live than reserved");
@@ -128,7 +128,7 @@ class held_blocks {
     pool_state const s = state();
     trial_.check_equal(s.live, 0, what);
     trial_.check_equal(s.live_blocks, 0, what);
-    trial_.check_equal(s.pending, 0, what);
+    trial_.check_equal(s.deferred, 0, what);
     trial_.check_equal(s.reserved, 0, "reserved after all was freed and trimmed: a lost block");
     trial_.check_equal(s.handles, 0, "handles after all was freed and trimmed");
   }
@@ -153,7 +153,7 @@ class held_blocks {
   }
   [[nodiscard]] std::string text() {
     pool_state const s = state();
-    return std::to_string(s.live - s.pending) + " B live";
+    return std::to_string(s.live - s.deferred) + " B live";
   }
 
   trial& trial_;

@@ -77,7 +77,7 @@ void lines(trial& t) {
   });
 }
 
-/// Live, cached by a thread, awaiting another stream, remapped from pieces, released; and threads that
+/// Live, cached by a thread, deferred for another stream, remapped from pieces, released; and threads that
 /// continue after the snapshot.
 void snapshots(trial& t) {
   stream const a(t.driver());

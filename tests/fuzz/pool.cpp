@@ -427,8 +427,8 @@ class program {
     pool_state const s = in.memory->upstream()->state();
     promise(s.reserved + 0 <= machine_.options().capacity, "reserved does not exceed the device");
     promise(s.live >= live.counted(), "live blocks are counted");
-    promise(s.pending != 0 || s.live == live.counted(), "live bytes are exact");
-    promise(s.pending != 0 || s.live_blocks == live.size(), "live blocks are exact");
+    promise(s.deferred != 0 || s.live == live.counted(), "live bytes are exact");
+    promise(s.deferred != 0 || s.live_blocks == live.size(), "live blocks are exact");
     promise(s.live <= s.reserved, "live does not exceed reserved");
     promise(s.reserved_total - s.released_total == s.reserved, "allocated less freed equals held");
     promise(s.creates - s.destroys == s.handles && s.maps >= s.unmaps, "handles are counted");
@@ -466,7 +466,7 @@ class program {
     (void)in.memory.trim(0);
     pool_state const s = in.memory->upstream()->state();
     live_blocks const& kept = in.memory->kept();
-    promise(s.live == kept.counted() && s.live_blocks == kept.size() && s.pending == kept.counted(),
+    promise(s.live == kept.counted() && s.live_blocks == kept.size() && s.deferred == kept.counted(),
             "freed blocks are not live, but for those that captures have freed");
     promise(s.reserved == 0 || kept.size() != 0, "a pool trimmed to zero holds nothing");
   }

@@ -1629,7 +1629,7 @@ PLANTED = {
         Mutant(
             "blocks that wait for a stream have no tag",
             "report/take_snapshot.hpp",
-            "  detail::name_awaiting(s.segments, record.events);\n",
+            "  detail::name_deferred(s.segments, record.events);\n",
             "",
             finder="tests/report/take_snapshot.cpp",
         ),

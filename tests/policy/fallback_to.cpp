@@ -77,9 +77,9 @@ TEST_CASE("fallback_to forwards record_stream to the pool that owns the block", 
   REQUIRE(machine.launch(b, 1'000'000, {sim_writes(p, 2_MiB)}).ok());
   memory.record_stream(p, 2_MiB, b);
   memory.deallocate(a, p, 2_MiB);
-  CHECK(first->state().pending == 0);
-  CHECK(second->state().pending == 2_MiB);
-  CHECK(nearest(memory, pool_call::state{}).pending == 2_MiB);
+  CHECK(first->state().deferred == 0);
+  CHECK(second->state().deferred == 2_MiB);
+  CHECK(nearest(memory, pool_call::state{}).deferred == 2_MiB);
   CHECK(nearest(memory, pool_call::reserved{}) == first->state().reserved + second->state().reserved);
   memory.deallocate(a, big, 4_MiB);
   CHECK(memory.trim() == 6_MiB);

@@ -148,5 +148,5 @@ TEST_CASE("fenced forwards record_stream with the address of the pool's block", 
   REQUIRE(machine.launch(other, 50'000'000, {sim_reads(p, 1000)}).ok());
   memory.record_stream(p, 1000, other);
   memory.deallocate(stream, p, 1000, 512);
-  CHECK(memory->upstream()->state().pending > 0);  // deferred until the other stream has passed the use
+  CHECK(memory->upstream()->state().deferred > 0);  // deferred until the other stream has passed the use
 }

@@ -228,7 +228,7 @@ detail::deferred_amount waits(std::int64_t bytes) {
 }
 }  // namespace
 
-TEST_CASE("tracked_statistics::active_bytes includes pending blocks and keeps its peak until a reset",
+TEST_CASE("tracked_statistics::active_bytes includes deferred blocks and keeps its peak until a reset",
           "[policy][tracked]") {
   tracked_numbers numbers;
   numbers.count(come(600));
@@ -251,7 +251,7 @@ TEST_CASE("tracked_statistics::active_bytes includes pending blocks and keeps it
   CHECK(s.active_bytes[0].current == 1000);
   CHECK(s.active_bytes[0].peak == 1500);
   CHECK(s.active[0].freed == 1);
-  numbers.count(come(450));  // nothing is pending: below the peak of active bytes
+  numbers.count(come(450));  // nothing is deferred: below the peak of active bytes
   CHECK(numbers.statistics().active_bytes[0].peak == 1500);
   numbers.count(come(300));
   CHECK(numbers.statistics().active_bytes[0].peak == 1750);

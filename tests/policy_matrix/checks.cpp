@@ -91,7 +91,7 @@ counts counts_of(stack_under_test const& stack, test_memory& memory) {
   if (stack.can.limit) c.used = memory.used();
   if (stack.can.state && !stack.keeps_freed) {
     auto const s = memory.state();
-    c.live = s.live - s.pending;
+    c.live = s.live - s.deferred;
   }
   if (stack.can.record) c.watched = memory.record().size();
   return c;
@@ -247,7 +247,7 @@ void recorded_streams(stack_under_test const& stack, test_device& device, test_m
   }
   if (stack.can.trim) (void)memory.trim(0);
   if (stack.can.state)
-    out.check(memory.state().pending == 0, "a recorded use is pending after all work is complete");
+    out.check(memory.state().deferred == 0, "a block is deferred after all work is complete");
 }
 
 /// A block whose stream is destroyed is freed as any other, also if another stream has the same handle.
@@ -1032,7 +1032,7 @@ class random_program {
       auto const now = memory_.state();
       out_.check(now.live >= requested_, "state() has fewer live bytes than requested");
       if (live_.empty() && !stack_.keeps_freed) {
-        out_.check(now.live == now.pending, "state() has live bytes but no block is live");
+        out_.check(now.live == now.deferred, "state() has live bytes but no block is live");
       }
     }
   }

@@ -334,7 +334,7 @@ TEMPLATE_TEST_CASE("record_stream refuses the stream of a capture without a scop
   d.clean();
 }
 
-TEST_CASE("a snapshot lists what a capture without a scope freed as awaiting", "[captures_without_scope]") {
+TEST_CASE("a snapshot lists what a capture without a scope freed as deferred", "[captures_without_scope]") {
   device d;
   auto pool = d.pages() | pooled{} | tracked{};
   device::stream_type a{d.driver};
@@ -345,15 +345,15 @@ TEST_CASE("a snapshot lists what a capture without a scope freed as awaiting", "
     pool.deallocate(a, p, bytes);
   }
   std::size_t live = 0;
-  std::size_t awaiting = 0;
+  std::size_t deferred = 0;
   for (auto const& segment : take_snapshot(pool).segments) {
     for (auto const& block : segment.blocks) {
       if (block.use == block_use::live) live += block.bytes;
-      if (block.use == block_use::awaiting) awaiting += block.bytes;
+      if (block.use == block_use::deferred) deferred += block.bytes;
     }
   }
   CHECK(live == memory_allocated(pool));
-  CHECK(awaiting == bytes);
+  CHECK(deferred == bytes);
 }
 
 namespace {

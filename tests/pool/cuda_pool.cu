@@ -203,7 +203,7 @@ TEST_CASE("record_stream on CUDA holds the block back during a capture", "[pool]
   CHECK(differences(s.a, q, bytes, 2) == 0);
   pool.deallocate(s.a, q, bytes);
   (void)pool.trim();
-  CHECK(pool->upstream()->state().pending == 0);
+  CHECK(pool->upstream()->state().deferred == 0);
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 

@@ -132,7 +132,7 @@ TEST_CASE("pooled with a memory tool reports no error for work enqueued before t
   });
 }
 
-TEST_CASE("pooled with a memory tool never uses the destroyed stream of a pending block",
+TEST_CASE("pooled with a memory tool never uses the destroyed stream of a deferred block",
           "[pool][description]") {
   bool const captured = GENERATE(false, true);
   sim_options options;

@@ -383,17 +383,17 @@ TEST_CASE(
     captured = true;
     device.freed(p, 4_KiB, a);
     pool.deallocate(a, p, 4_KiB);
-    CHECK(pool->state().pending == 4_KiB);
+    CHECK(pool->state().deferred == 4_KiB);
     void* const q = pool.allocate(a, 4_KiB);
     CHECK(q != p);
-    CHECK(pool.trim() == 0);  // checks again; the use is still pending
+    CHECK(pool.trim() == 0);  // checks again; the block is still deferred
     sim_graph graph;
     CHECK(device.end_capture(marks_all ? c : b, graph).ok());
     CHECK(graph.is_empty());
     captured = false;
     pool.deallocate(a, q, 4_KiB);
     (void)pool.trim();  // waits for the use
-    CHECK(pool->state().pending == 0);
+    CHECK(pool->state().deferred == 0);
     CHECK(pool->state().reserved == 0);
     CHECK(device.now() >= second);
   };
@@ -405,7 +405,7 @@ TEST_CASE(
   CHECK(device.findings().empty());
 }
 
-TEST_CASE("pooled leaks no event when it is destroyed while record_stream is pending during a capture",
+TEST_CASE("pooled leaks no event when it is destroyed while a block is deferred during a capture",
           "[pool][streams][record_stream][capture]") {
   sim_machine const machine(checked());
   test_stream const a(machine.driver()), b(machine.driver()), c(machine.driver());
@@ -436,7 +436,7 @@ TEST_CASE("record_stream holds the block back until the use is complete", "[pool
     t.memory.record_stream(p, bytes, b);  // a second call changes nothing
     t.machine.freed(p, bytes, b);         // its last use
     t.memory.deallocate(a, p, bytes);
-    CHECK(t.memory->state().pending == bytes);
+    CHECK(t.memory->state().deferred == bytes);
     void* q = nullptr;
     if (bytes == 4_KiB) {
       q = t.memory.allocate(a, bytes);
@@ -446,7 +446,7 @@ TEST_CASE("record_stream holds the block back until the use is complete", "[pool
     t.machine.advance(2 * second);
     q = t.get(a, 60_MiB);  // needs all memory
     t.use(a, q, 60_MiB);
-    CHECK(t.memory->state().pending == 0);
+    CHECK(t.memory->state().deferred == 0);
     for (auto const& finding : t.machine.findings()) UNSCOPED_INFO(finding);
     CHECK(t.found() == 0);
     t.give(a, q, 60_MiB);
@@ -465,7 +465,7 @@ TEST_CASE("pooled waits for no recorded use while other memory is free", "[pool]
   auto const start = t.machine.now();
   void* const q = t.get(a, 20_MiB);  // more than is reserved
   CHECK(t.machine.now() - start < second / 2);
-  CHECK(t.memory->state().pending == 4_MiB);
+  CHECK(t.memory->state().deferred == 4_MiB);
   CHECK(t.memory->state().host_waits == 0);
   t.give(a, q, 20_MiB);
 }
@@ -516,7 +516,7 @@ TEST_CASE("record_stream holds the block back when the event cannot be recorded 
   REQUIRE(machine.begin_capture(c).ok());
   captured = true;
   memory.deallocate(a, p, 4_KiB);
-  CHECK(memory->state().pending == 4_KiB);
+  CHECK(memory->state().deferred == 4_KiB);
   void* const q = memory.allocate(a, 4_KiB);
   CHECK(q != p);
   sim_graph graph;
@@ -524,7 +524,7 @@ TEST_CASE("record_stream holds the block back when the event cannot be recorded 
   captured = false;
   memory.deallocate(a, q, 4_KiB);
   (void)memory->trim(0);  // waits for the use
-  CHECK(memory->state().pending == 0);
+  CHECK(memory->state().deferred == 0);
   CHECK(memory->state().reserved == 0);
   CHECK(machine.findings().empty());
 }
@@ -567,15 +567,15 @@ TEST_CASE("pooled waits at its destruction for work whose event could not be rec
   CHECK(machine.leaks().handles == 0);
 }
 
-TEST_CASE("pool_state::pending counts the rounded size of a block", "[pool][record_stream]") {
+TEST_CASE("pool_state::deferred counts the rounded size of a block", "[pool][record_stream]") {
   checked_order t;
   test_stream const a(t.machine.driver()), b(t.machine.driver());
   void* const p = t.memory.allocate(a, 1000);
   t.memory->record_stream(p, 1000, b);
   t.use(b, p, 1000, second);
   t.memory.deallocate(a, p, 1000);
-  CHECK(t.memory->state().pending == t.memory->block_bytes(1000, 256));
-  CHECK(t.memory->state().pending == t.memory->state().live);
+  CHECK(t.memory->state().deferred == t.memory->block_bytes(1000, 256));
+  CHECK(t.memory->state().deferred == t.memory->state().live);
 }
 
 TEST_CASE("deallocate_sync holds a block back until its recorded uses are complete",
@@ -588,12 +588,12 @@ TEST_CASE("deallocate_sync holds a block back until its recorded uses are comple
   t.use(b, p, 4_KiB, second);
   t.machine.freed(p, 4_KiB, b);
   t.memory.deallocate_sync(p, 4_KiB);
-  CHECK(t.memory->state().pending == 4_KiB);
+  CHECK(t.memory->state().deferred == 4_KiB);
   void* const q = t.memory.allocate_sync(4_KiB);
   CHECK(q != p);
   t.memory.deallocate_sync(q, 4_KiB);
   (void)t.memory.trim();
-  CHECK(t.memory->state().pending == 0);
+  CHECK(t.memory->state().deferred == 0);
   CHECK(t.machine.now() >= second);
   CHECK(t.found() == 0);
 }
@@ -635,7 +635,7 @@ TEST_CASE("record_stream on the freeing stream does not hold the block back",
   void* const p = t.memory.allocate(a, 4_KiB);
   t.memory.record_stream(p, 4_KiB, a);
   t.memory.deallocate(a, p, 4_KiB);
-  CHECK(t.memory->state().pending == 0);
+  CHECK(t.memory->state().deferred == 0);
   CHECK(t.memory->state().live == 0);
 }
 
@@ -653,7 +653,7 @@ TEST_CASE("allocate waits after a capture for a recorded use on a stream that wa
   t.memory.record_stream(p, 40_MiB, used_on);
   REQUIRE(t.machine.begin_capture(captured).ok());
   t.give(a, p, 40_MiB);
-  CHECK(t.memory->state().pending == 40_MiB);
+  CHECK(t.memory->state().deferred == 40_MiB);
   CHECK_THROWS_AS(t.memory.allocate(a, 60_MiB), out_of_memory);  // the end of the use is not known yet
   sim_graph graph;
   CHECK(t.machine.end_capture(captured, graph).ok());
@@ -663,7 +663,7 @@ TEST_CASE("allocate waits after a capture for a recorded use on a stream that wa
   t.use(a, q, 60_MiB);
   CHECK(t.found() == 0);
   t.give(a, q, 60_MiB);
-  CHECK(t.memory->state().pending == 0);
+  CHECK(t.memory->state().deferred == 0);
   if (by_legacy) REQUIRE(t.machine.driver().destroy_stream(captured).ok());
 }
 

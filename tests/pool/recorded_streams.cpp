@@ -155,9 +155,9 @@ TEST_CASE("deallocate does not block other threads while it records an event",
   at->close();
   std::thread records([&] { memory.deallocate(a, p, 4_KiB); });
   at->wait_until_inside();
-  CHECK(memory->state().pending == 4_KiB);  // p is neither live nor free
+  CHECK(memory->state().deferred == 4_KiB);  // p is neither live nor free
   memory.deallocate(a, q, 4_KiB);
-  CHECK(memory->state().pending == 8_KiB);
+  CHECK(memory->state().deferred == 8_KiB);
   at->open();
   records.join();
   CHECK_FALSE(at->timed_out());
@@ -180,7 +180,7 @@ TEST_CASE("pooled passes no destroyed stream of a recorded use to the driver at 
     detail::capture_gate::begin_capture();
     REQUIRE(machine.begin_capture(c).ok());
     memory.deallocate(a, p, 4_KiB);  // all work cannot be recorded while a graph is captured
-    CHECK(memory->state().pending == 4_KiB);
+    CHECK(memory->state().deferred == 4_KiB);
     REQUIRE(machine.driver().destroy_stream(b).ok());
   }
   CHECK(machine.end_capture(c, graph).ok());
@@ -189,8 +189,7 @@ TEST_CASE("pooled passes no destroyed stream of a recorded use to the driver at 
   CHECK(machine.findings().empty());
 }
 
-TEST_CASE("allocate queries few events, however many recorded uses are pending",
-          "[pool][streams][record_stream]") {
+TEST_CASE("allocate queries few events, however many blocks are deferred", "[pool][streams][record_stream]") {
   sim_machine const machine(checked(512_MiB));
   auto memory = sim_pages(machine.driver()) | pooled{};
   test_stream const a(machine.driver()), slow(machine.driver()), quick(machine.driver());
@@ -204,10 +203,10 @@ TEST_CASE("allocate queries few events, however many recorded uses are pending",
   CHECK(machine.driver().synchronize_stream(quick).ok());
   auto const queries = [&] { return machine.calls()[driver_call::query_event]; };
   auto const before = queries();
-  CHECK(memory->state().pending >= uses * 4_KiB);
+  CHECK(memory->state().deferred >= uses * 4_KiB);
   void* const q = memory.allocate(a, 30_MiB);
   CHECK(queries() - before <= uses + 4);  // one for each complete use, one for each stream
-  CHECK(memory->state().pending == uses * 4_KiB);
+  CHECK(memory->state().deferred == uses * 4_KiB);
   auto const next = queries();
   void* const r = memory.allocate(a, 30_MiB);
   CHECK(queries() - next <= 4);
@@ -237,12 +236,12 @@ TEST_CASE("record_stream shares few events among many uses and waits for each us
   // Step by step: memory that is free again may be written.
   for (std::size_t step = 0; step < 20; ++step) {
     machine.advance(second / 10);
-    std::size_t const before = memory->state().pending;
+    std::size_t const before = memory->state().deferred;
     std::size_t const bytes = 100_MiB + step * 1_MiB;
     void* const q = memory.allocate(a, bytes);
     machine.allocated(q, bytes, a);
     REQUIRE(machine.launch(a, 1000, {sim_writes(q, bytes)}).ok());
-    CHECK(memory->state().pending < before);
+    CHECK(memory->state().deferred < before);
     machine.freed(q, bytes, a);
     memory.deallocate(a, q, bytes);
   }
@@ -284,13 +283,13 @@ TEST_CASE("record_stream does not let an event cover a block that was freed afte
   first.join();
   machine.advance(2 * second);
   memory.deallocate(a, memory.allocate(a, 20_MiB), 20_MiB);
-  CHECK(memory->state().pending >= 4_KiB);  // the late block
+  CHECK(memory->state().deferred >= 4_KiB);  // the late block
   (void)memory.trim();
-  CHECK(memory->state().pending == 0);
+  CHECK(memory->state().deferred == 0);
   CHECK(machine.now() >= 10 * second);
 }
 
-TEST_CASE("record_stream leaves no pending use after a free on a destroyed stream",
+TEST_CASE("record_stream leaves no use after a free on a destroyed stream",
           "[pool][streams][record_stream]") {
   sim_machine const machine(checked());
   auto memory = basic_pages<sim_marking_driver>(sim_marking_driver(machine.driver())) | pooled{};
@@ -302,11 +301,11 @@ TEST_CASE("record_stream leaves no pending use after a free on a destroyed strea
   REQUIRE(machine.launch(b, second).ok());
   REQUIRE(machine.driver().destroy_stream(gone).ok());
   memory.deallocate(stream_ref::from(gone.handle()), p, 40_MiB);
-  CHECK(memory->state().pending == 40_MiB);
+  CHECK(memory->state().deferred == 40_MiB);
   void* const q = memory.allocate(a, 40_MiB);
   CHECK(q == p);
   memory.deallocate(a, q, 40_MiB);
-  CHECK(memory->state().pending == 0);
+  CHECK(memory->state().deferred == 0);
 }
 
 TEST_CASE(
@@ -324,19 +323,19 @@ TEST_CASE(
   REQUIRE(machine.launch(b, second).ok());
   REQUIRE(machine.begin_capture(b).ok());
   for (void* const p : blocks) memory.deallocate(a, p, 4_KiB);
-  CHECK(memory->state().pending == 20_KiB);
+  CHECK(memory->state().deferred == 20_KiB);
   memory.deallocate(a, memory.allocate(a, 10_MiB), 10_MiB);  // tries again without success
-  CHECK(memory->state().pending == 20_KiB);
+  CHECK(memory->state().deferred == 20_KiB);
   sim_graph graph;
   CHECK(machine.end_capture(b, graph).ok());
   CHECK(graph.is_empty());
   auto const recorded = machine.calls()[driver_call::record_event];
   memory.deallocate(a, memory.allocate(a, 11_MiB), 11_MiB);
   CHECK(machine.calls()[driver_call::record_event] - recorded == 1);
-  CHECK(memory->state().pending == 20_KiB);
+  CHECK(memory->state().deferred == 20_KiB);
   machine.advance(2 * second);
   memory.deallocate(a, memory.allocate(a, 30_MiB), 30_MiB);
-  CHECK(memory->state().pending == 0);
+  CHECK(memory->state().deferred == 0);
   CHECK(memory->state().live == 0);
 }
 
@@ -381,7 +380,7 @@ TEST_CASE("trim runs concurrently with threads that free blocks with recorded us
   trims.join();
   (void)memory.trim();
   CHECK(memory->state().live == 0);
-  CHECK(memory->state().pending == 0);
+  CHECK(memory->state().deferred == 0);
   CHECK(memory->state().reserved == 0);
   for (auto const& finding : machine.findings()) UNSCOPED_INFO(finding);
   CHECK(machine.findings().empty());

@@ -231,7 +231,7 @@ TEST_CASE("a pool without pages takes another stream's memory in stream order", 
   pool.record_stream(q, 700_MiB, d.a);
   REQUIRE(d.machine.launch(d.a, 1000, {}).ok());
   pool.deallocate(d.b, q, 700_MiB);
-  CHECK(pool->upstream()->state().pending != 0);
+  CHECK(pool->upstream()->state().deferred != 0);
   (void)d.driver.synchronize_device();
   cache(pool, d.b, 700_MiB);
 }

@@ -129,7 +129,7 @@ TEST_CASE("take_snapshot on CUDA reports the name, stream and use of a block", "
   snapshot const after = take_snapshot(memory);
   check_whole(after);
   REQUIRE(block_at(after, p) != nullptr);
-  CHECK(block_at(after, p)->use == block_use::awaiting);
+  CHECK(block_at(after, p)->use == block_use::deferred);
   memory.deallocate({}, q, 5000);
 }
 

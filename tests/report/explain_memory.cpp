@@ -51,7 +51,7 @@ void check_sums(memory_explanation const& e) {
   std::vector<pool_share> all = e.pools;
   all.insert(all.end(), e.host_pools.begin(), e.host_pools.end());
   for (pool_share const& p : all) {
-    CHECK(p.live + p.awaiting + p.cached == p.reserved);
+    CHECK(p.live + p.deferred + p.cached == p.reserved);
     if (p.requested) CHECK(*p.requested + *p.rounding + p.untracked == p.live);
   }
 }
@@ -122,15 +122,15 @@ TEST_CASE("explain_memory reports a pool's own state in its rows", "[report][exp
   tracked_statistics const t = detail::statistics_of(pool);
   REQUIRE(e.pools.size() == 1);
   pool_share const& p = e.pools[0];
-  CHECK(s.pending == 3_MiB);
+  CHECK(s.deferred == 3_MiB);
   CHECK(p.reserved == s.reserved);
-  CHECK(p.live + p.awaiting == s.live);
-  CHECK(p.awaiting == s.pending);
+  CHECK(p.live + p.deferred == s.live);
+  CHECK(p.deferred == s.deferred);
   CHECK(p.cached == s.cached);
   CHECK(p.requested == 5_MiB + 701);
   CHECK(p.rounding == static_cast<std::size_t>(t.allocated_bytes[0].current - t.requested_bytes[0].current));
   CHECK(p.untracked == 0);
-  CHECK(row_of(e, "waiting for another stream").bytes == 3 * 1048576);
+  CHECK(row_of(e, "deferred for another stream").bytes == 3 * 1048576);
   pool.deallocate({}, kept, 5_MiB + 1);
   pool.deallocate({}, small, 700);
   CHECK(machine.driver().synchronize_device().ok());

@@ -35,7 +35,7 @@ inline void check_sums(memory_explanation const& e) {
   }
   CHECK(parts == static_cast<std::int64_t>(e.total));
   CHECK(of_process == process);
-  for (pool_share const& p : e.pools) CHECK(p.live + p.awaiting + p.cached == p.reserved);
+  for (pool_share const& p : e.pools) CHECK(p.live + p.deferred + p.cached == p.reserved);
 }
 
 }  // namespace explain_memory_test

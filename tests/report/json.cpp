@@ -101,7 +101,7 @@ TEST_CASE("write_json writes every number and name of a snapshot", "[report][sna
   CHECK(json["segments"][0]["small"] == true);
   CHECK(json["segments"][0]["blocks"][0]["use"] == "live");
   CHECK(json["segments"][0]["blocks"][1]["use"] == "cached");
-  CHECK(json["segments"][0]["blocks"][2]["use"] == "awaiting");
+  CHECK(json["segments"][0]["blocks"][2]["use"] == "deferred");
   CHECK(!json["segments"][0].contains("pieces"));
   CHECK(json["segments"][1]["kind"] == "view");
   CHECK(json["segments"][1]["pieces"][1]["address"] == "0x7f0000020000");
@@ -148,7 +148,7 @@ TEST_CASE("write_perfetto counts bytes over time, starting from what was live be
     CHECK(now["live bytes"] >= 0);
   }
   CHECK(open.empty());
-  CHECK(closed == 3);  // two blocks stay live, one awaits a stream; the block of 2 KiB is only counted
+  CHECK(closed == 3);  // two blocks stay live, one is deferred; the block of 2 KiB is only counted
   CHECK(time == Approx(1000.0));
   CHECK(most_live == 0x6000);
   CHECK(now["live bytes"] == 0x5000);

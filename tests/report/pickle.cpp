@@ -119,7 +119,7 @@ TEST_CASE("write_pickle has the fields of PyTorch's snapshots", "[report][pickle
   CHECK(home.at("total_size").number == 0x4000);
   CHECK(home.at("allocated_size").number == 0x1000);
   CHECK(home.at("active_size").number == 0x2000);
-  CHECK(home.at("requested_size").number == 0xff0 + 0x1000);  // a block that awaits a stream is active
+  CHECK(home.at("requested_size").number == 0xff0 + 0x1000);  // a deferred block is active
   CHECK(home.at("segment_type").text == "small");
   CHECK(home.at("is_expandable").number == 1);
   CHECK(home.at("segment_pool_id").what == pickled::kind::pair);
@@ -243,11 +243,11 @@ TEST_CASE("write_pickle omits history events that contradict the final state",
           "[report][pickle][viewer_history]") {
   auto home = segment_at(0x10000, segment_kind::pages);
   add_block(home, 0x1000, block_use::live, 0x1000);
-  add_block(home, 0x3000, block_use::awaiting);
+  add_block(home, 0x3000, block_use::deferred);
   snapshot s = of_segments({home});
   add_event(s, kind::allocate, 0x13000, 0x1000, 0x1000);  // never freed, but not in the final state
   add_event(s, kind::free, 0x10000, 0x1000, 0x1000);      // but it is live
-  add_event(s, kind::allocate, 0x11000, 0x3000, 0x3000);  // but it awaits a free
+  add_event(s, kind::allocate, 0x11000, 0x3000, 0x3000);  // but it is deferred
   auto const read = pickled_from(s);
   CHECK(actions_of(*read, 0).empty());
   CHECK(undone_history(*read, 0).mistake() == "");

@@ -63,7 +63,7 @@ inline tarn::snapshot sample_snapshot() {
   home.is_small = true;
   add_block(home, 0x1000, block_use::live, 0xff0, 1, 1);
   add_block(home, 0x2000, block_use::cached);
-  add_block(home, 0x1000, block_use::awaiting, 0, 1, 1);
+  add_block(home, 0x1000, block_use::deferred, 0, 1, 1);
   snapshot_segment view;
   view.address = 0x7f9000000000;
   view.kind = segment_kind::view;

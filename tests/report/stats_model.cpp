@@ -294,22 +294,22 @@ class program {
   void check() {
     snapshot const s = take_snapshot(memory_);
     // Only the pool knows which blocks wait. That they wait, and its consequences, are compared.
-    std::map<std::uintptr_t, snapshot_block> awaiting, live;
+    std::map<std::uintptr_t, snapshot_block> deferred, live;
     std::size_t cached = 0;
     for (snapshot_segment const& segment : s.segments) {
       seen_views += segment.kind == segment_kind::view;
       for (snapshot_block const& b : segment.blocks) {
-        if (b.use == block_use::awaiting) awaiting.emplace(b.address, b);
+        if (b.use == block_use::deferred) deferred.emplace(b.address, b);
         if (b.use == block_use::live) live.emplace(b.address, b);
         if (b.use == block_use::cached) cached += b.bytes;
         need(b.use != block_use::cached || b.requested == 0, "requested of a cached block",
              static_cast<std::int64_t>(b.requested), 0);
       }
     }
-    if (must_wait_) need(awaiting.count(*must_wait_) != 0, "a block with a recorded use waits", 0, 1);
+    if (must_wait_) need(deferred.count(*must_wait_) != 0, "a block with a recorded use waits", 0, 1);
     must_wait_.reset();
     for (auto at = waiting_.begin(); at != waiting_.end();) {
-      if (awaiting.count(at->first) != 0) {
+      if (deferred.count(at->first) != 0) {
         ++at;
         continue;
       }
@@ -328,13 +328,13 @@ class program {
 
     tarn_test::check_whole(s);
     compare_blocks("live", live, live_);
-    compare_blocks("awaiting", awaiting, waiting_);
+    compare_blocks("deferred", deferred, waiting_);
     need_equal("bytes of cached blocks", number(cached), number(s.pool.cached));
     need_equal("pool.live", number(s.pool.live), active_bytes_.of[0].current);
     need_equal("pool.live_blocks", number(s.pool.live_blocks), active_.of[0].current);
-    need_equal("pool.pending", number(s.pool.pending),
+    need_equal("pool.deferred", number(s.pool.deferred),
                active_bytes_.of[0].current - allocated_bytes_.of[0].current);
-    need_equal("pool.pending_blocks", number(s.pool.pending_blocks), number(waiting_.size()));
+    need_equal("pool.deferred_blocks", number(s.pool.deferred_blocks), number(waiting_.size()));
     need_equal("pool.cached", number(s.pool.cached), number(s.pool.reserved - s.pool.live));
     for (snapshot_segment const& segment : s.segments) {
       std::map<stream_id, std::size_t> bytes;
@@ -357,7 +357,7 @@ class program {
       if (found == is.end()) return need(false, "a block that is " + what, 0, 1);
       need_equal("bytes of a block that is " + what, number(found->second.bytes), number(e.rounded));
       need_equal("requested of a block that is " + what, number(found->second.requested), number(e.bytes));
-      if (e.location != synchronous || what == "awaiting")
+      if (e.location != synchronous || what == "deferred")
         need_equal("stream of a block that is " + what, number(found->second.stream), number(e.stream));
     }
   }

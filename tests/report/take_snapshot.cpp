@@ -142,7 +142,7 @@ TEST_CASE("take_snapshot reports a block freed on another stream as cached for t
   for (std::size_t i = 400; i < 500; ++i) memory.deallocate(a, blocks[i], 1000);
 }
 
-TEST_CASE("take_snapshot reports a block that a graph keeps as awaiting, with the number of its graph_memory",
+TEST_CASE("take_snapshot reports a block that a graph uses as deferred, with the number of its graph_memory",
           "[report][snapshot][graph_memory]") {
   sim_machine const machine = address_only_machine();
   auto const try_on = [&](auto memory) {
@@ -173,7 +173,7 @@ TEST_CASE("take_snapshot reports a block that a graph keeps as awaiting, with th
       auto const keeper = [&](void const* p) {
         snapshot_block const* const b = block_at(seen, p);
         REQUIRE(b != nullptr);
-        CHECK(b->use == block_use::awaiting);
+        CHECK(b->use == block_use::deferred);
         return b->graph_memory;
       };
       CHECK(keeper(large) == first.state().number);
@@ -183,11 +183,11 @@ TEST_CASE("take_snapshot reports a block that a graph keeps as awaiting, with th
       CHECK(block_at(seen, large)->stream == block_at(seen, live)->stream);
       CHECK(block_at(seen, live)->use == block_use::live);
       CHECK(block_at(seen, live)->graph_memory == 0);
-      CHECK(blocks_with(seen, block_use::awaiting).bytes == seen.pool.pending);
+      CHECK(blocks_with(seen, block_use::deferred).bytes == seen.pool.deferred);
     }
     empty_cache(memory);
     snapshot const after = take_snapshot(memory);
-    CHECK(blocks_with(after, block_use::awaiting).bytes == 0);
+    CHECK(blocks_with(after, block_use::deferred).bytes == 0);
     CHECK(blocks_with(after, block_use::live).bytes == 3_MiB);
     memory.deallocate(s, live, 3_MiB);
   };
@@ -199,7 +199,7 @@ TEST_CASE("take_snapshot reports a block that a graph keeps as awaiting, with th
   }
 }
 
-TEST_CASE("take_snapshot reports a block that another stream still uses as awaiting", "[report][snapshot]") {
+TEST_CASE("take_snapshot reports a block that another stream still uses as deferred", "[report][snapshot]") {
   sim_machine const machine = address_only_machine();
   auto memory = sim_pages{machine.driver(0)} | pooled{} | with_history{.history = 10};
   basic_stream const other{machine.driver(0)};
@@ -215,10 +215,10 @@ TEST_CASE("take_snapshot reports a block that another stream still uses as await
   check_whole(s);
   for (void* const each : {p, q}) {
     REQUIRE(block_at(s, each) != nullptr);
-    CHECK(block_at(s, each)->use == block_use::awaiting);
+    CHECK(block_at(s, each)->use == block_use::deferred);
     CHECK(s.tags[block_at(s, each)->tag].name == "halo");
   }
-  CHECK(blocks_with(s, block_use::awaiting).bytes == s.pool.pending);
+  CHECK(blocks_with(s, block_use::deferred).bytes == s.pool.deferred);
   CHECK(blocks_with(s, block_use::live).blocks == 0);
 }
 

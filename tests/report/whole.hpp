@@ -49,7 +49,7 @@ inline void check_whole(tarn::snapshot const& s) {
       mistakes += b.bytes == 0;
       mistakes += b.requested > b.bytes;
       mistakes += b.requested != 0 && b.use == tarn::block_use::cached;
-      mistakes += b.requested == 0 && b.use == tarn::block_use::awaiting;
+      mistakes += b.requested == 0 && b.use == tarn::block_use::deferred;
       mistakes += b.tag >= s.tags.size();
       mistakes += b.location >= s.locations.size();
       at += b.bytes;

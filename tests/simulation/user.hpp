@@ -904,19 +904,19 @@ class user {
       return;
     }
     if (!pinned.empty()) {
-      if (s.reserved != bytes_of(pinned) || s.handles != pinned.size() || s.live != 0 || s.pending != 0)
+      if (s.reserved != bytes_of(pinned) || s.handles != pinned.size() || s.live != 0 || s.deferred != 0)
         world_.found().push_back(
-            text("pool %u keeps %zu bytes (%zu live, %zu pending, %" PRIu64
+            text("pool %u keeps %zu bytes (%zu live, %zu deferred, %" PRIu64
                  " handles) after all was freed and trimmed; %zu bytes are pinned, of %zu handles",
-                 pool.number, s.reserved, s.live, s.pending, static_cast<std::uint64_t>(s.handles),
+                 pool.number, s.reserved, s.live, s.deferred, static_cast<std::uint64_t>(s.handles),
                  bytes_of(pinned), pinned.size()));
       return;
     }
-    if (s.reserved != 0 || s.live != 0 || s.pending != 0 || s.free_blocks != 0 || s.handles != 0)
+    if (s.reserved != 0 || s.live != 0 || s.deferred != 0 || s.free_blocks != 0 || s.handles != 0)
       world_.found().push_back(text(
-          "pool %u keeps %zu bytes (%zu live, %zu pending, %zu free blocks, %" PRIu64
+          "pool %u keeps %zu bytes (%zu live, %zu deferred, %zu free blocks, %" PRIu64
           " handles) after all was freed and trimmed",
-          pool.number, s.reserved, s.live, s.pending, s.free_blocks, static_cast<std::uint64_t>(s.handles)));
+          pool.number, s.reserved, s.live, s.deferred, s.free_blocks, static_cast<std::uint64_t>(s.handles)));
   }
   void drain(unsigned i, operation const& o) {
     if (any_capture() || pools_[i].quiet || pools_[i].kept != 0 || is_pinned(world_.chosen().pools[i].on) ||

@@ -313,18 +313,18 @@ class world final : public witness {
       if (!holds) found_.push_back(text("pool %u: %s (%" PRIu64 ", %" PRIu64 ")", pool.number, what, a, b));
     };
     std::size_t const live = model_.live(pool.number);
-    if (s.pending == 0) {
+    if (s.deferred == 0) {
       need(s.live == live, "live differs from the allocated bytes", s.live, live);
       auto const blocks = static_cast<std::uint64_t>(model_.numbers(pool.number).allocations[0].current);
       need(s.live_blocks == blocks, "live_blocks differs from the allocated blocks", s.live_blocks, blocks);
     } else {
-      need(s.live >= live + s.pending, "live omits deferred blocks", s.live, live + s.pending);
+      need(s.live >= live + s.deferred, "live omits deferred blocks", s.live, live + s.deferred);
     }
     auto const check_active = [&](auto const& t) {
       if constexpr (requires { t.active_bytes; }) {  // earlier trees do not count them
         auto const active = static_cast<std::uint64_t>(t.active_bytes[0].current);
-        need(active == static_cast<std::uint64_t>(t.allocated_bytes[0].current) + s.pending,
-             "active differs from the allocated and waiting bytes", active, s.pending);
+        need(active == static_cast<std::uint64_t>(t.allocated_bytes[0].current) + s.deferred,
+             "active differs from the allocated and waiting bytes", active, s.deferred);
         auto const peak = static_cast<std::uint64_t>(t.active_bytes[0].peak);
         need(peak >= active, "the peak of active is below active", peak, active);
       }

@@ -115,15 +115,15 @@ class Stretches:
 
 def undo(snapshot, device, trace):
     stretches = Stretches(snapshot["segments"])
-    live, pending, starts = {}, set(), []
+    live, deferred, starts = {}, set(), []
     for s in snapshot["segments"]:
         for b in s["blocks"]:
             if b["state"] != "inactive":
                 live[b["address"]] = b
                 bisect.insort(starts, b["address"])
                 if b["state"] == "active_pending_free":
-                    pending.add(b["address"])
-    waiting = set(pending)
+                    deferred.add(b["address"])
+    waiting = set(deferred)
     for e in reversed(trace):
         action, address = e["action"], e.get("addr")
         if action == "alloc":
@@ -197,7 +197,7 @@ def check_json(path, snapshot):
     """The same segments and blocks in JSON; a trace for Perfetto that ends with the same bytes."""
     with open(path + ".json", encoding="utf-8") as file:
         same = json.load(file)
-    uses = {"live": "active_allocated", "awaiting": "active_pending_free", "cached": "inactive"}
+    uses = {"live": "active_allocated", "deferred": "active_pending_free", "cached": "inactive"}
     ours = [(int(s["address"], 16), s["bytes"], s["small"],
              [(int(b["address"], 16), b["bytes"], uses[b["use"]]) for b in s["blocks"]]) for s in same["segments"]]
     theirs = [(s["address"], s["total_size"], s["segment_type"] == "small",
@@ -228,7 +228,7 @@ def check_graphs(path, snapshot):
         need(sum(s["allocated_size"] for s in of_owner) == allocated, "allocated bytes of graph_memory", number)
         held = [b for s in ours for b in s["blocks"] if b.get("graph_memory") == number]
         need(sum(b["bytes"] for b in held) == kept, "kept bytes of graph_memory", number)
-        need(all(b["use"] == "awaiting" for b in held), "a kept block that is not awaiting", number)
+        need(all(b["use"] == "deferred" for b in held), "a block of a graph that is not deferred", number)
     same = [s.get("graph_memory", 0) for s in ours]
     need(same == [s["segment_pool_id"][1] for s in snapshot["segments"]], "JSON and pickle differ in graph_memory")
     return len(graphs)
@@ -260,9 +260,9 @@ def main():
             found = [check(f"{folder}/{name}") for name in sorted(os.listdir(folder)) if name.endswith(".pickle")]
     else:
         found = [check(sys.argv[1])]
-    segments, live, awaiting, events, graphs = (sum(f[i] for f in found) for i in range(5))
+    segments, live, deferred, events, graphs = (sum(f[i] for f in found) for i in range(5))
     viewer = found[0][5]
-    print(f"evidence: snapshots files={len(found)} segments={segments} graph_segments={graphs} live={live} awaiting={awaiting} "
+    print(f"evidence: snapshots files={len(found)} segments={segments} graph_segments={graphs} live={live} deferred={deferred} "
           f"events={events} "
           f"memory_viz={'read' if viewer else 'skipped'}")
 

@@ -337,7 +337,7 @@ class pool {
     if (heap_.graph_memory != 0) return all;
     graphs_.for_each_pool(growing, [&](pool const& part) {
       pool_state of_graphs = part.state();
-      of_graphs.pending = of_graphs.pending_blocks = 0;  // `all` has counted them, and the sums these
+      of_graphs.deferred = of_graphs.deferred_blocks = 0;  // `all` has counted them, and the sums these
       all = detail::sum_of_states(all, of_graphs);
     });
     all.host_bytes += graphs_.host_bytes();

@@ -41,13 +41,13 @@ struct pool_part {
 };
 
 struct pool_state {
-  std::size_t live = 0;                ///< handed out, rounded to block sizes; includes `pending`
+  std::size_t live = 0;                ///< handed out, rounded to block sizes; includes `deferred`
   std::size_t live_blocks = 0;         ///< number of those blocks
   std::size_t reserved = 0;            ///< held from the driver
   std::size_t reserved_peak = 0;       ///< since the last reset_peaks()
   std::size_t cached = 0;              ///< reserved, not handed out
-  std::size_t pending = 0;             ///< freed, but waiting for another stream that used it (record_stream)
-  std::size_t pending_blocks = 0;      ///< number of those blocks
+  std::size_t deferred = 0;            ///< freed, but waiting for another stream that used it (record_stream)
+  std::size_t deferred_blocks = 0;     ///< number of those blocks
   std::size_t largest_free_range = 0;  ///< largest block without a driver call, magazines excluded
   std::size_t free_blocks = 0;         ///< free ranges
   std::size_t inactive_split_bytes = 0;  ///< bytes in them, including whole free handles and segments
@@ -102,8 +102,8 @@ inline constexpr pool_number pool_numbers[] = {
     {"reserved", &pool_state::reserved, number_unit::bytes, number_sum::held},
     {"reserved_peak", &pool_state::reserved_peak, number_unit::bytes, number_sum::held},
     {"cached", &pool_state::cached},
-    {"pending", &pool_state::pending},
-    {"pending_blocks", &pool_state::pending_blocks, number_unit::count},
+    {"deferred", &pool_state::deferred},
+    {"deferred_blocks", &pool_state::deferred_blocks, number_unit::count},
     {"largest_free_range", &pool_state::largest_free_range, number_unit::bytes, number_sum::largest},
     {"free_blocks", &pool_state::free_blocks, number_unit::count},
     {"inactive_split_bytes", &pool_state::inactive_split_bytes},

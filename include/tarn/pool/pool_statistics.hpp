@@ -67,8 +67,8 @@ template <class Heap, class Front, class Deferred>
   pool_state s = static_cast<pool_state const&>(heap.counters(growing));
   auto live = front.live(growing);
   deferred_amount const amount = deferred.now();
-  s.pending = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
-  s.pending_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
+  s.deferred = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
+  s.deferred_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
   s.host_bytes = front.host_bytes(growing) + deferred.host_bytes();
   hot_lock const held(heap.hot);
   arena& space = heap.space(held);

@@ -70,8 +70,8 @@ found_share share_of(Memory memory) {
     p.reserved = s.reserved;
     if constexpr (reachable<Memory, pool_call::allocator_backend>) p.backend = allocator_backend(memory);
     std::size_t const held = min_of(s.live, s.reserved);
-    p.awaiting = min_of(s.pending, held);  // to the pool, a block that is held back is still live
-    p.live = held - p.awaiting;
+    p.deferred = min_of(s.deferred, held);  // to the pool, a deferred block is still live
+    p.live = held - p.deferred;
     p.cached = p.reserved - held;
   }
   if constexpr (is_tracked<Memory>) {

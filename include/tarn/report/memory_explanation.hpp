@@ -16,7 +16,7 @@
 
 namespace tarn {
 
-/// The memory of one pool, bytes, as the pool reports it. live + awaiting + cached is reserved.
+/// The memory of one pool, bytes, as the pool reports it. live + deferred + cached is reserved.
 struct pool_share {
   std::string name;          ///< "pool 1", ...: may be changed before printing
   std::size_t reserved = 0;  ///< held from the driver
@@ -25,7 +25,7 @@ struct pool_share {
       requested;  ///< part of live: requested; known if `tracked` counts the pool's allocations
   std::optional<std::size_t> rounding;  ///< part of live: difference between block sizes and requests
   std::size_t untracked = 0;            ///< part of live: allocated bypassing `tracked`
-  std::size_t awaiting = 0;  ///< freed, but another stream that used it (record_stream) has not finished
+  std::size_t deferred = 0;  ///< freed, but another stream that used it (record_stream) has not finished
   std::size_t cached = 0;    ///< free for reuse
   char const* backend = "";  ///< as allocator_backend() returns it; empty without a pool. Static storage
 };
@@ -153,7 +153,7 @@ struct memory_explanation {
     } else {
       add(depth + 1, "live", p.live, "add | tarn::tracked{} above the pool to see the rounding");
     }
-    add(depth + 1, "waiting for another stream", p.awaiting);
+    add(depth + 1, "deferred for another stream", p.deferred);
     add(depth + 1, "cached", p.cached);
   }
   [[nodiscard]] static std::string in_mib(std::int64_t bytes) {

@@ -21,7 +21,7 @@ namespace tarn::detail {
 
 [[nodiscard]] inline block_use use_of(held_use use) noexcept {
   if (use == held_use::cached) return block_use::cached;
-  return use == held_use::live ? block_use::live : block_use::awaiting;
+  return use == held_use::live ? block_use::live : block_use::deferred;
 }
 [[nodiscard]] inline segment_kind kind_of(stretch_kind kind) noexcept {
   if (kind == stretch_kind::home) return segment_kind::pages;
@@ -122,23 +122,23 @@ inline bool merge_history(std::vector<snapshot_segment>& segments, std::vector<h
   return agreed && next == live.end();
 }
 
-/// Adds tags and locations to blocks that await another stream, as far as the history contains them.
-inline void name_awaiting(std::vector<snapshot_segment>& segments, std::vector<history_event> const& events) {
-  std::unordered_map<std::uintptr_t, snapshot_block*> waiting;
+/// Adds tags and locations to deferred blocks, as far as the history contains them.
+inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<history_event> const& events) {
+  std::unordered_map<std::uintptr_t, snapshot_block*> deferred;
   for (snapshot_segment& s : segments) {
     for (snapshot_block& b : s.blocks) {
-      if (b.use == block_use::awaiting) waiting.emplace(b.address, &b);
+      if (b.use == block_use::deferred) deferred.emplace(b.address, &b);
     }
   }
-  for (auto e = events.rbegin(); e != events.rend() && !waiting.empty(); ++e) {
+  for (auto e = events.rbegin(); e != events.rend() && !deferred.empty(); ++e) {
     if (e->kind != history_event_kind::allocate) continue;
-    auto const found = waiting.find(e->address);
-    if (found == waiting.end()) continue;
+    auto const found = deferred.find(e->address);
+    if (found == deferred.end()) continue;
     found->second->tag = e->tag;
     found->second->location = e->location;
     if (e->requested != 0) found->second->requested = min_of(e->requested, found->second->bytes);
     found->second->time_ns = e->time_ns;
-    waiting.erase(found);
+    deferred.erase(found);
   }
 }
 

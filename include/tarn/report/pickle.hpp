@@ -140,7 +140,7 @@ class snapshot_pickler {
     field("size", b.bytes);
     field("requested_size", requested_of(b));
     field("state", b.use == block_use::live       ? "active_allocated"
-                   : b.use == block_use::awaiting ? "active_pending_free"
+                   : b.use == block_use::deferred ? "active_pending_free"
                                                   : "inactive");
     frames(b.use == block_use::cached ? 0 : b.tag, b.use == block_use::cached ? 0 : b.location);
     pickle_.end_dict();

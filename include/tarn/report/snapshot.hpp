@@ -15,14 +15,14 @@ namespace tarn {
 
 enum class block_use : std::uint8_t {
   live,  ///< allocated (PyTorch: active_allocated)
-  awaiting,  ///< freed, but another stream that used it has not finished, or a graph uses it (active_pending_free)
+  deferred,  ///< freed, but another stream that used it has not finished, or a graph uses it (active_pending_free)
   cached  ///< free for reuse (inactive)
 };
 
 struct snapshot_block {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
-  /// Set for a live block that a `with_history` layer saw, and for an awaiting one (the size requested from the pool if the history
+  /// Set for a live block that a `with_history` layer saw, and for a deferred one (the size requested from the pool if the history
   /// lacks its allocation); otherwise 0.
   std::size_t requested = 0;
   block_use use = block_use::cached;
@@ -31,7 +31,7 @@ struct snapshot_block {
   std::uint32_t location = 0;  ///< index into snapshot::locations
   std::uint64_t time_ns = 0;   ///< of the allocation, since snapshot::started_ns
   std::uint64_t graph_memory =
-      0;  ///< that keeps an awaiting block which a capture freed, counted from 1; 0 if none
+      0;  ///< that a block is deferred for which a capture freed, counted from 1; 0 if none
 };
 
 enum class segment_kind : std::uint8_t {

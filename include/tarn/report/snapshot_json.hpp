@@ -9,7 +9,7 @@
 //    "segments": [{"address", "bytes", "kind": "pages" | "view" | "upstream", "small", "handles", "stream",
 //                  "graph_memory",                                            of memory of captured graphs only, from 1
 //                  "pieces": [{"address", "bytes"}],                                                 of a view only
-//                  "blocks": [{"address", "bytes", "requested", "use": "live" | "awaiting" | "cached",
+//                  "blocks": [{"address", "bytes", "requested", "use": "live" | "deferred" | "cached",
 //                              "stream", "tag", "location", "time_ns",
 //                              "graph_memory"}]}],                          of a freed block that a graph keeps only, from 1
 //    "events":   [{"kind": "allocate" | "free" | "refused" | "reserve" | "release",
@@ -30,7 +30,7 @@ namespace detail {
 
 [[nodiscard]] constexpr char const* name_of(block_use use) noexcept {
   if (use == block_use::cached) return "cached";
-  return use == block_use::live ? "live" : "awaiting";
+  return use == block_use::live ? "live" : "deferred";
 }
 [[nodiscard]] constexpr char const* name_of(segment_kind kind) noexcept {
   if (kind == segment_kind::pages) return "pages";

@@ -44,7 +44,7 @@ graph_totals graphs_of(Resource& memory) {
     pool_state const s = read_state(growing, heap, front, deferred);
     ++sum.owners;
     sum.reserved += s.reserved;
-    sum.allocated += s.live > s.pending ? s.live - s.pending : 0;
+    sum.allocated += s.live > s.deferred ? s.live - s.deferred : 0;
   };
   nearest(memory, pool_call::inspect{look});
   return sum;
@@ -219,8 +219,8 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 
 /// Returns all statistics under the keys of torch.cuda.memory_stats(), in the same sort order:
 ///   allocation, allocated_bytes    allocated blocks, as the pool rounds them
-///   active, active_bytes           these, and freed blocks that wait for a use noted by record_stream() or for the work
-///                                  of a destroyed stream
+///   active, active_bytes           these, and deferred blocks: freed, but used by a stream that record_stream() named, or by
+///                                  a destroyed one
 ///   requested_bytes                bytes requested for active blocks
 ///   reserved_bytes, segment        bytes held from the driver; physical handles, or segments of a pool over blocks. A handle
 ///                                  belongs to the small or the large pool it was created for, though it may serve both.
@@ -239,7 +239,7 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 ///   graph_memory.kept_bytes        other blocks that were freed inside a capture, which the pool keeps for the graph; they are
 ///                                  part of active_bytes until then
 /// graph_memory::state() returns these for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
-/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a waiting block counts
+/// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a deferred block counts
 /// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
 /// the pool's locks briefly. @throws std::bad_alloc
 template <class Resource>

@@ -72,7 +72,7 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// requested were not seen by the layer: allocated bypassing it, or still inside a call.
 ///
 /// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool that was freed inside a
-/// capture awaits the end of the graph_memory that keeps it (snapshot_block::graph_memory).
+/// capture is deferred until the end of the graph_memory whose graphs use it (snapshot_block::graph_memory).
 ///
 /// Of a sleeping pool, segments and blocks are the addresses that it keeps, and `pool.reserved` is 0: nothing is behind them.
 ///
@@ -127,7 +127,7 @@ template <class Resource>
   s.steady_ns = record.steady_ns;
   s.now_ns = record.now_ns;
   s.forgotten_events = record.forgotten_events;
-  detail::name_awaiting(s.segments, record.events);
+  detail::name_deferred(s.segments, record.events);
   s.tags = std::move(record.tags);
   s.locations = std::move(record.locations);
   if (s.tags.empty()) s.tags.resize(1);

@@ -38,7 +38,7 @@ inline constexpr html_part html_page[] = {
   --page: #f4f5f6; --surface: #ffffff; --ink: #15191e; --soft: #59626d; --line: #e3e6e9; --edge: #d5d9de;
   --hover: #eef1f4; --focus: #1d5fd1; --chosen: #15191e; --on-chosen: #ffffff;
   --live: #2468c4; --live-fill: #9cc0ee; --live-faint: #d3e3f8; --reserved: #59626d; --requested: #b4540a;
-  --cached: #e4e8ec; --awaiting: #d97706;
+  --cached: #e4e8ec; --deferred: #d97706;
   --c0: #2a78d6; --c1: #12a37a; --c2: #e59f00; --c3: #6a3fb5; --c4: #d9485f; --c5: #0f7d8c; --c6: #d9772b;
   --c7: #c05fa8;
   --other: #9aa3ad;
@@ -179,7 +179,7 @@ th.number .arrow { order: -1; }
   --page: #101214; --surface: #191c20; --ink: #eceff2; --soft: #a2abb5; --line: #2a2f35; --edge: #363c43;
   --hover: #23282d; --focus: #7db1ff; --chosen: #eceff2; --on-chosen: #15191e;
   --live: #6aa9f5; --live-fill: #2c5c99; --live-faint: #213d5f; --reserved: #a2abb5; --requested: #f09a4d;
-  --cached: #2b3036; --awaiting: #f0a53a;
+  --cached: #2b3036; --deferred: #f0a53a;
   --c0: #4a93ea; --c1: #22b48a; --c2: #e0a424; --c3: #9c7be8; --c4: #ec6a7e; --c5: #2ba5b5; --c6: #e88f4a;
   --c7: #d67fbf;
   --other: #737c86;
@@ -192,7 +192,7 @@ th.number .arrow { order: -1; }
   --page: #101214; --surface: #191c20; --ink: #eceff2; --soft: #a2abb5; --line: #2a2f35; --edge: #363c43;
   --hover: #23282d; --focus: #7db1ff; --chosen: #eceff2; --on-chosen: #15191e;
   --live: #6aa9f5; --live-fill: #2c5c99; --live-faint: #213d5f; --reserved: #a2abb5; --requested: #f09a4d;
-  --cached: #2b3036; --awaiting: #f0a53a;
+  --cached: #2b3036; --deferred: #f0a53a;
   --c0: #4a93ea; --c1: #22b48a; --c2: #e0a424; --c3: #9c7be8; --c4: #ec6a7e; --c5: #2ba5b5; --c6: #e88f4a;
   --c7: #d67fbf;
   --other: #737c86;
@@ -426,7 +426,7 @@ const readEvents = (count, shapes) => {
   return events;
 };
 
-const useNames = ['live', 'awaiting', 'cached'];
+const useNames = ['live', 'deferred', 'cached'];
 const segmentKinds = ['pages', 'view', 'upstream'];
 
 const readSegments = (count, shapes) => {
@@ -684,7 +684,7 @@ const colorsOf = () => {
   return {
     ink: get('--ink'), soft: get('--soft'), line: get('--line'), surface: get('--surface'), live: get('--live'),
     liveFill: get('--live-fill'), liveFaint: get('--live-faint'), reserved: get('--reserved'),
-    requested: get('--requested'), cached: get('--cached'), awaiting: get('--awaiting'), focus: get('--focus'),
+    requested: get('--requested'), cached: get('--cached'), deferred: get('--deferred'), focus: get('--focus'),
     series: [0, 1, 2, 3, 4, 5, 6, 7].map((i) => get(`--c${i}`)), other: get('--other'),
     sizes: [0, 1, 2, 3, 4, 5, 6].map((i) => get(`--s${i}`)),
   };
@@ -1360,7 +1360,7 @@ const coloredStreams = streamsByBytes.slice(0, streamsByBytes.length > palette ?
 const slotOfStream = new Map(coloredStreams.map((s, slot) => [s, slot]));
 const sizeLimits = [2 ** 12, 2 ** 16, 2 ** 20, 2 ** 24, 2 ** 28, 2 ** 30, Infinity];
 const sizeSlot = (bytes) => sizeLimits.findIndex((limit) => bytes <= limit);
-const useColor = (use) => use === 0 ? colors.live : use === 1 ? colors.awaiting : colors.cached;
+const useColor = (use) => use === 0 ? colors.live : use === 1 ? colors.deferred : colors.cached;
 
 // The colour of a block that is not cached. Cached blocks have the colour of the background.
 const mapColors = {
@@ -1726,7 +1726,7 @@ const makeTables = () => {
     reserved: ['Reserved', 'bytes held from the driver'], reserved_peak: ['Reserved, peak', ''],
     reserved_small: ['Reserved for small blocks', 'blocks up to 1 MiB'],
     reserved_large: ['Reserved for large blocks', ''], cached: ['Cached', 'reserved, not handed out'],
-    pending: ['Awaiting', 'freed, but another stream may still use it'], pending_blocks: ['Awaiting blocks', ''],
+    deferred: ['Deferred', 'freed, but another stream may still use it'], deferred_blocks: ['Deferred blocks', ''],
     largest_free_range: ['Largest free range', 'the largest block that needs no driver call'],
     free_blocks: ['Free ranges', ''],
     inactive_split_bytes: ['Free beside live', 'free parts of handles in use; PyTorch: inactive split'],

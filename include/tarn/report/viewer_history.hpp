@@ -60,9 +60,9 @@ class viewer_history {
   struct block {
     std::size_t bytes = 0;
     snapshot_segment const* own =
-        nullptr;           ///< the segment of which it is the only block, and that is added with it
-    bool has_own = false;  ///< a segment was created for it
-    bool waits = false;    ///< freed but awaiting a stream, and its free is not undone yet
+        nullptr;            ///< the segment of which it is the only block, and that is added with it
+    bool has_own = false;   ///< a segment was created for it
+    bool deferred = false;  ///< and its free is not undone yet
   };
 
   /// Number of handles that are rechecked after each allocation; further ones appear as present from the start.
@@ -75,7 +75,7 @@ class viewer_history {
     for (snapshot_block const& b : segment.blocks) {
       if (b.use == block_use::cached) continue;
       live_.emplace(b.address,
-                    block{b.bytes, alone ? &segment : nullptr, false, b.use == block_use::awaiting});
+                    block{b.bytes, alone ? &segment : nullptr, false, b.use == block_use::deferred});
     }
   }
 
@@ -102,7 +102,7 @@ class viewer_history {
 
   void undo_allocation(std::size_t i, snapshot_event const& e) {
     auto const found = live_.find(e.address);
-    if (found == live_.end() || found->second.waits) return;  // neither live at the end nor freed since
+    if (found == live_.end() || found->second.deferred) return;  // neither live at the end nor freed since
     reported_[i] = reported_as::itself;
     block const b = found->second;
     live_.erase(found);
@@ -121,8 +121,8 @@ class viewer_history {
 
   void undo_free(std::size_t i, snapshot_event const& e) {
     if (auto const found = live_.find(e.address); found != live_.end()) {
-      if (found->second.waits) reported_[i] = reported_as::requested;
-      found->second.waits = false;
+      if (found->second.deferred) reported_[i] = reported_as::requested;
+      found->second.deferred = false;
       return;
     }
     if (e.bytes == 0) return;

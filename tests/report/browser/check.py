@@ -191,7 +191,7 @@ def check_colors(b):
             for ground in ("surface", "page"):
                 promise(contrast(get(text), get(ground)) >= 4.5, f"{scheme}: {text} is read on {ground}", contrast(get(text), get(ground)))
         promise(contrast(get("on-chosen"), get("chosen")) >= 4.5, f"{scheme}: a pressed button is read")
-        for mark in ("live", "reserved", "requested", "focus", "awaiting", "c0", "c1", "c3", "c4", "c5", "c6", "c7"):
+        for mark in ("live", "reserved", "requested", "focus", "deferred", "c0", "c1", "c3", "c4", "c5", "c6", "c7"):
             promise(contrast(get(mark), get("surface")) >= 2.9, f"{scheme}: {mark} is seen", contrast(get(mark), get("surface")))
     promise(seen["light"] != seen["dark"], "the system's choice of light or dark is followed")
     b.run("document.getElementById('theme-light').click()")

@@ -270,7 +270,7 @@ class graph_memories {
   [[nodiscard]] graph_state state_of(part& of) const {
     pool_state const s = of.memory.state();
     std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.pending ? s.live - s.pending : 0, of.deferred_bytes, of.number};
+    return {s.reserved, s.live > s.deferred ? s.live - s.deferred : 0, of.deferred_bytes, of.number};
   }
   /// Calls f(pool) for each part. reap() leaves alone what a call refers to.
   template <class F>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and freeing the
-// block is deferred until the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other
-// blocks are.
+// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed block is deferred until
+// the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other blocks are.
 //
 //   record_stream(p, B)     p is recorded, with a use on B's queue
 //   deallocate(A, p)     an event is recorded on B; the use is appended to B's queue: first | ... | last

@@ -24,7 +24,7 @@ const coloredStreams = streamsByBytes.slice(0, streamsByBytes.length > palette ?
 const slotOfStream = new Map(coloredStreams.map((s, slot) => [s, slot]));
 const sizeLimits = [2 ** 12, 2 ** 16, 2 ** 20, 2 ** 24, 2 ** 28, 2 ** 30, Infinity];
 const sizeSlot = (bytes) => sizeLimits.findIndex((limit) => bytes <= limit);
-const useColor = (use) => use === 0 ? colors.live : use === 1 ? colors.awaiting : colors.cached;
+const useColor = (use) => use === 0 ? colors.live : use === 1 ? colors.deferred : colors.cached;
 
 // The colour of a block that is not cached. Cached blocks have the colour of the background.
 const mapColors = {

@@ -84,7 +84,7 @@ const readEvents = (count, shapes) => {
   return events;
 };
 
-const useNames = ['live', 'awaiting', 'cached'];
+const useNames = ['live', 'deferred', 'cached'];
 const segmentKinds = ['pages', 'view', 'upstream'];
 
 const readSegments = (count, shapes) => {

@@ -124,7 +124,7 @@ const makeTables = () => {
     reserved: ['Reserved', 'bytes held from the driver'], reserved_peak: ['Reserved, peak', ''],
     reserved_small: ['Reserved for small blocks', 'blocks up to 1 MiB'],
     reserved_large: ['Reserved for large blocks', ''], cached: ['Cached', 'reserved, not handed out'],
-    pending: ['Awaiting', 'freed, but another stream may still use it'], pending_blocks: ['Awaiting blocks', ''],
+    deferred: ['Deferred', 'freed, but another stream may still use it'], deferred_blocks: ['Deferred blocks', ''],
     largest_free_range: ['Largest free range', 'the largest block that needs no driver call'],
     free_blocks: ['Free ranges', ''],
     inactive_split_bytes: ['Free beside live', 'free parts of handles in use; PyTorch: inactive split'],

@@ -68,7 +68,7 @@ const colorsOf = () => {
   return {
     ink: get('--ink'), soft: get('--soft'), line: get('--line'), surface: get('--surface'), live: get('--live'),
     liveFill: get('--live-fill'), liveFaint: get('--live-faint'), reserved: get('--reserved'),
-    requested: get('--requested'), cached: get('--cached'), awaiting: get('--awaiting'), focus: get('--focus'),
+    requested: get('--requested'), cached: get('--cached'), deferred: get('--deferred'), focus: get('--focus'),
     series: [0, 1, 2, 3, 4, 5, 6, 7].map((i) => get(`--c${i}`)), other: get('--other'),
     sizes: [0, 1, 2, 3, 4, 5, 6].map((i) => get(`--s${i}`)),
   };
