@@ -75,7 +75,7 @@ void add_thread_caches(tarn::detail::growth_lock const& growing, waste_moment& m
 /// Adds the blocks that a stream freed into the run of another.
 template <class Heap>
 void add_foreign_blocks(waste_moment& m, Heap& heap) {
-  tarn::detail::hot_lock const held(heap.hot);
+  tarn::detail::hot_lock const held = heap.lock_hot();
   tarn::detail::arena& space = heap.space(held);
   for (tarn::detail::domain_ref d = 0; d < space.streams.size(); ++d) {
     for (unsigned k = 0; k < tarn::detail::run_class_count; ++k) {

@@ -10809,6 +10809,12 @@ struct block_request {
         where(zone_of(block)) {}
 };
 
+/// Blocks that callers hold, as one thread counts them: negative if it frees what other threads allocate.
+struct live_count {
+  std::int64_t bytes = 0;
+  std::int64_t blocks = 0;
+};
+
 /// A freed block that has not yet returned to the heap.
 struct freed_block {
   void* p = nullptr;
@@ -12348,12 +12354,12 @@ TARN_NOINLINE void take_back_described([[maybe_unused]] Heap& heap, [[maybe_unus
                                        [[maybe_unused]] std::size_t alignment,
                                        [[maybe_unused]] reuse when) noexcept {
   if constexpr (Heap::describes) {
-    auto& description = heap.description;
+    auto& description = heap.description();
     freed_block const b{p, bytes + guard_bytes, alignment, stream_ref::from(stream.handle(), id)};
     std::size_t const block = rounded_bytes(bytes, alignment);  // as it was counted
     std::size_t const asked = description.take_back(p, bytes);
     {
-      hot_lock const held(heap.hot);
+      hot_lock const held = heap.lock_hot();
       heap.count_uncached(held, -static_cast<std::int64_t>(block), -1);
       if (asked != bytes)
         return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
@@ -12378,7 +12384,7 @@ template <class Heap>
 void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
   if constexpr (Heap::describes) {
     freed_block b;
-    while (heap.description.take_kept(b)) heap.give_back(b);
+    while (heap.description().take_kept(b)) heap.give_back(b);
   }
 }
 
@@ -13138,7 +13144,8 @@ class deferred_blocks {
                            std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
     if constexpr (Heap::describes) {
-      if (heap_.description.active() && id != neutral_id) heap_.description.wait_if_live(p, bytes, stream);
+      if (heap_.description().active() && id != neutral_id)
+        heap_.description().wait_if_live(p, bytes, stream);
     }
     // Count first: once the block is deferred, another thread may free it.
     count(bytes, alignment, 1);
@@ -13163,7 +13170,7 @@ class deferred_blocks {
     freed_block b;
     while (uses_.take_ready(b)) {
       count(b.bytes, b.alignment, -1);
-      if (heap_.description.active()) {
+      if (heap_.description().active()) {
         take_back_described(heap_, b.stream.id(), b.stream, b.p, b.bytes, b.alignment, reuse::at_once);
         continue;
       }
@@ -13751,11 +13758,6 @@ class misuse_report {
 
 namespace tarn::detail {
 
-struct live_count {
-  std::int64_t bytes = 0;
-  std::int64_t blocks = 0;
-};
-
 /// The cached blocks of all threads.
 struct idle_blocks {
   std::size_t bytes = 0;
@@ -14104,14 +14106,14 @@ class front {
     return new_local();
   }
   TARN_NOINLINE thread_cache* new_local() noexcept {
-    if (thread_exit::over || heap_.description.active() || heap_.is_lost()) return nullptr;
+    if (thread_exit::over || heap_.description().active() || heap_.is_lost()) return nullptr;
     try {
       thread_exit& hook = thread_exit::of_this_thread();
       owned made(new thread_cache);
       thread_cache* const cache = made.get();
       // Do not wait for the lock: its holder may be waiting for work that this thread launches after a deallocation.
-      if (!heap_.growth_mutex.try_lock()) return nullptr;
-      growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
+      if (!heap_.try_lock_growth()) return nullptr;
+      growth_lock const growing = heap_.adopt_growth_lock();
       if (closed_) return nullptr;
       caches_.reserve(caches_.size() + 1);
       cache->serial = ++last_serial_;
@@ -14220,9 +14222,9 @@ class front {
   /// See pool_link::retire. The caller holds the link's mutex.
   bool retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return true;
-    misuse_report const last(heap_.notes, heap_.hot);
-    if (!heap_.growth_mutex.try_lock()) return false;
-    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
+    misuse_report const last = heap_.misuse_at_end();
+    if (!heap_.try_lock_growth()) return false;
+    growth_lock const growing = heap_.adopt_growth_lock();
     cache->lock.announce();
     remote_barrier();
     empty(*cache);
@@ -14551,7 +14553,7 @@ struct graph_part {
   template <class Heap>
   graph_part(Heap& heap, Deferred& deferred_in_pool, std::uint64_t segment_pool)
       : observer(deferred_in_pool),
-        memory(heap.upstream(), told(heap.options), &heap.growth_mutex),
+        memory(heap.upstream(), told(heap.options()), &heap),
         number(segment_pool),
         end(heap.driver()) {}
 
@@ -15193,7 +15195,7 @@ class graph_captures {
     auto& memory = owner.memory;
     for (stream_id kept_as = 0; (kept_as = take_stream(growing, number)) != 0;) {
       memory.front_.drop_stream(growing, kept_as);
-      hot_lock const held(memory.heap_.hot);
+      hot_lock const held = memory.heap_.lock_hot();
       memory.heap_.kept_as.clear(memory.heap_.kept_as.find(kept_as));
       end_captured_stream(growing, memory.heap_.space(held), kept_as);
     }
@@ -15211,9 +15213,9 @@ class graph_captures {
     bool has_cache = false;     ///< the owner's capture_cache serves it
   };
 
-  [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
+  [[nodiscard]] bool always() const noexcept { return heap_.options().captures == capture_watch::always; }
   [[nodiscard]] bool looks_outside_scopes() const noexcept {
-    return heap_.options.captures != capture_watch::in_scopes;
+    return heap_.options().captures != capture_watch::in_scopes;
   }
 
   /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's part.
@@ -15241,7 +15243,7 @@ class graph_captures {
   }
   /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
   [[nodiscard]] capture join(stream_ref stream) {
-    growth_lock const growing(heap_.growth_mutex);
+    growth_lock const growing = heap_.lock_growth();
     capture of;
     {
       std::lock_guard const guard(mutex_);
@@ -15601,6 +15603,7 @@ inline void add_sums(pool_state& s, pool_state const& sums) noexcept {
     if (n.sum == number_sum::held) s.*n.value = sums.*n.value;
     if (n.sum == number_sum::total) s.*n.value += sums.*n.value;
   }
+  s.totals_reset = sums.totals_reset;
   s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
   add(s.split, sums.split);
   for (number_in<pool_state, pool_part> const part : {&pool_state::smaller, &pool_state::larger}) {
@@ -15634,10 +15637,10 @@ template <class Heap, class Front, class Deferred>
   s.deferred = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
   s.deferred_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
   s.host_bytes = front.host_bytes(growing) + deferred.host_bytes();
-  hot_lock const held(heap.hot);
+  hot_lock const held = heap.lock_hot();
   arena& space = heap.space(held);
-  live.bytes += heap.uncached_live_bytes;
-  live.blocks += heap.uncached_live_blocks;
+  live.bytes += heap.uncached_live(held).bytes;
+  live.blocks += heap.uncached_live(held).blocks;
   s.live = live.bytes > 0 ? static_cast<std::size_t>(live.bytes) : 0;
   s.live_blocks = live.blocks > 0 ? static_cast<std::size_t>(live.blocks) : 0;
   s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
@@ -15658,7 +15661,7 @@ void for_each_stat(growth_lock const&, Heap& heap, F const& f) noexcept {
     f(part->reserved);
     f(part->handles);
   }
-  hot_lock const held(heap.hot);
+  hot_lock const held = heap.lock_hot();
   arena& space = heap.space(held);
   space.count_splits();
   for (stat& s : space.splits.blocks) f(s);
@@ -15676,7 +15679,7 @@ void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
 template <class Heap>
 void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now) noexcept {
   for (pool_number const& n : pool_numbers) {
-    if (n.at_reset != nullptr) heap.totals_reset.*n.at_reset = now.*n.value;
+    if (n.at_reset != nullptr) heap.sums.totals_reset.*n.at_reset = now.*n.value;
   }
   heap.sums.split = heap.sums.smaller.split = heap.sums.larger.split = {};
   for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
@@ -16145,13 +16148,13 @@ class graph_owner_of final : public graph_owner {
   graph_owner_of(graph_owner_of const&) = delete;
   graph_owner_of& operator=(graph_owner_of const&) = delete;
   ~graph_owner_of() override {
-    growth_lock const growing(whole_.heap_.growth_mutex);
+    growth_lock const growing = whole_.heap_.lock_growth();
     whole_.graphs_.end_part(growing, whole_, part_);
   }
 
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
-    growth_lock const growing(whole_.heap_.growth_mutex);
+    growth_lock const growing = whole_.heap_.lock_growth();
     return whole_.graphs_.begin_capture(growing, whole_, part_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
@@ -16161,11 +16164,11 @@ class graph_owner_of final : public graph_owner {
       status const s = whole_.driver().identify(stream, id);
       if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
     }
-    growth_lock const growing(whole_.heap_.growth_mutex);
+    growth_lock const growing = whole_.heap_.lock_growth();
     whole_.graphs_.join_capture(growing, part_, capture, stream_ref::from(stream.handle(), id));
   }
   void end_capture(capture_number capture) noexcept override {
-    growth_lock const growing(whole_.heap_.growth_mutex);
+    growth_lock const growing = whole_.heap_.lock_growth();
     if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest
       capture_gate::end_capture();
       return captured_handles::end_capture();
@@ -16184,7 +16187,7 @@ class graph_owner_of final : public graph_owner {
   using part_type = typename Pool::graphs_type::part;
 
   static part_type& make(Pool& whole) {
-    growth_lock const growing(whole.heap_.growth_mutex);
+    growth_lock const growing = whole.heap_.lock_growth();
     (void)whole.graphs_.reap(growing, whole, false);
     return whole.graphs_.make_part(growing);
   }
@@ -19354,34 +19357,46 @@ class heap {
   static constexpr bool describes = is_describable<Upstream>;
 
   /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
-  /// @param shared  the growth mutex of the pool that this one is a part of; null: its own
-  heap(Upstream upstream, pooled const& chosen, recursive_fork_mutex* shared)
-      : options(chosen),
-        growth_mutex(shared != nullptr ? *shared : own_growth_mutex_),
+  /// @param whole  the heap of the pool that this one is a part of, or null. They share a growth lock, so that locks have one order.
+  heap(Upstream upstream, pooled const& chosen, heap* whole)
+      : options_(chosen),
+        growth_mutex_(whole != nullptr ? whole->growth_mutex_ : own_growth_mutex_),
         order_(upstream.driver(), named),
-        growth_(std::move(upstream), counters_, description),
-        description(driver()) {
+        growth_(std::move(upstream), counters_, description_),
+        description_(driver()) {
     counters_.sums = &sums;
     bool const by_pages = page_source<Upstream> && growth_.has_pages();
-    space_.keeps_handles_whole = by_pages && may_remap(options);
-    space_.joins_handles = !by_pages || options.handles == handles_per_block::any;
+    space_.keeps_handles_whole = by_pages && may_remap(options_);
+    space_.joins_handles = !by_pages || options_.handles == handles_per_block::any;
   }
   heap(heap const&) = delete;
   heap& operator=(heap const&) = delete;
 
-  // State. Members are protected by the growth lock unless marked otherwise.
-  pooled const options;
-  mutable hot_mutex hot;
-  /// Shared by a pool and its graph memories, so that there is one order of locks.
-  recursive_fork_mutex& growth_mutex;
-  pool_totals totals_reset;
-  captured_streams kept_as;               ///< in the pool of a graph_memory: identities of open captures
-  captured_streams captured;              ///< whose calls go to graph memories (graph/)
-  pool_state sums;                        ///< of this pool and its graph memories: see add_sums()
-  std::uint64_t graph_memory = 0;         ///< number of the graph_memory that the pool belongs to; 0 if none
-  misuse_notes notes;                     ///< under `hot`
-  std::int64_t uncached_live_bytes = 0;   ///< of calls without a thread cache; under `hot`
-  std::int64_t uncached_live_blocks = 0;  ///< likewise
+  // Of graph memories, under the growth lock.
+  captured_streams kept_as;        ///< in the pool of a graph_memory: identities of open captures
+  captured_streams captured;       ///< whose calls go to graph memories (graph/)
+  pool_state sums;                 ///< of this pool and its graph memories: see add_sums()
+  std::uint64_t graph_memory = 0;  ///< number of the graph_memory that the pool belongs to; 0 if none
+
+  // ---- locks
+
+  [[nodiscard]] TARN_ALWAYS_INLINE hot_lock lock_hot() noexcept { return hot_lock(hot_); }
+  [[nodiscard]] growth_lock lock_growth() { return growth_lock(growth_mutex_); }
+  /// Returns false if another thread holds the growth lock. Otherwise the caller calls adopt_growth_lock() next.
+  [[nodiscard]] bool try_lock_growth() noexcept { return growth_mutex_.try_lock(); }
+  [[nodiscard]] growth_lock adopt_growth_lock() noexcept {
+    return growth_lock(growth_mutex_, std::adopt_lock);
+  }
+  /// Whether the calling thread holds it.
+  [[nodiscard]] bool holds_growth_lock() const noexcept { return growth_mutex_.is_mine(); }
+  /// Reports the misuse that a call has found when the call ends. Called before the call takes its locks.
+  [[nodiscard]] misuse_report misuse_at_end() noexcept { return misuse_report(notes_, hot_); }
+
+  // ---- parts
+
+  [[nodiscard]] pooled const& options() const noexcept { return options_; }
+  /// What tools that watch memory see. It has a lock of its own.
+  [[nodiscard]] typename growth_type::description_type& description() noexcept { return description_; }
 
   /// The arena, under the hot lock.
   [[nodiscard]] arena& space(hot_lock const&) noexcept { return space_; }
@@ -19423,7 +19438,7 @@ class heap {
   /// Returns blocks of a size class to the arena.
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
                  std::uint32_t count) noexcept {
-    hot_lock held(hot);
+    hot_lock held(hot_);
     looked_up_domain giver = domain_of(may_release(held), id, stream);
     for (std::uint32_t i = 0; i < count; ++i) {
       bool const in_run = k < run_class_count;
@@ -19454,7 +19469,7 @@ class heap {
   }
   /// Returns a block without a size class to the arena. @param block  its rounded bytes
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
-    hot_lock held(hot);
+    hot_lock held(hot_);
     return_range(may_release(held), id, stream, p, block);
     space_.count_splits();
   }
@@ -19474,10 +19489,11 @@ class heap {
       note_misuse(held.held(), result, p, block);
   }
 
-  /// Counts live blocks that no thread cache counts.
+  /// Live blocks that no thread cache counts.
+  [[nodiscard]] live_count const& uncached_live(hot_lock const&) const noexcept { return uncached_live_; }
   void count_uncached(hot_lock const&, std::int64_t bytes, std::int64_t blocks) noexcept {
-    uncached_live_bytes += bytes;
-    uncached_live_blocks += blocks;
+    uncached_live_.bytes += bytes;
+    uncached_live_.blocks += blocks;
   }
   /// Counts a served request. @param uncached  whether no thread cache counts the block; a guard is not counted
   void count_if_uncached(hot_lock const& held, block_request const& r, bool uncached) noexcept {
@@ -19485,17 +19501,17 @@ class heap {
     space_.count_splits();
   }
   void count_given(std::size_t block) noexcept {
-    hot_lock const held(hot);
+    hot_lock const held(hot_);
     count_uncached(held, -static_cast<std::int64_t>(block), -1);
   }
   void note_double_free(block_request const& r, void const* p) noexcept {
-    hot_lock const held(hot);
+    hot_lock const held(hot_);
     note_misuse(held, release_result::twice, p, r.block);
   }
   /// Records a misuse, and counts the block as live again since it was not freed.
   void note_misuse(hot_lock const& held, release_result what, void const* p, std::size_t block) noexcept {
     count_uncached(held, static_cast<std::int64_t>(block), 1);
-    notes.add(held, what, p);
+    notes_.add(held, what, p);
   }
 
   // ---- streams
@@ -19538,9 +19554,9 @@ class heap {
   /// Forgets streams that no longer use the pool, including default streams of ended threads. If another thread is climbing, a
   /// later call does it.
   TARN_NOINLINE void sweep_streams(sweep_of which) noexcept {
-    if (!growth_mutex.try_lock()) return;
-    growth_lock const growing(growth_mutex, std::adopt_lock);
-    hot_lock held(hot);
+    if (!try_lock_growth()) return;
+    growth_lock const growing = adopt_growth_lock();
+    hot_lock held(hot_);
     if (is_crowded()) sweep(growing, space_, order_, may_release(held), which);
   }
 
@@ -19550,7 +19566,7 @@ class heap {
   /// that freed it. Returns the bytes given back.
   std::size_t shrink(growth_lock const& growing, std::size_t keep_bytes,
                      giving how = giving::what_is_waited_for) {
-    hot_lock held(hot);
+    hot_lock held(hot_);
     bool const waits = how == giving::what_is_waited_for;
     if (waits) {
       finish_all(growing, space_, order_, may_release(held));
@@ -19570,13 +19586,13 @@ class heap {
   /// that no request lacks. Only where memory is pages, since the driver waits for the device before it frees a plain block.
   void give_back_unused(growth_lock const& growing, stream_id id) {
     if (is_asleep()) return;
-    hot_lock held(hot);
+    hot_lock held(hot_);
     may_release const releasing(held);
     if (!space_.window.is_step_over() || !trims_itself()) return;
     std::size_t const peak = space_.window.peak();
     bool const fell = space_.window.end_step(counters_.reserved, space_.live_bytes, space_.live_peak);
     std::size_t const keep =
-        max_of(peak + peak / 1000 * slack_of(0, options.slack_per_mille, 0), options.release_threshold);
+        max_of(peak + peak / 1000 * slack_of(0, options_.slack_per_mille, 0), options_.release_threshold);
     if (!fell || counters_.reserved <= keep || capture_gate::has_captures()) return;
     if (domain_ref const d = space_.streams.find(id); d != neutral && !space_.streams[d].gone) {
       stream_ref const stream = space_.streams[d].stream;
@@ -19614,7 +19630,7 @@ class heap {
   /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
   /// @param asks_for_device  whether blocks are deferred for uses that only a device synchronisation covers
   [[nodiscard]] bool finish(growth_lock const& growing, bool asks_for_device) noexcept {
-    hot_lock held(hot);
+    hot_lock held(hot_);
     finish_all(growing, space_, order_, may_release(held));
     // A stream whose end the driver does not report: its work must not see its memory unmapped.
     if (!has_unfinished(space_) && !asks_for_device) return true;
@@ -19636,21 +19652,24 @@ class heap {
   /// Returns true in a forked child of the process that made the pool. Its thread caches are closed, so every call reaches a
   /// check of this.
   [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
-  /// Called in a forked child, where another thread that holds the hot lock does not exist.
-  void lose() noexcept {
+  /// Takes the hot lock for the time of a fork().
+  void begin_fork() noexcept { hot_.lock(); }
+  /// In the child, where a thread that holds the hot lock does not exist, the pool is lost.
+  void end_fork(fork_side side) noexcept {
+    if (side == fork_side::parent) return hot_.unlock();
     lost_.store(true, std::memory_order_relaxed);
-    (void)::new (static_cast<void*>(&hot)) hot_mutex;
+    (void)::new (static_cast<void*>(&hot_)) hot_mutex;
   }
   /// Whether the pool sleeps: its thread caches are closed, so every call reaches a check of this. Changed under both locks.
   [[nodiscard]] bool is_asleep() const noexcept { return asleep_.load(std::memory_order_relaxed); }
   void set_asleep(growth_lock const&, bool asleep) noexcept {
-    hot_lock const held(hot);
+    hot_lock const held(hot_);
     asleep_.store(asleep, std::memory_order_relaxed);
   }
   /// Makes this the heap of a graph_memory, which the sums of its pool count.
   void join(growth_lock const&, std::uint64_t number, pool_state& of_pool) noexcept {
-    if constexpr (describes) description.keep_silent();
-    hot_lock const held(hot);
+    if constexpr (describes) description_.keep_silent();
+    hot_lock const held(hot_);
     space_.keeps_addresses = true;
     graph_memory = number;
     counters_.sums = &of_pool;
@@ -19735,6 +19754,11 @@ class heap {
     return wait_for_all_work(driver());
   }
 
+  pooled const options_;
+  hot_mutex hot_;
+  recursive_fork_mutex& growth_mutex_;
+  misuse_notes notes_;
+  live_count uncached_live_;  ///< of calls without a thread cache; under the hot lock
   ordering<driver_type> order_;
   growth_counters counters_;
   known_left left_;
@@ -19744,9 +19768,8 @@ class heap {
   recursive_fork_mutex own_growth_mutex_;
   std::atomic<bool> asleep_{false};
   bool keeps_mapped_ = false;
-
- public:
-  typename growth_type::description_type description;  ///< last: away from the members that a warm call reads
+  typename growth_type::description_type
+      description_;  ///< last: away from the members that a warm call reads
 };
 
 }  // namespace tarn::detail
@@ -19791,9 +19814,9 @@ class pool_drain {
   static std::size_t give_back_to_others(void* self, std::size_t bytes, giving how) noexcept {
     auto& drain = *static_cast<pool_drain*>(self);
     auto& heap = drain.heap_;
-    misuse_report const last(heap.notes, heap.hot);
-    if (!heap.growth_mutex.try_lock()) return 0;
-    growth_lock const growing(heap.growth_mutex, std::adopt_lock);
+    misuse_report const last = heap.misuse_at_end();
+    if (!heap.try_lock_growth()) return 0;
+    growth_lock const growing = heap.adopt_growth_lock();
     if (heap.is_lost() || heap.is_asleep()) return 0;
     std::size_t const reserved = heap.sums.reserved;
     try {
@@ -19807,14 +19830,14 @@ class pool_drain {
   /// host can wait only for what was marked before.
   void prepare_for_capture(growth_lock const& growing) {
     collect(growing, giving::what_is_idle);
-    hot_lock held(heap_.hot);
+    hot_lock held = heap_.lock_hot();
     collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held), neutral);
   }
   /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
   [[nodiscard]] bool can_end_now(growth_lock const& growing) {
     prepare_for_capture(growing);
     if (pool_.deferred_.asks_for_device() || pool_.deferred_.now().bytes > 0) return false;
-    hot_lock const held(heap_.hot);
+    hot_lock const held = heap_.lock_hot();
     return !has_unfinished(heap_.space(held));
   }
   /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
@@ -19864,18 +19887,17 @@ class pool_fork {
   /// Keeps every thread out. The caller has taken the locks that were made before this pool's at_fork.
   [[nodiscard]] bool prepare() noexcept {
     if (heap_.is_lost()) return true;
-    if (!heap_.growth_mutex.is_mine()) return false;
+    if (!heap_.holds_growth_lock()) return false;
     front_.keep_threads_out();
-    heap_.hot.lock();
+    heap_.begin_fork();
     return true;
   }
   void end(fork_side side) noexcept {
     if (heap_.is_lost()) return;
+    heap_.end_fork(side);
     if (side == fork_side::parent) {
-      heap_.hot.unlock();
       front_.let_threads_in();
     } else {
-      heap_.lose();
       front_.close_in_child();
     }
   }
@@ -19925,7 +19947,7 @@ template <class Heap, class Front>
   front.flush_all(growing);
   bool are_live = false;
   {
-    hot_lock const held(heap.hot);
+    hot_lock const held = heap.lock_hot();
     are_live = heap.growth(growing).each_segment(heap.space(held), address, wanted.bytes,
                                                  [&](memory_segment const& s) { found.push_back(s); });
   }
@@ -19953,8 +19975,8 @@ class pool_sleep {
   std::size_t sleep(contents where) {
     require_no_growth("sleep");
     if (!heap_.is_lost()) require_pages(heap_.upstream(), sleep_refused);
-    misuse_report const last(heap_.notes, heap_.hot);
-    growth_lock const growing(heap_.growth_mutex);
+    misuse_report const last = heap_.misuse_at_end();
+    growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
     require_no_capture("sleep");
     std::size_t given = 0;
@@ -19969,7 +19991,7 @@ class pool_sleep {
   }
   std::size_t wake(after_waking then) {
     if (heap_.is_asleep()) require_no_growth("wake");
-    growth_lock const growing(heap_.growth_mutex);
+    growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || !heap_.is_asleep()) return 0;
     require_no_capture("wake");
     std::size_t lacking = 0;
@@ -19989,8 +20011,8 @@ class pool_sleep {
   }
   compaction compact() {
     require_no_growth("compact");
-    misuse_report const last(heap_.notes, heap_.hot);
-    growth_lock const growing(heap_.growth_mutex);
+    misuse_report const last = heap_.misuse_at_end();
+    growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return {};
     require_no_capture("compact");
     pool_.drain_.collect(growing, giving::what_is_waited_for);
@@ -20000,14 +20022,14 @@ class pool_sleep {
       (void)heap_.shrink(growing, 0);
       if (heap_.uses_pages()) {
         own_stream const stream(heap_.driver());  // not made or destroyed under the hot lock
-        hot_lock held(heap_.hot);
+        hot_lock held = heap_.lock_hot();
         result.stretches = heap_.growth(growing).compact(heap_.space(held), may_release(held), stream.get());
       }
     } catch (...) {
       if (heap_.growth(growing).unmap_incomplete()) refuse_allocations(growing);
       throw;
     }
-    hot_lock const held(heap_.hot);
+    hot_lock const held = heap_.lock_hot();
     heap_.space(held).count_splits();
     result.live = heap_.space(held).live_bytes;
     result.reserved = heap_.counters(growing).reserved;
@@ -20029,7 +20051,7 @@ class pool_sleep {
     end_quarantine(heap_);
     pool_.deferred_.release(growing, true);
     std::size_t const given = heap_.shrink(growing, 0);
-    hot_lock held(heap_.hot);
+    hot_lock held = heap_.lock_hot();
     heap_.growth(growing).save(heap_.space(held), may_release(held), where);
     return given;
   }
@@ -20046,7 +20068,7 @@ class pool_sleep {
   /// Step 1 of wake(): gives up what was freed meanwhile; returns the bytes that step 2 takes.
   std::size_t prepare_wake(growth_lock const& growing) {
     if (!heap_.is_asleep()) return 0;
-    hot_lock held(heap_.hot);
+    hot_lock held = heap_.lock_hot();
     arena& space = heap_.space(held);
     finish_all(growing, space, heap_.order(growing), may_release(held));
     std::size_t const bytes = heap_.growth(growing).prepare_restore(space, may_release(held));
@@ -20056,7 +20078,7 @@ class pool_sleep {
   /// Step 2 of wake(): all that can fail; returns the bytes taken.
   std::size_t restore(growth_lock const& growing) {
     if (!heap_.is_asleep()) return 0;
-    hot_lock held(heap_.hot);
+    hot_lock held = heap_.lock_hot();
     std::size_t const bytes = heap_.growth(growing).restore(may_release(held));
     is_restored_ = true;
     return bytes;
@@ -20079,7 +20101,7 @@ class pool_sleep {
   }
   /// A handler of the source runs inside a growth, which would continue on memory that is gone.
   void require_no_growth(std::string_view call) const {
-    if (!heap_.growth_mutex.is_mine()) return;
+    if (!heap_.holds_growth_lock()) return;
     message<128> text;
     text.add(call).add(
         "() was called by a handler of the pool's own growth; call it when the allocation has returned");
@@ -20402,7 +20424,7 @@ class ladder {
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
-    pooled const& options = heap_.options;
+    pooled const& options = heap_.options();
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
     std::size_t const reserved = counters().reserved;
     if (options.largest_handle != 0) {
@@ -20499,13 +20521,13 @@ class slow_path {
         if (void* const p = front_.take_watched(id, lazy_block_size{bytes}); p != nullptr) return p;
       }
     }
-    misuse_report const last(heap_.notes, heap_.hot);
+    misuse_report const last = heap_.misuse_at_end();
     if (heap_.is_crowded()) [[unlikely]] {
       bool const may_mark = id == neutral_id || !may_be_capturing(heap_.driver(), stream);
       heap_.sweep_streams(may_mark ? sweep_of::all_streams : sweep_of::default_streams);
     }
-    room_to_describe room(heap_.description);
-    std::size_t const guard = heap_.description.active() ? guard_bytes : 0;
+    room_to_describe room(heap_.description());
+    std::size_t const guard = heap_.description().active() ? guard_bytes : 0;
     block_request const request(id, stream, bytes, bytes + guard, alignment);
     cache_position position = front_.open(id, stream);
     block_batch batch;
@@ -20529,7 +20551,7 @@ class slow_path {
                                 std::size_t alignment) noexcept {
     if (heap_.is_lost()) [[unlikely]]
       return;
-    misuse_report const last(heap_.notes, heap_.hot);
+    misuse_report const last = heap_.misuse_at_end();
     heap_.learn_if_named(id, stream);
     if (graphs_.is_watching()) [[unlikely]] {
       if_unknown const then = pool_.asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
@@ -20541,7 +20563,7 @@ class slow_path {
     // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
     if (heap_.is_crowded()) [[unlikely]]
       heap_.sweep_streams(sweep_of::default_streams);
-    if (heap_.description.active()) [[unlikely]]
+    if (heap_.description().active()) [[unlikely]]
       return take_back_described(heap_, id, stream, p, bytes, alignment, reuse::later);
     block_request const request(id, stream, bytes, bytes, alignment);
     cache_position const position = heap_.is_asleep() ? cache_position{} : front_.open(id, stream);
@@ -20593,7 +20615,7 @@ class slow_path {
     void* const cached = position.of_stream != nullptr && request.where != zone::smaller
                              ? front_.take_large(position, cached_bytes)
                              : nullptr;
-    hot_lock held(heap_.hot);
+    hot_lock held = heap_.lock_hot();
     if (cached != nullptr)
       heap_.return_range(may_release(held), request.id, request.stream, cached, cached_bytes);
     heap_.space(held).make_room();
@@ -20618,18 +20640,18 @@ class slow_path {
 
   /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there give back what they cache.
   TARN_NOINLINE void climb(cache_position const& position, block_request const& request, block_batch& batch) {
-    if (heap_.growth_mutex.is_mine()) [[unlikely]]  // a growth cannot start another one
+    if (heap_.holds_growth_lock()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
                    "the pool, because a handler of its own growth called it");
     auto const climb_alone = [&] {
-      growth_lock const growing(heap_.growth_mutex);
+      growth_lock const growing = heap_.lock_growth();
       if (heap_.is_asleep()) [[unlikely]]
         heap_.refuse_asleep(request.asked);
       deferred_.release(growing, false);
       if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, pool_, false);
       for (;;) {
         try {
-          hot_lock held(heap_.hot);
+          hot_lock held = heap_.lock_hot();
           ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb();
           return heap_.count_if_uncached(held, request, position.cache == nullptr);
         } catch (out_of_memory const&) {
@@ -20640,7 +20662,7 @@ class slow_path {
     try {
       pool_.others_.with_help(climb_alone, [&](memory_report const& r) { return lacking(r, request); });
     } catch (out_of_memory const&) {
-      growth_lock const growing(heap_.growth_mutex);
+      growth_lock const growing = heap_.lock_growth();
       ++heap_.counters(growing).ooms;
       throw;
     }
@@ -20657,8 +20679,8 @@ class slow_path {
 
   /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made from within a climb.
   TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
-    if (heap_.growth_mutex.is_mine() || !heap_.growth_mutex.try_lock()) return;
-    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
+    if (heap_.holds_growth_lock() || !heap_.try_lock_growth()) return;
+    growth_lock const growing = heap_.adopt_growth_lock();
     try {
       heap_.give_back_unused(growing, id);
     } catch (...) {  // no host memory for the lists: a later step gives back
@@ -20693,11 +20715,10 @@ class pool {
   /// The pool returns pieces of its blocks, so a tool must not treat any of them as a heap.
   static constexpr bool hands_out_pieces = true;
 
-  /// @param shared  the growth lock of the pool that this one, which is that of a graph_memory, is a part of
-  explicit pool(Upstream upstream, pooled const& options = {}, detail::recursive_fork_mutex* shared = nullptr)
-      : heap_(std::move(upstream), options, shared),
-        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list(shared != nullptr)) {
-  }
+  /// @param whole  the heap of the pool that this one, which is that of a graph_memory, is a part of
+  explicit pool(Upstream upstream, pooled const& options = {}, heap_type* whole = nullptr)
+      : heap_(std::move(upstream), options, whole),
+        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list(whole != nullptr)) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
@@ -20706,13 +20727,14 @@ class pool {
   /// 10 s. If one is still open then, as one of the caller's own thread is, the memory stays mapped until the process ends.
   ~pool() {
     others_.leave();
-    detail::misuse_report const last(heap_.notes, heap_.hot);
+    detail::misuse_report const last = heap_.misuse_at_end();
     front_.detach();
     if (heap_.is_lost()) return;
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     if constexpr (heap_type::describes) {
-      if (heap_.description.active() && detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
-        heap_.description.abandon();
+      if (heap_.description().active() &&
+          detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
+        heap_.description().abandon();
     }
     drain_.finish_or_keep_mapped(growing);
     deferred_.close();
@@ -20797,8 +20819,8 @@ class pool {
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
   /// threads continue meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t trim(std::size_t keep_bytes) {
-    detail::misuse_report const last(heap_.notes, heap_.hot);
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::misuse_report const last = heap_.misuse_at_end();
+    detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return 0;
     return drain_.give_back(growing, keep_bytes, detail::giving::what_is_waited_for);
   }
@@ -20806,8 +20828,8 @@ class pool {
   /// The largest block that allocate() would serve now, see tarn::largest_available_block().
   /// @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t largest_available_block() {
-    detail::misuse_report const last(heap_.notes, heap_.hot);
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::misuse_report const last = heap_.misuse_at_end();
+    detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
     if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, false);
     front_.flush_all(growing);
@@ -20815,9 +20837,9 @@ class pool {
     deferred_.release(growing, false);
     detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));
     if (!left.query.ok()) throw cuda_error(left.query, heap_.driver().device().value);
-    detail::hot_lock held(heap_.hot);
+    detail::hot_lock held = heap_.lock_hot();
     return heap_.growth(growing).largest_block(heap_.space(held), left.bytes,
-                                               detail::may_remap(heap_.options));
+                                               detail::may_remap(heap_.options()));
   }
 
   // ---- sleep, for pools over pages; see raii/sleep.hpp and raii/compact.hpp
@@ -20865,7 +20887,7 @@ class pool {
   {
     detail::sequence<memory_segment> found;
     {
-      detail::growth_lock const growing(heap_.growth_mutex);
+      detail::growth_lock const growing = heap_.lock_growth();
       (void)find_segments(growing, {"segments_of", p, bytes}, found);
     }
     for (memory_segment const& s : found) f(s);
@@ -20876,7 +20898,7 @@ class pool {
     requires page_source<Upstream>
   {
     detail::sequence<memory_segment> found;
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
     with.growth(growing).pin(reinterpret_cast<std::uintptr_t>(p), bytes);
     if (&with != &heap_) graphs_.add_reference(growing, p);
@@ -20885,7 +20907,7 @@ class pool {
   void unpin(void const* p, std::size_t bytes) noexcept
     requires page_source<Upstream>
   {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
     for_each_heap(growing, [&](heap_type& each) {
       if (!each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p))) return;
@@ -20898,7 +20920,7 @@ class pool {
 
   /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
   [[nodiscard]] bool owns(void const* p) const noexcept {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     bool found = false;
     for_each_heap(growing, [&](heap_type& each) {
       found = found || each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
@@ -20908,7 +20930,7 @@ class pool {
 
   /// The largest block that the heap can hand out without a driver call, bytes.
   [[nodiscard]] std::size_t largest_free_range() const {
-    detail::hot_lock const held(heap_.hot);
+    detail::hot_lock const held = heap_.lock_hot();
     return heap_.space(held).largest_free();
   }
 
@@ -20916,7 +20938,7 @@ class pool {
   [[nodiscard]] bool uses_pages() const noexcept { return heap_.uses_pages(); }
   /// Whether each block lies within one handle, see pooled::handles.
   [[nodiscard]] bool has_one_handle_per_block() const noexcept {
-    return heap_.options.handles == handles_per_block::one;
+    return heap_.options().handles == handles_per_block::one;
   }
   /// Where the memory comes from, see tarn::allocator_backend(). Static storage. Needs no lock.
   [[nodiscard]] char const* allocator_backend() const noexcept {
@@ -20941,7 +20963,7 @@ class pool {
   /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
   /// O(free ranges + threads), for each graph memory.
   [[nodiscard]] pool_state state() const {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     pool_state all = detail::read_state(growing, heap_, front_, deferred_);
     if (heap_.graph_memory != 0) return all;
     graphs_.for_each_pool(growing, [&](pool const& part) {
@@ -20950,21 +20972,20 @@ class pool {
       all = detail::sum_of_states(all, of_graphs);
     });
     all.host_bytes += graphs_.host_bytes();
-    all.totals_reset = heap_.totals_reset;
     detail::add_sums(all, heap_.sums);
     return all;
   }
 
   /// Restarts the peaks from the current values.
   void reset_peaks() noexcept {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     for_each_heap(growing, [&](heap_type& each) { detail::reset_peaks(growing, each); });
   }
 
   /// Restarts the totals of `smaller`, `larger` and `split` from zero. The other totals continue; `totals_reset` holds their
   /// values at this call.
   void reset_totals() noexcept {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     pool_state const now = state();
     for_each_heap(growing, [&](heap_type& each) { detail::reset_totals(growing, each, now); });
   }
@@ -20977,13 +20998,13 @@ class pool {
   /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
   /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     for_each_heap(growing, [&](heap_type& each) { each.counters(growing).notes.open(most, clock); });
   }
 
   /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     for_each_heap(growing, [&](heap_type& each) {
       if (!each.counters(growing).notes.is_open()) each.counters(growing).notes.open(most, clock);
     });
@@ -20993,7 +21014,7 @@ class pool {
   /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
     look(growing, heap_, front_, deferred_, graphs_);
     graphs_.for_each_pool(growing, [&](pool& part) { part.inspect(look); });
@@ -21044,7 +21065,7 @@ class pool {
 
   /// Whether each deallocation that names a stream asks is_freed_in_capture() first.
   [[nodiscard]] TARN_ALWAYS_INLINE bool asks_at_frees() const noexcept {
-    return may_be_captured && heap_.options.captures == capture_watch::at_frees;
+    return may_be_captured && heap_.options().captures == capture_watch::at_frees;
   }
   /// Whether a stream that a block is freed on is captured; at most one driver call.
   [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {

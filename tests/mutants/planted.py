@@ -786,7 +786,7 @@ PLANTED = {
             "counters_.reserved <= keep || capture_gate::has_captures()) return;",
             "capture_gate::has_captures()) return;",
             finder="tests/pool/live_window.cpp",
-            more=(("options.release_threshold);", "std::size_t{0});"),),
+            more=(("options_.release_threshold);", "std::size_t{0});"),),
         ),
     ],
     "a refusal does not walk over the free ranges": [
@@ -910,19 +910,19 @@ PLANTED = {
         Mutant(
             "a pool gives back while a thread of its own grows it",
             "pool/pool_drain.hpp",
-            "    if (!heap.growth_mutex.try_lock()) return 0;\n    growth_lock const growing(heap.growth_mutex, std::adopt_lock);\n",
+            "    if (!heap.try_lock_growth()) return 0;\n    growth_lock const growing = heap.adopt_growth_lock();\n",
             "    recursive_fork_mutex none;\n    growth_lock const growing(none);\n",
         ),
         Mutant(
             "a pool that grows holds its lock while it asks others for theirs",
             "pool/slow_path.hpp",
             "    try {\n      pool_.others_.with_help(",
-            "    growth_lock const all(heap_.growth_mutex);\n    try {\n      pool_.others_.with_help(",
+            "    growth_lock const all = heap_.lock_growth();\n    try {\n      pool_.others_.with_help(",
             elsewhere=(
                 (
                     "pool/pool_drain.hpp",
-                    "    if (!heap.growth_mutex.try_lock()) return 0;\n",
-                    "    heap.growth_mutex.lock();\n",
+                    "    if (!heap.try_lock_growth()) return 0;\n    growth_lock const growing = heap.adopt_growth_lock();\n",
+                    "    growth_lock const growing = heap.lock_growth();\n",
                 ),
             ),
         ),
@@ -1260,14 +1260,14 @@ PLANTED = {
         Mutant(
             "the lock is released between finding and pinning segments",
             "pool/pool.hpp",
-            """    detail::growth_lock const growing(heap_.growth_mutex);
+            """    detail::growth_lock const growing = heap_.lock_growth();
     heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
 """,
             """    heap_type& with = [&]() -> heap_type& {
-      detail::growth_lock const before(heap_.growth_mutex);
+      detail::growth_lock const before = heap_.lock_growth();
       return find_segments(before, {"page_pin", p, bytes}, found);
     }();
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
 """,
         ),
         Mutant(
@@ -1943,9 +1943,9 @@ PLANTED = {
             "the stream of the copies is made under the hot lock",
             "pool/pool_sleep.hpp",
             """        own_stream const stream(heap_.driver());  // not made or destroyed under the hot lock
-        hot_lock held(heap_.hot);
+        hot_lock held = heap_.lock_hot();
 """,
-            """        hot_lock held(heap_.hot);
+            """        hot_lock held = heap_.lock_hot();
         own_stream const stream(heap_.driver());
 """,
         ),

@@ -46,7 +46,7 @@ TEST_CASE("graph_blocks finds each recorded block and counts references to its p
   CHECK(blocks.owner_of(&memory[0]) == nullptr);
 }
 
-TEST_CASE("graph_blocks notes once whose graphs use a block", "[graph_memories]") {
+TEST_CASE("graph_blocks records once whose graphs use a block", "[graph_memories]") {
   counted_part a, b;
   detail::graph_blocks<counted_part> blocks;
   char own = 0, used = 0;

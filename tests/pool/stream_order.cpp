@@ -29,9 +29,8 @@ stream_ref per_thread(std::uint64_t n) {
 template <class Pool>
 std::size_t places_of(Pool& pool) {
   std::size_t places = 0;
-  pool->inspect([&](auto&, auto& heap, auto&, auto&, auto&) {
-    places = heap.space(tarn::detail::hot_lock(heap.hot)).streams.size();
-  });
+  pool->inspect(
+      [&](auto&, auto& heap, auto&, auto&, auto&) { places = heap.space(heap.lock_hot()).streams.size(); });
   return places;
 }
 
@@ -140,7 +139,7 @@ TEST_CASE("pooled keeps the domains of all streams in use, however many", "[pool
   for (int i = 0; i < 10; ++i) {
     round();
     memory->inspect([&](auto&, auto& heap, auto&, auto&, auto&) {
-      in_use = heap.space(tarn::detail::hot_lock(heap.hot)).streams.in_use();
+      in_use = heap.space(heap.lock_hot()).streams.in_use();
     });
     CHECK(in_use == streams.size());
   }

@@ -78,7 +78,7 @@ struct counted_splits {
 
   template <class Heap, class Front, class Waiting, class Graphs>
   void operator()(detail::growth_lock const& growing, Heap& heap, Front&, Waiting&, Graphs&) {
-    detail::hot_lock const held(heap.hot);
+    detail::hot_lock const held = heap.lock_hot();
     detail::arena& space = heap.space(held);
     for (detail::range_ref r = 1; r < space.ranges.size(); ++r) {
       detail::range const& node = space.ranges[r];

@@ -40,6 +40,12 @@ struct block_request {
         where(zone_of(block)) {}
 };
 
+/// Blocks that callers hold, as one thread counts them: negative if it frees what other threads allocate.
+struct live_count {
+  std::int64_t bytes = 0;
+  std::int64_t blocks = 0;
+};
+
 /// A freed block that has not yet returned to the heap.
 struct freed_block {
   void* p = nullptr;

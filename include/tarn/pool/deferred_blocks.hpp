@@ -53,7 +53,8 @@ class deferred_blocks {
                            std::size_t alignment) noexcept {
     if (heap_.is_lost()) return true;
     if constexpr (Heap::describes) {
-      if (heap_.description.active() && id != neutral_id) heap_.description.wait_if_live(p, bytes, stream);
+      if (heap_.description().active() && id != neutral_id)
+        heap_.description().wait_if_live(p, bytes, stream);
     }
     // Count first: once the block is deferred, another thread may free it.
     count(bytes, alignment, 1);
@@ -78,7 +79,7 @@ class deferred_blocks {
     freed_block b;
     while (uses_.take_ready(b)) {
       count(b.bytes, b.alignment, -1);
-      if (heap_.description.active()) {
+      if (heap_.description().active()) {
         take_back_described(heap_, b.stream.id(), b.stream, b.p, b.bytes, b.alignment, reuse::at_once);
         continue;
       }

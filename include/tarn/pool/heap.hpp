@@ -58,34 +58,46 @@ class heap {
   static constexpr bool describes = is_describable<Upstream>;
 
   /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
-  /// @param shared  the growth mutex of the pool that this one is a part of; null: its own
-  heap(Upstream upstream, pooled const& chosen, recursive_fork_mutex* shared)
-      : options(chosen),
-        growth_mutex(shared != nullptr ? *shared : own_growth_mutex_),
+  /// @param whole  the heap of the pool that this one is a part of, or null. They share a growth lock, so that locks have one order.
+  heap(Upstream upstream, pooled const& chosen, heap* whole)
+      : options_(chosen),
+        growth_mutex_(whole != nullptr ? whole->growth_mutex_ : own_growth_mutex_),
         order_(upstream.driver(), named),
-        growth_(std::move(upstream), counters_, description),
-        description(driver()) {
+        growth_(std::move(upstream), counters_, description_),
+        description_(driver()) {
     counters_.sums = &sums;
     bool const by_pages = page_source<Upstream> && growth_.has_pages();
-    space_.keeps_handles_whole = by_pages && may_remap(options);
-    space_.joins_handles = !by_pages || options.handles == handles_per_block::any;
+    space_.keeps_handles_whole = by_pages && may_remap(options_);
+    space_.joins_handles = !by_pages || options_.handles == handles_per_block::any;
   }
   heap(heap const&) = delete;
   heap& operator=(heap const&) = delete;
 
-  // State. Members are protected by the growth lock unless marked otherwise.
-  pooled const options;
-  mutable hot_mutex hot;
-  /// Shared by a pool and its graph memories, so that there is one order of locks.
-  recursive_fork_mutex& growth_mutex;
-  pool_totals totals_reset;
-  captured_streams kept_as;               ///< in the pool of a graph_memory: identities of open captures
-  captured_streams captured;              ///< whose calls go to graph memories (graph/)
-  pool_state sums;                        ///< of this pool and its graph memories: see add_sums()
-  std::uint64_t graph_memory = 0;         ///< number of the graph_memory that the pool belongs to; 0 if none
-  misuse_notes notes;                     ///< under `hot`
-  std::int64_t uncached_live_bytes = 0;   ///< of calls without a thread cache; under `hot`
-  std::int64_t uncached_live_blocks = 0;  ///< likewise
+  // Of graph memories, under the growth lock.
+  captured_streams kept_as;        ///< in the pool of a graph_memory: identities of open captures
+  captured_streams captured;       ///< whose calls go to graph memories (graph/)
+  pool_state sums;                 ///< of this pool and its graph memories: see add_sums()
+  std::uint64_t graph_memory = 0;  ///< number of the graph_memory that the pool belongs to; 0 if none
+
+  // ---- locks
+
+  [[nodiscard]] TARN_ALWAYS_INLINE hot_lock lock_hot() noexcept { return hot_lock(hot_); }
+  [[nodiscard]] growth_lock lock_growth() { return growth_lock(growth_mutex_); }
+  /// Returns false if another thread holds the growth lock. Otherwise the caller calls adopt_growth_lock() next.
+  [[nodiscard]] bool try_lock_growth() noexcept { return growth_mutex_.try_lock(); }
+  [[nodiscard]] growth_lock adopt_growth_lock() noexcept {
+    return growth_lock(growth_mutex_, std::adopt_lock);
+  }
+  /// Whether the calling thread holds it.
+  [[nodiscard]] bool holds_growth_lock() const noexcept { return growth_mutex_.is_mine(); }
+  /// Reports the misuse that a call has found when the call ends. Called before the call takes its locks.
+  [[nodiscard]] misuse_report misuse_at_end() noexcept { return misuse_report(notes_, hot_); }
+
+  // ---- parts
+
+  [[nodiscard]] pooled const& options() const noexcept { return options_; }
+  /// What tools that watch memory see. It has a lock of its own.
+  [[nodiscard]] typename growth_type::description_type& description() noexcept { return description_; }
 
   /// The arena, under the hot lock.
   [[nodiscard]] arena& space(hot_lock const&) noexcept { return space_; }
@@ -127,7 +139,7 @@ class heap {
   /// Returns blocks of a size class to the arena.
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
                  std::uint32_t count) noexcept {
-    hot_lock held(hot);
+    hot_lock held(hot_);
     looked_up_domain giver = domain_of(may_release(held), id, stream);
     for (std::uint32_t i = 0; i < count; ++i) {
       bool const in_run = k < run_class_count;
@@ -158,7 +170,7 @@ class heap {
   }
   /// Returns a block without a size class to the arena. @param block  its rounded bytes
   void give_back_range(stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
-    hot_lock held(hot);
+    hot_lock held(hot_);
     return_range(may_release(held), id, stream, p, block);
     space_.count_splits();
   }
@@ -178,10 +190,11 @@ class heap {
       note_misuse(held.held(), result, p, block);
   }
 
-  /// Counts live blocks that no thread cache counts.
+  /// Live blocks that no thread cache counts.
+  [[nodiscard]] live_count const& uncached_live(hot_lock const&) const noexcept { return uncached_live_; }
   void count_uncached(hot_lock const&, std::int64_t bytes, std::int64_t blocks) noexcept {
-    uncached_live_bytes += bytes;
-    uncached_live_blocks += blocks;
+    uncached_live_.bytes += bytes;
+    uncached_live_.blocks += blocks;
   }
   /// Counts a served request. @param uncached  whether no thread cache counts the block; a guard is not counted
   void count_if_uncached(hot_lock const& held, block_request const& r, bool uncached) noexcept {
@@ -189,17 +202,17 @@ class heap {
     space_.count_splits();
   }
   void count_given(std::size_t block) noexcept {
-    hot_lock const held(hot);
+    hot_lock const held(hot_);
     count_uncached(held, -static_cast<std::int64_t>(block), -1);
   }
   void note_double_free(block_request const& r, void const* p) noexcept {
-    hot_lock const held(hot);
+    hot_lock const held(hot_);
     note_misuse(held, release_result::twice, p, r.block);
   }
   /// Records a misuse, and counts the block as live again since it was not freed.
   void note_misuse(hot_lock const& held, release_result what, void const* p, std::size_t block) noexcept {
     count_uncached(held, static_cast<std::int64_t>(block), 1);
-    notes.add(held, what, p);
+    notes_.add(held, what, p);
   }
 
   // ---- streams
@@ -242,9 +255,9 @@ class heap {
   /// Forgets streams that no longer use the pool, including default streams of ended threads. If another thread is climbing, a
   /// later call does it.
   TARN_NOINLINE void sweep_streams(sweep_of which) noexcept {
-    if (!growth_mutex.try_lock()) return;
-    growth_lock const growing(growth_mutex, std::adopt_lock);
-    hot_lock held(hot);
+    if (!try_lock_growth()) return;
+    growth_lock const growing = adopt_growth_lock();
+    hot_lock held(hot_);
     if (is_crowded()) sweep(growing, space_, order_, may_release(held), which);
   }
 
@@ -254,7 +267,7 @@ class heap {
   /// that freed it. Returns the bytes given back.
   std::size_t shrink(growth_lock const& growing, std::size_t keep_bytes,
                      giving how = giving::what_is_waited_for) {
-    hot_lock held(hot);
+    hot_lock held(hot_);
     bool const waits = how == giving::what_is_waited_for;
     if (waits) {
       finish_all(growing, space_, order_, may_release(held));
@@ -274,13 +287,13 @@ class heap {
   /// that no request lacks. Only where memory is pages, since the driver waits for the device before it frees a plain block.
   void give_back_unused(growth_lock const& growing, stream_id id) {
     if (is_asleep()) return;
-    hot_lock held(hot);
+    hot_lock held(hot_);
     may_release const releasing(held);
     if (!space_.window.is_step_over() || !trims_itself()) return;
     std::size_t const peak = space_.window.peak();
     bool const fell = space_.window.end_step(counters_.reserved, space_.live_bytes, space_.live_peak);
     std::size_t const keep =
-        max_of(peak + peak / 1000 * slack_of(0, options.slack_per_mille, 0), options.release_threshold);
+        max_of(peak + peak / 1000 * slack_of(0, options_.slack_per_mille, 0), options_.release_threshold);
     if (!fell || counters_.reserved <= keep || capture_gate::has_captures()) return;
     if (domain_ref const d = space_.streams.find(id); d != neutral && !space_.streams[d].gone) {
       stream_ref const stream = space_.streams[d].stream;
@@ -318,7 +331,7 @@ class heap {
   /// Waits for all work on the pool's memory, as far as the driver can report it. Returns false if an open capture forbids it.
   /// @param asks_for_device  whether blocks are deferred for uses that only a device synchronisation covers
   [[nodiscard]] bool finish(growth_lock const& growing, bool asks_for_device) noexcept {
-    hot_lock held(hot);
+    hot_lock held(hot_);
     finish_all(growing, space_, order_, may_release(held));
     // A stream whose end the driver does not report: its work must not see its memory unmapped.
     if (!has_unfinished(space_) && !asks_for_device) return true;
@@ -340,21 +353,24 @@ class heap {
   /// Returns true in a forked child of the process that made the pool. Its thread caches are closed, so every call reaches a
   /// check of this.
   [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
-  /// Called in a forked child, where another thread that holds the hot lock does not exist.
-  void lose() noexcept {
+  /// Takes the hot lock for the time of a fork().
+  void begin_fork() noexcept { hot_.lock(); }
+  /// In the child, where a thread that holds the hot lock does not exist, the pool is lost.
+  void end_fork(fork_side side) noexcept {
+    if (side == fork_side::parent) return hot_.unlock();
     lost_.store(true, std::memory_order_relaxed);
-    (void)::new (static_cast<void*>(&hot)) hot_mutex;
+    (void)::new (static_cast<void*>(&hot_)) hot_mutex;
   }
   /// Whether the pool sleeps: its thread caches are closed, so every call reaches a check of this. Changed under both locks.
   [[nodiscard]] bool is_asleep() const noexcept { return asleep_.load(std::memory_order_relaxed); }
   void set_asleep(growth_lock const&, bool asleep) noexcept {
-    hot_lock const held(hot);
+    hot_lock const held(hot_);
     asleep_.store(asleep, std::memory_order_relaxed);
   }
   /// Makes this the heap of a graph_memory, which the sums of its pool count.
   void join(growth_lock const&, std::uint64_t number, pool_state& of_pool) noexcept {
-    if constexpr (describes) description.keep_silent();
-    hot_lock const held(hot);
+    if constexpr (describes) description_.keep_silent();
+    hot_lock const held(hot_);
     space_.keeps_addresses = true;
     graph_memory = number;
     counters_.sums = &of_pool;
@@ -439,6 +455,11 @@ class heap {
     return wait_for_all_work(driver());
   }
 
+  pooled const options_;
+  hot_mutex hot_;
+  recursive_fork_mutex& growth_mutex_;
+  misuse_notes notes_;
+  live_count uncached_live_;  ///< of calls without a thread cache; under the hot lock
   ordering<driver_type> order_;
   growth_counters counters_;
   known_left left_;
@@ -448,9 +469,8 @@ class heap {
   recursive_fork_mutex own_growth_mutex_;
   std::atomic<bool> asleep_{false};
   bool keeps_mapped_ = false;
-
- public:
-  typename growth_type::description_type description;  ///< last: away from the members that a warm call reads
+  typename growth_type::description_type
+      description_;  ///< last: away from the members that a warm call reads
 };
 
 }  // namespace tarn::detail

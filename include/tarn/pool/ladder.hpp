@@ -311,7 +311,7 @@ class ladder {
 
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
-    pooled const& options = heap_.options;
+    pooled const& options = heap_.options();
     std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
     std::size_t const reserved = counters().reserved;
     if (options.largest_handle != 0) {

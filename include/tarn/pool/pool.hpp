@@ -84,11 +84,10 @@ class pool {
   /// The pool returns pieces of its blocks, so a tool must not treat any of them as a heap.
   static constexpr bool hands_out_pieces = true;
 
-  /// @param shared  the growth lock of the pool that this one, which is that of a graph_memory, is a part of
-  explicit pool(Upstream upstream, pooled const& options = {}, detail::recursive_fork_mutex* shared = nullptr)
-      : heap_(std::move(upstream), options, shared),
-        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list(shared != nullptr)) {
-  }
+  /// @param whole  the heap of the pool that this one, which is that of a graph_memory, is a part of
+  explicit pool(Upstream upstream, pooled const& options = {}, heap_type* whole = nullptr)
+      : heap_(std::move(upstream), options, whole),
+        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list(whole != nullptr)) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
@@ -97,13 +96,14 @@ class pool {
   /// 10 s. If one is still open then, as one of the caller's own thread is, the memory stays mapped until the process ends.
   ~pool() {
     others_.leave();
-    detail::misuse_report const last(heap_.notes, heap_.hot);
+    detail::misuse_report const last = heap_.misuse_at_end();
     front_.detach();
     if (heap_.is_lost()) return;
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     if constexpr (heap_type::describes) {
-      if (heap_.description.active() && detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
-        heap_.description.abandon();
+      if (heap_.description().active() &&
+          detail::wait_for_all_work(heap_.driver()).kind == failure::unloading)
+        heap_.description().abandon();
     }
     drain_.finish_or_keep_mapped(growing);
     deferred_.close();
@@ -188,8 +188,8 @@ class pool {
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
   /// threads continue meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
   std::size_t trim(std::size_t keep_bytes) {
-    detail::misuse_report const last(heap_.notes, heap_.hot);
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::misuse_report const last = heap_.misuse_at_end();
+    detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return 0;
     return drain_.give_back(growing, keep_bytes, detail::giving::what_is_waited_for);
   }
@@ -197,8 +197,8 @@ class pool {
   /// The largest block that allocate() would serve now, see tarn::largest_available_block().
   /// @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t largest_available_block() {
-    detail::misuse_report const last(heap_.notes, heap_.hot);
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::misuse_report const last = heap_.misuse_at_end();
+    detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
     if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, false);
     front_.flush_all(growing);
@@ -206,9 +206,9 @@ class pool {
     deferred_.release(growing, false);
     detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));
     if (!left.query.ok()) throw cuda_error(left.query, heap_.driver().device().value);
-    detail::hot_lock held(heap_.hot);
+    detail::hot_lock held = heap_.lock_hot();
     return heap_.growth(growing).largest_block(heap_.space(held), left.bytes,
-                                               detail::may_remap(heap_.options));
+                                               detail::may_remap(heap_.options()));
   }
 
   // ---- sleep, for pools over pages; see raii/sleep.hpp and raii/compact.hpp
@@ -256,7 +256,7 @@ class pool {
   {
     detail::sequence<memory_segment> found;
     {
-      detail::growth_lock const growing(heap_.growth_mutex);
+      detail::growth_lock const growing = heap_.lock_growth();
       (void)find_segments(growing, {"segments_of", p, bytes}, found);
     }
     for (memory_segment const& s : found) f(s);
@@ -267,7 +267,7 @@ class pool {
     requires page_source<Upstream>
   {
     detail::sequence<memory_segment> found;
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
     with.growth(growing).pin(reinterpret_cast<std::uintptr_t>(p), bytes);
     if (&with != &heap_) graphs_.add_reference(growing, p);
@@ -276,7 +276,7 @@ class pool {
   void unpin(void const* p, std::size_t bytes) noexcept
     requires page_source<Upstream>
   {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
     for_each_heap(growing, [&](heap_type& each) {
       if (!each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p))) return;
@@ -289,7 +289,7 @@ class pool {
 
   /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
   [[nodiscard]] bool owns(void const* p) const noexcept {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     bool found = false;
     for_each_heap(growing, [&](heap_type& each) {
       found = found || each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
@@ -299,7 +299,7 @@ class pool {
 
   /// The largest block that the heap can hand out without a driver call, bytes.
   [[nodiscard]] std::size_t largest_free_range() const {
-    detail::hot_lock const held(heap_.hot);
+    detail::hot_lock const held = heap_.lock_hot();
     return heap_.space(held).largest_free();
   }
 
@@ -307,7 +307,7 @@ class pool {
   [[nodiscard]] bool uses_pages() const noexcept { return heap_.uses_pages(); }
   /// Whether each block lies within one handle, see pooled::handles.
   [[nodiscard]] bool has_one_handle_per_block() const noexcept {
-    return heap_.options.handles == handles_per_block::one;
+    return heap_.options().handles == handles_per_block::one;
   }
   /// Where the memory comes from, see tarn::allocator_backend(). Static storage. Needs no lock.
   [[nodiscard]] char const* allocator_backend() const noexcept {
@@ -332,7 +332,7 @@ class pool {
   /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
   /// O(free ranges + threads), for each graph memory.
   [[nodiscard]] pool_state state() const {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     pool_state all = detail::read_state(growing, heap_, front_, deferred_);
     if (heap_.graph_memory != 0) return all;
     graphs_.for_each_pool(growing, [&](pool const& part) {
@@ -341,21 +341,20 @@ class pool {
       all = detail::sum_of_states(all, of_graphs);
     });
     all.host_bytes += graphs_.host_bytes();
-    all.totals_reset = heap_.totals_reset;
     detail::add_sums(all, heap_.sums);
     return all;
   }
 
   /// Restarts the peaks from the current values.
   void reset_peaks() noexcept {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     for_each_heap(growing, [&](heap_type& each) { detail::reset_peaks(growing, each); });
   }
 
   /// Restarts the totals of `smaller`, `larger` and `split` from zero. The other totals continue; `totals_reset` holds their
   /// values at this call.
   void reset_totals() noexcept {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     pool_state const now = state();
     for_each_heap(growing, [&](heap_type& each) { detail::reset_totals(growing, each, now); });
   }
@@ -368,13 +367,13 @@ class pool {
   /// Keeps the latest `most` records of handles and segments created and given back from now on; 0 stops recording. `clock`
   /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     for_each_heap(growing, [&](heap_type& each) { each.counters(growing).notes.open(most, clock); });
   }
 
   /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     for_each_heap(growing, [&](heap_type& each) {
       if (!each.counters(growing).notes.is_open()) each.counters(growing).notes.open(most, clock);
     });
@@ -384,7 +383,7 @@ class pool {
   /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
-    detail::growth_lock const growing(heap_.growth_mutex);
+    detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
     look(growing, heap_, front_, deferred_, graphs_);
     graphs_.for_each_pool(growing, [&](pool& part) { part.inspect(look); });
@@ -435,7 +434,7 @@ class pool {
 
   /// Whether each deallocation that names a stream asks is_freed_in_capture() first.
   [[nodiscard]] TARN_ALWAYS_INLINE bool asks_at_frees() const noexcept {
-    return may_be_captured && heap_.options.captures == capture_watch::at_frees;
+    return may_be_captured && heap_.options().captures == capture_watch::at_frees;
   }
   /// Whether a stream that a block is freed on is captured; at most one driver call.
   [[nodiscard]] TARN_ALWAYS_INLINE bool is_freed_in_capture(stream_id id, stream_ref stream) const noexcept {

@@ -48,9 +48,9 @@ class pool_drain {
   static std::size_t give_back_to_others(void* self, std::size_t bytes, giving how) noexcept {
     auto& drain = *static_cast<pool_drain*>(self);
     auto& heap = drain.heap_;
-    misuse_report const last(heap.notes, heap.hot);
-    if (!heap.growth_mutex.try_lock()) return 0;
-    growth_lock const growing(heap.growth_mutex, std::adopt_lock);
+    misuse_report const last = heap.misuse_at_end();
+    if (!heap.try_lock_growth()) return 0;
+    growth_lock const growing = heap.adopt_growth_lock();
     if (heap.is_lost() || heap.is_asleep()) return 0;
     std::size_t const reserved = heap.sums.reserved;
     try {
@@ -64,14 +64,14 @@ class pool_drain {
   /// host can wait only for what was marked before.
   void prepare_for_capture(growth_lock const& growing) {
     collect(growing, giving::what_is_idle);
-    hot_lock held(heap_.hot);
+    hot_lock held = heap_.lock_hot();
     collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held), neutral);
   }
   /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
   [[nodiscard]] bool can_end_now(growth_lock const& growing) {
     prepare_for_capture(growing);
     if (pool_.deferred_.asks_for_device() || pool_.deferred_.now().bytes > 0) return false;
-    hot_lock const held(heap_.hot);
+    hot_lock const held = heap_.lock_hot();
     return !has_unfinished(heap_.space(held));
   }
   /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.

@@ -18,18 +18,17 @@ class pool_fork {
   /// Keeps every thread out. The caller has taken the locks that were made before this pool's at_fork.
   [[nodiscard]] bool prepare() noexcept {
     if (heap_.is_lost()) return true;
-    if (!heap_.growth_mutex.is_mine()) return false;
+    if (!heap_.holds_growth_lock()) return false;
     front_.keep_threads_out();
-    heap_.hot.lock();
+    heap_.begin_fork();
     return true;
   }
   void end(fork_side side) noexcept {
     if (heap_.is_lost()) return;
+    heap_.end_fork(side);
     if (side == fork_side::parent) {
-      heap_.hot.unlock();
       front_.let_threads_in();
     } else {
-      heap_.lose();
       front_.close_in_child();
     }
   }

@@ -46,7 +46,7 @@ template <class Heap, class Front>
   front.flush_all(growing);
   bool are_live = false;
   {
-    hot_lock const held(heap.hot);
+    hot_lock const held = heap.lock_hot();
     are_live = heap.growth(growing).each_segment(heap.space(held), address, wanted.bytes,
                                                  [&](memory_segment const& s) { found.push_back(s); });
   }

@@ -31,8 +31,8 @@ class pool_sleep {
   std::size_t sleep(contents where) {
     require_no_growth("sleep");
     if (!heap_.is_lost()) require_pages(heap_.upstream(), sleep_refused);
-    misuse_report const last(heap_.notes, heap_.hot);
-    growth_lock const growing(heap_.growth_mutex);
+    misuse_report const last = heap_.misuse_at_end();
+    growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
     require_no_capture("sleep");
     std::size_t given = 0;
@@ -47,7 +47,7 @@ class pool_sleep {
   }
   std::size_t wake(after_waking then) {
     if (heap_.is_asleep()) require_no_growth("wake");
-    growth_lock const growing(heap_.growth_mutex);
+    growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || !heap_.is_asleep()) return 0;
     require_no_capture("wake");
     std::size_t lacking = 0;
@@ -67,8 +67,8 @@ class pool_sleep {
   }
   compaction compact() {
     require_no_growth("compact");
-    misuse_report const last(heap_.notes, heap_.hot);
-    growth_lock const growing(heap_.growth_mutex);
+    misuse_report const last = heap_.misuse_at_end();
+    growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return {};
     require_no_capture("compact");
     pool_.drain_.collect(growing, giving::what_is_waited_for);
@@ -78,14 +78,14 @@ class pool_sleep {
       (void)heap_.shrink(growing, 0);
       if (heap_.uses_pages()) {
         own_stream const stream(heap_.driver());  // not made or destroyed under the hot lock
-        hot_lock held(heap_.hot);
+        hot_lock held = heap_.lock_hot();
         result.stretches = heap_.growth(growing).compact(heap_.space(held), may_release(held), stream.get());
       }
     } catch (...) {
       if (heap_.growth(growing).unmap_incomplete()) refuse_allocations(growing);
       throw;
     }
-    hot_lock const held(heap_.hot);
+    hot_lock const held = heap_.lock_hot();
     heap_.space(held).count_splits();
     result.live = heap_.space(held).live_bytes;
     result.reserved = heap_.counters(growing).reserved;
@@ -107,7 +107,7 @@ class pool_sleep {
     end_quarantine(heap_);
     pool_.deferred_.release(growing, true);
     std::size_t const given = heap_.shrink(growing, 0);
-    hot_lock held(heap_.hot);
+    hot_lock held = heap_.lock_hot();
     heap_.growth(growing).save(heap_.space(held), may_release(held), where);
     return given;
   }
@@ -124,7 +124,7 @@ class pool_sleep {
   /// Step 1 of wake(): gives up what was freed meanwhile; returns the bytes that step 2 takes.
   std::size_t prepare_wake(growth_lock const& growing) {
     if (!heap_.is_asleep()) return 0;
-    hot_lock held(heap_.hot);
+    hot_lock held = heap_.lock_hot();
     arena& space = heap_.space(held);
     finish_all(growing, space, heap_.order(growing), may_release(held));
     std::size_t const bytes = heap_.growth(growing).prepare_restore(space, may_release(held));
@@ -134,7 +134,7 @@ class pool_sleep {
   /// Step 2 of wake(): all that can fail; returns the bytes taken.
   std::size_t restore(growth_lock const& growing) {
     if (!heap_.is_asleep()) return 0;
-    hot_lock held(heap_.hot);
+    hot_lock held = heap_.lock_hot();
     std::size_t const bytes = heap_.growth(growing).restore(may_release(held));
     is_restored_ = true;
     return bytes;
@@ -157,7 +157,7 @@ class pool_sleep {
   }
   /// A handler of the source runs inside a growth, which would continue on memory that is gone.
   void require_no_growth(std::string_view call) const {
-    if (!heap_.growth_mutex.is_mine()) return;
+    if (!heap_.holds_growth_lock()) return;
     message<128> text;
     text.add(call).add(
         "() was called by a handler of the pool's own growth; call it when the allocation has returned");

@@ -37,6 +37,7 @@ inline void add_sums(pool_state& s, pool_state const& sums) noexcept {
     if (n.sum == number_sum::held) s.*n.value = sums.*n.value;
     if (n.sum == number_sum::total) s.*n.value += sums.*n.value;
   }
+  s.totals_reset = sums.totals_reset;
   s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
   add(s.split, sums.split);
   for (number_in<pool_state, pool_part> const part : {&pool_state::smaller, &pool_state::larger}) {
@@ -70,10 +71,10 @@ template <class Heap, class Front, class Deferred>
   s.deferred = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
   s.deferred_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
   s.host_bytes = front.host_bytes(growing) + deferred.host_bytes();
-  hot_lock const held(heap.hot);
+  hot_lock const held = heap.lock_hot();
   arena& space = heap.space(held);
-  live.bytes += heap.uncached_live_bytes;
-  live.blocks += heap.uncached_live_blocks;
+  live.bytes += heap.uncached_live(held).bytes;
+  live.blocks += heap.uncached_live(held).blocks;
   s.live = live.bytes > 0 ? static_cast<std::size_t>(live.bytes) : 0;
   s.live_blocks = live.blocks > 0 ? static_cast<std::size_t>(live.blocks) : 0;
   s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
@@ -94,7 +95,7 @@ void for_each_stat(growth_lock const&, Heap& heap, F const& f) noexcept {
     f(part->reserved);
     f(part->handles);
   }
-  hot_lock const held(heap.hot);
+  hot_lock const held = heap.lock_hot();
   arena& space = heap.space(held);
   space.count_splits();
   for (stat& s : space.splits.blocks) f(s);
@@ -112,7 +113,7 @@ void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
 template <class Heap>
 void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now) noexcept {
   for (pool_number const& n : pool_numbers) {
-    if (n.at_reset != nullptr) heap.totals_reset.*n.at_reset = now.*n.value;
+    if (n.at_reset != nullptr) heap.sums.totals_reset.*n.at_reset = now.*n.value;
   }
   heap.sums.split = heap.sums.smaller.split = heap.sums.larger.split = {};
   for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });

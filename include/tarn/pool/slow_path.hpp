@@ -43,13 +43,13 @@ class slow_path {
         if (void* const p = front_.take_watched(id, lazy_block_size{bytes}); p != nullptr) return p;
       }
     }
-    misuse_report const last(heap_.notes, heap_.hot);
+    misuse_report const last = heap_.misuse_at_end();
     if (heap_.is_crowded()) [[unlikely]] {
       bool const may_mark = id == neutral_id || !may_be_capturing(heap_.driver(), stream);
       heap_.sweep_streams(may_mark ? sweep_of::all_streams : sweep_of::default_streams);
     }
-    room_to_describe room(heap_.description);
-    std::size_t const guard = heap_.description.active() ? guard_bytes : 0;
+    room_to_describe room(heap_.description());
+    std::size_t const guard = heap_.description().active() ? guard_bytes : 0;
     block_request const request(id, stream, bytes, bytes + guard, alignment);
     cache_position position = front_.open(id, stream);
     block_batch batch;
@@ -73,7 +73,7 @@ class slow_path {
                                 std::size_t alignment) noexcept {
     if (heap_.is_lost()) [[unlikely]]
       return;
-    misuse_report const last(heap_.notes, heap_.hot);
+    misuse_report const last = heap_.misuse_at_end();
     heap_.learn_if_named(id, stream);
     if (graphs_.is_watching()) [[unlikely]] {
       if_unknown const then = pool_.asks_at_frees() ? if_unknown::not_captured : if_unknown::ask;
@@ -85,7 +85,7 @@ class slow_path {
     // The stream may have been destroyed, so the driver cannot be asked whether it is capturing.
     if (heap_.is_crowded()) [[unlikely]]
       heap_.sweep_streams(sweep_of::default_streams);
-    if (heap_.description.active()) [[unlikely]]
+    if (heap_.description().active()) [[unlikely]]
       return take_back_described(heap_, id, stream, p, bytes, alignment, reuse::later);
     block_request const request(id, stream, bytes, bytes, alignment);
     cache_position const position = heap_.is_asleep() ? cache_position{} : front_.open(id, stream);
@@ -137,7 +137,7 @@ class slow_path {
     void* const cached = position.of_stream != nullptr && request.where != zone::smaller
                              ? front_.take_large(position, cached_bytes)
                              : nullptr;
-    hot_lock held(heap_.hot);
+    hot_lock held = heap_.lock_hot();
     if (cached != nullptr)
       heap_.return_range(may_release(held), request.id, request.stream, cached, cached_bytes);
     heap_.space(held).make_room();
@@ -162,18 +162,18 @@ class slow_path {
 
   /// Climbs the ladder with the memory that the pool has or gets. If the device refuses, other pools there give back what they cache.
   TARN_NOINLINE void climb(cache_position const& position, block_request const& request, block_batch& batch) {
-    if (heap_.growth_mutex.is_mine()) [[unlikely]]  // a growth cannot start another one
+    if (heap_.holds_growth_lock()) [[unlikely]]  // a growth cannot start another one
       heap_.refuse(request.id, request.asked, request.alignment,
                    "the pool, because a handler of its own growth called it");
     auto const climb_alone = [&] {
-      growth_lock const growing(heap_.growth_mutex);
+      growth_lock const growing = heap_.lock_growth();
       if (heap_.is_asleep()) [[unlikely]]
         heap_.refuse_asleep(request.asked);
       deferred_.release(growing, false);
       if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, pool_, false);
       for (;;) {
         try {
-          hot_lock held(heap_.hot);
+          hot_lock held = heap_.lock_hot();
           ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb();
           return heap_.count_if_uncached(held, request, position.cache == nullptr);
         } catch (out_of_memory const&) {
@@ -184,7 +184,7 @@ class slow_path {
     try {
       pool_.others_.with_help(climb_alone, [&](memory_report const& r) { return lacking(r, request); });
     } catch (out_of_memory const&) {
-      growth_lock const growing(heap_.growth_mutex);
+      growth_lock const growing = heap_.lock_growth();
       ++heap_.counters(growing).ooms;
       throw;
     }
@@ -201,8 +201,8 @@ class slow_path {
 
   /// Gives back what the last allocations did not need, unless another thread climbs, or this call is made from within a climb.
   TARN_NOINLINE void give_back_unused(stream_id id) noexcept {
-    if (heap_.growth_mutex.is_mine() || !heap_.growth_mutex.try_lock()) return;
-    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
+    if (heap_.holds_growth_lock() || !heap_.try_lock_growth()) return;
+    growth_lock const growing = heap_.adopt_growth_lock();
     try {
       heap_.give_back_unused(growing, id);
     } catch (...) {  // no host memory for the lists: a later step gives back

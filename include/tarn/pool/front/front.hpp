@@ -26,11 +26,6 @@
 
 namespace tarn::detail {
 
-struct live_count {
-  std::int64_t bytes = 0;
-  std::int64_t blocks = 0;
-};
-
 /// The cached blocks of all threads.
 struct idle_blocks {
   std::size_t bytes = 0;
@@ -379,14 +374,14 @@ class front {
     return new_local();
   }
   TARN_NOINLINE thread_cache* new_local() noexcept {
-    if (thread_exit::over || heap_.description.active() || heap_.is_lost()) return nullptr;
+    if (thread_exit::over || heap_.description().active() || heap_.is_lost()) return nullptr;
     try {
       thread_exit& hook = thread_exit::of_this_thread();
       owned made(new thread_cache);
       thread_cache* const cache = made.get();
       // Do not wait for the lock: its holder may be waiting for work that this thread launches after a deallocation.
-      if (!heap_.growth_mutex.try_lock()) return nullptr;
-      growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
+      if (!heap_.try_lock_growth()) return nullptr;
+      growth_lock const growing = heap_.adopt_growth_lock();
       if (closed_) return nullptr;
       caches_.reserve(caches_.size() + 1);
       cache->serial = ++last_serial_;
@@ -495,9 +490,9 @@ class front {
   /// See pool_link::retire. The caller holds the link's mutex.
   bool retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return true;
-    misuse_report const last(heap_.notes, heap_.hot);
-    if (!heap_.growth_mutex.try_lock()) return false;
-    growth_lock const growing(heap_.growth_mutex, std::adopt_lock);
+    misuse_report const last = heap_.misuse_at_end();
+    if (!heap_.try_lock_growth()) return false;
+    growth_lock const growing = heap_.adopt_growth_lock();
     cache->lock.announce();
     remote_barrier();
     empty(*cache);

@@ -148,7 +148,7 @@ class graph_captures {
     auto& memory = owner.memory;
     for (stream_id kept_as = 0; (kept_as = take_stream(growing, number)) != 0;) {
       memory.front_.drop_stream(growing, kept_as);
-      hot_lock const held(memory.heap_.hot);
+      hot_lock const held = memory.heap_.lock_hot();
       memory.heap_.kept_as.clear(memory.heap_.kept_as.find(kept_as));
       end_captured_stream(growing, memory.heap_.space(held), kept_as);
     }
@@ -166,9 +166,9 @@ class graph_captures {
     bool has_cache = false;     ///< the owner's capture_cache serves it
   };
 
-  [[nodiscard]] bool always() const noexcept { return heap_.options.captures == capture_watch::always; }
+  [[nodiscard]] bool always() const noexcept { return heap_.options().captures == capture_watch::always; }
   [[nodiscard]] bool looks_outside_scopes() const noexcept {
-    return heap_.options.captures != capture_watch::in_scopes;
+    return heap_.options().captures != capture_watch::in_scopes;
   }
 
   /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's part.
@@ -196,7 +196,7 @@ class graph_captures {
   }
   /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
   [[nodiscard]] capture join(stream_ref stream) {
-    growth_lock const growing(heap_.growth_mutex);
+    growth_lock const growing = heap_.lock_growth();
     capture of;
     {
       std::lock_guard const guard(mutex_);

@@ -22,13 +22,13 @@ class graph_owner_of final : public graph_owner {
   graph_owner_of(graph_owner_of const&) = delete;
   graph_owner_of& operator=(graph_owner_of const&) = delete;
   ~graph_owner_of() override {
-    growth_lock const growing(whole_.heap_.growth_mutex);
+    growth_lock const growing = whole_.heap_.lock_growth();
     whole_.graphs_.end_part(growing, whole_, part_);
   }
 
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
-    growth_lock const growing(whole_.heap_.growth_mutex);
+    growth_lock const growing = whole_.heap_.lock_growth();
     return whole_.graphs_.begin_capture(growing, whole_, part_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
@@ -38,11 +38,11 @@ class graph_owner_of final : public graph_owner {
       status const s = whole_.driver().identify(stream, id);
       if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
     }
-    growth_lock const growing(whole_.heap_.growth_mutex);
+    growth_lock const growing = whole_.heap_.lock_growth();
     whole_.graphs_.join_capture(growing, part_, capture, stream_ref::from(stream.handle(), id));
   }
   void end_capture(capture_number capture) noexcept override {
-    growth_lock const growing(whole_.heap_.growth_mutex);
+    growth_lock const growing = whole_.heap_.lock_growth();
     if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest
       capture_gate::end_capture();
       return captured_handles::end_capture();
@@ -61,7 +61,7 @@ class graph_owner_of final : public graph_owner {
   using part_type = typename Pool::graphs_type::part;
 
   static part_type& make(Pool& whole) {
-    growth_lock const growing(whole.heap_.growth_mutex);
+    growth_lock const growing = whole.heap_.lock_growth();
     (void)whole.graphs_.reap(growing, whole, false);
     return whole.graphs_.make_part(growing);
   }

@@ -153,7 +153,7 @@ struct graph_part {
   template <class Heap>
   graph_part(Heap& heap, Deferred& deferred_in_pool, std::uint64_t segment_pool)
       : observer(deferred_in_pool),
-        memory(heap.upstream(), told(heap.options), &heap.growth_mutex),
+        memory(heap.upstream(), told(heap.options()), &heap),
         number(segment_pool),
         end(heap.driver()) {}
 

@@ -23,12 +23,12 @@ TARN_NOINLINE void take_back_described([[maybe_unused]] Heap& heap, [[maybe_unus
                                        [[maybe_unused]] std::size_t alignment,
                                        [[maybe_unused]] reuse when) noexcept {
   if constexpr (Heap::describes) {
-    auto& description = heap.description;
+    auto& description = heap.description();
     freed_block const b{p, bytes + guard_bytes, alignment, stream_ref::from(stream.handle(), id)};
     std::size_t const block = rounded_bytes(bytes, alignment);  // as it was counted
     std::size_t const asked = description.take_back(p, bytes);
     {
-      hot_lock const held(heap.hot);
+      hot_lock const held = heap.lock_hot();
       heap.count_uncached(held, -static_cast<std::int64_t>(block), -1);
       if (asked != bytes)
         return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
@@ -53,7 +53,7 @@ template <class Heap>
 void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
   if constexpr (Heap::describes) {
     freed_block b;
-    while (heap.description.take_kept(b)) heap.give_back(b);
+    while (heap.description().take_kept(b)) heap.give_back(b);
   }
 }
 

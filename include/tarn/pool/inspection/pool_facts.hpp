@@ -89,7 +89,7 @@ struct pool_facts {
                           public_id(b.stream.id()), b.bytes});
     });
     if constexpr (Heap::describes) {
-      heap.description.for_each_kept([&](freed_block const& b) {
+      heap.description().for_each_kept([&](freed_block const& b) {
         cached.push_back({address_of(b.p), 0, held_use::cached, public_id(b.stream.id()), 0});
       });
     }
@@ -105,7 +105,7 @@ struct pool_facts {
       domains.reserve(most_domains);
       generations.reserve(most_domains);
       cached.reserve(cached.size() + most_foreign);
-      hot_lock const held_lock(heap.hot);
+      hot_lock const held_lock = heap.lock_hot();
       arena& space = heap.space(held_lock);
       if (space.ranges.size() > most_ranges || space.runs.size() > most_runs ||
           space.streams.size() > most_domains || foreign_blocks(space) > most_foreign)
@@ -127,7 +127,7 @@ struct pool_facts {
  private:
   template <class Heap, class Count>
   static std::size_t count(Heap& heap, Count const& counted) {
-    hot_lock const held_lock(heap.hot);
+    hot_lock const held_lock = heap.lock_hot();
     return static_cast<std::size_t>(counted(heap.space(held_lock)));
   }
   static std::uintptr_t address_of(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
