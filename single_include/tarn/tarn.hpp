@@ -13964,32 +13964,17 @@ class front {
   }
 
   /// Returns the blocks of all threads' caches to the heap.
-  void flush_all(growth_lock const&) noexcept {
-    thread_cache* const own = local();
-    bool any = false;
-    for (auto const& cache : caches_) {
-      if (cache->held_bytes.load(std::memory_order_relaxed) == 0) continue;
-      if (cache.get() == own) {  // the cache's owner thread needs no barrier
-        own->lock.enter();
-        give_back(*own);
-        own->lock.leave();
-        continue;
-      }
-      cache->lock.announce();
-      any = true;
-    }
-    if (!any) return;
-    remote_barrier();
-    for (auto const& cache : caches_) {
-      if (cache->lock.is_announced()) empty(*cache);
-    }
+  void flush_all(growth_lock const& growing) noexcept {
+    visit_those(
+        growing,
+        [](thread_cache const& cache) { return cache.held_bytes.load(std::memory_order_relaxed) != 0; },
+        [&](thread_cache& cache) { give_back(cache); });
   }
 
   /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before. At a fork(), which
   /// takes the growth lock without a growth_lock; see stopped_threads for others.
   void keep_threads_out() noexcept {
-    announce();
-    remote_barrier();
+    announce_to_all();
     for (auto const& cache : caches_) cache->lock.visit();
   }
   void let_threads_in() noexcept {
@@ -13999,16 +13984,12 @@ class front {
   /// threads that have just begun a slow call may still use their caches.
   void close(growth_lock const&) noexcept {
     closed_ = true;
-    announce();
-    remote_barrier();
+    announce_to_all();
     for (auto const& cache : caches_) empty(*cache);
   }
   void open_again(growth_lock const&) noexcept {
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
-  }
-  void announce() noexcept {
-    for (auto const& cache : caches_) cache->lock.announce();
   }
   /// In a forked child: closes every cache for good. Owners and visitors of the parent do not exist here, so no call waits for them.
   void close_in_child() noexcept {
@@ -14043,29 +14024,13 @@ class front {
   }
 
   /// Empties the caches of a stream, on all threads that used it. While heap::captured has it, none is made.
-  void drop_stream(growth_lock const&, stream_id id) noexcept {
+  void drop_stream(growth_lock const& growing, stream_id id) noexcept {
     std::atomic_thread_fence(std::memory_order_seq_cst);  // see thread_cache::announce_stream()
-    thread_cache* const own = local();
-    bool any = false;
-    for (auto const& cache : caches_) {
-      if (!cache->may_have(id)) continue;
-      if (cache.get() == own) {  // the cache's owner thread needs no barrier
-        own->lock.enter();
-        drop_stream(*own, id);
-        own->lock.leave();
-        continue;
-      }
-      cache->lock.announce();
-      any = true;
-    }
-    if (!any) return;
-    remote_barrier();
-    for (auto const& cache : caches_) {
-      if (!cache->lock.is_announced()) continue;
-      cache->lock.visit();
-      drop_stream(*cache, id);
-      cache->lock.end_visit();
-    }
+    visit_those(
+        growing, [&](thread_cache const& cache) { return cache.may_have(id); },
+        [&](thread_cache& cache) {
+          if (stream_cache* const closed = cache.close(id); closed != nullptr) give_back(*closed, id);
+        });
   }
 
   /// What the calling thread's capture uses, as set_capture() said; null if it has none.
@@ -14214,11 +14179,6 @@ class front {
     return true;
   }
 
-  /// Empties one thread's cache of a stream. Called inside the owner lock.
-  void drop_stream(thread_cache& cache, stream_id id) noexcept {
-    if (stream_cache* const closed = cache.close(id); closed != nullptr) give_back(*closed, id);
-  }
-
   /// See pool_link::retire. The caller holds the link's mutex.
   bool retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return true;
@@ -14238,7 +14198,37 @@ class front {
     return true;
   }
 
-  /// Empties a cache. Called after announce() and a barrier.
+  /// Announces a visit to each cache.
+  void announce_to_all() noexcept {
+    for (auto const& cache : caches_) cache->lock.announce();
+    remote_barrier();
+  }
+  /// Calls act(cache) inside the owner lock of each cache that `concerns` accepts. One barrier, if another thread's is among them.
+  template <class Concerns, class Act>
+  void visit_those(growth_lock const&, Concerns const& concerns, Act const& act) noexcept {
+    thread_cache* const own = local();
+    bool any = false;
+    for (auto const& cache : caches_) {
+      if (!concerns(*cache)) continue;
+      if (cache.get() == own) {  // the cache's owner thread needs no barrier
+        own->lock.enter();
+        act(*own);
+        own->lock.leave();
+        continue;
+      }
+      cache->lock.announce();
+      any = true;
+    }
+    if (!any) return;
+    remote_barrier();
+    for (auto const& cache : caches_) {
+      if (!cache->lock.is_announced()) continue;
+      cache->lock.visit();
+      act(*cache);
+      end_visit(*cache);
+    }
+  }
+  /// Empties a cache. Called after an announcement and a barrier.
   void empty(thread_cache& cache) noexcept {
     cache.lock.visit();
     give_back(cache);

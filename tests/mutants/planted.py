@@ -1530,8 +1530,8 @@ PLANTED = {
         Mutant(
             "a visitor leaves a thread's cache before the cache is empty",
             "pool/front/front.hpp",
-            "    give_back(cache);\n    end_visit(cache);\n",
-            "    end_visit(cache);\n    give_back(cache);\n",
+            "      act(*cache);\n      end_visit(*cache);\n",
+            "      end_visit(*cache);\n      act(*cache);\n",
         ),
         Mutant(
             "the cached large block is returned before it is removed from the cache",
@@ -1815,11 +1815,11 @@ PLANTED = {
         Mutant(
             "blocks in a thread's cache keep their handles while the pool sleeps",
             "pool/front/front.hpp",
-            """    remote_barrier();
+            """    announce_to_all();
     for (auto const& cache : caches_) empty(*cache);
   }
   void open_again""",
-            """    remote_barrier();
+            """    announce_to_all();
     for (auto const& cache : caches_) cache->lock.close();
   }
   void open_again""",
@@ -1913,7 +1913,7 @@ PLANTED = {
             "a forked child waits for a visitor of its parent",
             "pool/pool_fork.hpp",
             "front_.close_in_child();",
-            "front_.announce();",
+            ";",
             finder="tests/raii/sleep_together.cpp",
         ),
         Mutant(
@@ -2471,8 +2471,8 @@ PLANTED = {
         Mutant(
             "a capture empties only the caches of its own thread",
             "pool/front/front.hpp",
-            "if (!cache->may_have(id)) continue;",
-            "if (cache.get() != own) continue;",
+            "{ return cache.may_have(id); }",
+            "{ return &cache == local() && cache.may_have(id); }",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
