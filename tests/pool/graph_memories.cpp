@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of pool/graph/ alone: capture_cache, graph_blocks, graph_captures, graph_part; tests/raii/graph_memory.cpp has graph_memories as a whole.
+// The parts of pool/graph/ alone: capture_cache, graph_blocks, graph_captures, graph_owner_of, graph_part; tests/raii/graph_memory.cpp has graph_memories as a whole.
 #include "tarn/pool/graph/graph_memories.hpp"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include "tarn/driver/captured_handles.hpp"
 #include "tarn/pool/graph/capture_cache.hpp"
 #include "tarn/pool/graph/graph_blocks.hpp"
+#include "tarn/pool/graph/graph_owner_of.hpp"
 #include "tarn/pool/graph/graph_part.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/pool_state.hpp"
@@ -204,4 +205,22 @@ TEST_CASE("sum_of_states adds every count", "[graph_memories]") {
   pool_state const s = detail::sum_of_states(a, b);
   CHECK((s.live == 3 && s.reserved == 11 && s.maps == 7 && s.largest_free_range == 7));
   CHECK(s.smaller.reserved.current == 5);
+}
+
+TEST_CASE("graph_owner_of allocates from its own part, whose memory goes back when the owner has ended",
+          "[graph_memories]") {
+  sim_machine const machine;
+  auto memory = sim_pages(machine.driver()) | pooled{};
+  detail::owned<detail::graph_owner> owner = memory->new_graph_memory();
+  detail::owned<detail::graph_owner> const other = memory->new_graph_memory();
+  CHECK(owner->state().number == 1);
+  CHECK(other->state().number == 2);
+  void* const p = memory->allocate_for(*owner, stream_ref{}, 4_MiB, 256);
+  CHECK(owner->state().allocated == 4_MiB);
+  CHECK(other->state().reserved == 0);
+  memory->deallocate(stream_ref{}, p, 4_MiB, 256);
+  CHECK(owner->state().allocated == 0);
+  CHECK(memory->state().reserved == owner->state().reserved);
+  owner = detail::owned<detail::graph_owner>();
+  CHECK(memory->state().reserved == 0);
 }
