@@ -26,7 +26,7 @@ enum class memory_part : std::uint8_t {
   run_blocks,      ///< free blocks of runs that are partly in use
   run_ends,        ///< what is too small for one more block
   thread_caches,
-  recorded_uses,  ///< blocks that wait for other streams (record_stream)
+  recorded_uses,  ///< deferred blocks (record_stream)
   stream_order,   ///< blocks that were freed on another stream than their run's
   segment_ends,   ///< unaligned ends; only where memory is not pages
   free_parts,     ///< free stretches of handles or segments that are not free as a whole
@@ -47,7 +47,7 @@ inline constexpr std::array<memory_part_name, memory_part_count> memory_part_nam
     {"run_blocks", "free blocks of runs"},
     {"run_ends", "ends of runs"},
     {"thread_caches", "thread caches"},
-    {"recorded_uses", "waiting for recorded uses"},
+    {"recorded_uses", "deferred for recorded uses"},
     {"stream_order", "waiting for stream order"},
     {"segment_ends", "ends of segments"},
     {"free_parts_below_64KiB", "free parts of handles, below 64 KiB"},

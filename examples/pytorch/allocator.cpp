@@ -522,7 +522,7 @@ class allocator final : public native::CUDAAllocator {
 
   template <class IdOf>
   void add_segments(std::vector<SegmentInfo>& to, tarn::snapshot const& s, DeviceIndex device,
-                    MempoolId_t wanted, IdOf const& id_of, std::unordered_set<std::size_t>& waiting);
+                    MempoolId_t wanted, IdOf const& id_of, std::unordered_set<std::size_t>& deferred);
 
   static int group_of(std::size_t bytes) noexcept { return bytes <= (std::size_t{1} << 20) ? 1 : 2; }
   static std::size_t rounded_of(device_memory& its, block const& b) {
@@ -907,11 +907,11 @@ void allocator::forget(checkpoint& c) {
 
 // ---- snapshots
 
-/// Adds the segments of a pool's snapshot, of one private pool or of all. Notes the blocks that wait for other streams.
+/// Adds the segments of a pool's snapshot, of one private pool or of all. Notes the deferred blocks.
 template <class IdOf>
 void allocator::add_segments(std::vector<SegmentInfo>& to, tarn::snapshot const& s, DeviceIndex device,
                              MempoolId_t wanted, IdOf const& id_of,
-                             std::unordered_set<std::size_t>& waiting) {
+                             std::unordered_set<std::size_t>& deferred) {
   for (tarn::snapshot_segment const& segment : s.segments) {
     SegmentInfo info;
     info.device = device;
@@ -936,7 +936,7 @@ void allocator::add_segments(std::vector<SegmentInfo>& to, tarn::snapshot const&
       } else if (b.use == tarn::block_use::deferred) {
         block_info.active = true;
         block_info.requested_size = b.requested;
-        waiting.insert(b.address);
+        deferred.insert(b.address);
       }
       if (block_info.allocated) info.allocated_size += b.bytes;
       if (block_info.active) {
@@ -958,18 +958,18 @@ native::SnapshotInfo allocator::snapshot(MempoolId_t id, bool include_traces) {
     device_memory* const its = made_[d].load(std::memory_order_acquire);
     if (its != nullptr) {
       tarn::snapshot const s = with_torch_errors([&] { return tarn::take_snapshot(its->memory, "PyTorch"); });
-      std::unordered_set<std::size_t> waiting;
+      std::unordered_set<std::size_t> deferred;
       auto const of_device = [&](std::uint64_t number) {
         return number == 0 ? MempoolId_t{0, 0} : its->pools.id_of(number);
       };
-      add_segments(all.segments, s, d, id, of_device, waiting);
+      add_segments(all.segments, s, d, id, of_device, deferred);
       for (auto const& pool : its->pools.with_foreign_memory()) {
         add_segments(
             all.segments, with_torch_errors([&] { return tarn::take_snapshot(*pool->foreign, "PyTorch"); }),
-            d, id, [&](std::uint64_t) { return pool->id; }, waiting);
+            d, id, [&](std::uint64_t) { return pool->id; }, deferred);
       }
       if (include_traces) {
-        events = history_.events_of(d, [&](std::size_t address) { return waiting.count(address) != 0; });
+        events = history_.events_of(d, [&](std::size_t address) { return deferred.count(address) != 0; });
         if (of_one) std::erase_if(events, [&](TraceEntry const& e) { return e.mempool_ != id; });
         if (history_.is_enabled() && !of_one) {
           std::vector<TraceEntry> growth;

@@ -111,14 +111,14 @@ class history {
     }
     for (auto const& tracker : *watchers) tracker(entry);
   }
-  /// The events of a device, oldest first. `is_waiting(address)` says whether a freed block still waits for another stream.
-  template <class Waiting>
-  [[nodiscard]] std::vector<TraceEntry> events_of(c10::DeviceIndex device, Waiting const& is_waiting) {
+  /// The events of a device, oldest first. `is_deferred(address)` says whether a freed block is still deferred.
+  template <class Deferred>
+  [[nodiscard]] std::vector<TraceEntry> events_of(c10::DeviceIndex device, Deferred const& is_deferred) {
     std::lock_guard const guard(mutex_);
     events& its = devices_[device];
     std::vector<std::size_t> done;
     for (auto const& [address, entry] : its.last_free) {
-      if (!is_waiting(address)) done.push_back(address);
+      if (!is_deferred(address)) done.push_back(address);
     }
     for (std::size_t const address : done) complete(its, TraceEntry::ALLOC, address);
     return {its.all.begin(), its.all.end()};

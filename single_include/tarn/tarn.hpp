@@ -10277,10 +10277,10 @@ enum class handles_per_block {
 };
 
 /// When a pool asks CUDA whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be handed
-/// out while the graph is replayed. In a capture_scope the graph's owner keeps it; in another capture the pool keeps it until the pool
+/// out while the graph is replayed. In a capture_scope it is deferred until the graph's owner ends; in another capture until the pool
 /// ends. Such a block counts as active (memory_stats), and each capture takes new memory: open a capture_scope where graphs are
 /// captured again and again. record_stream() with the stream of a capture without a scope throws cuda_error (code 900). The end of a
-/// pool that keeps such blocks waits for the device, which invalidates captures that have no scope.
+/// pool with such blocks waits for the device, which invalidates captures that have no scope.
 ///
 /// Not asked are the legacy default stream, which is never captured, and a bare handle: the pool asks CUDA for its identity at each
 /// call, which CUDA refuses for a captured stream without a scope (code 900), and which invalidates the capture. The driver must not be
@@ -23632,7 +23632,7 @@ class graph_memory {
   /// Allocates a block of the owner for work on `stream`, inside or outside a capture: what the warm-up before a capture should
   /// leave to it, or a part of the pool that is kept apart (PyTorch's MemPool). It is freed as any block, with
   /// resource().deallocate(), and is then reused by this owner only, in the order of the stream. On a stream that is captured for
-  /// another owner, it is memory that every stream may use, and that graph keeps it when it is freed there.
+  /// another owner, it is memory that every stream may use, and it is deferred for that graph when it is freed there.
   /// For a pool, and for a pool under `tracked`, which counts the block; other policies would not see it.
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc: nothing has changed
   /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not serve.

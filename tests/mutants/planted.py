@@ -576,7 +576,7 @@ PLANTED = {
             "m->peak = max_of(m->start, m->current);",
         ),
         Mutant(
-            "a block that waits is not active",
+            "a deferred block is not active",
             "policy/tracked_numbers.hpp",
             "    s.current += waiting_[k][g];\n",
             "",
@@ -1627,7 +1627,7 @@ PLANTED = {
             finder="tests/report/json.cpp",
         ),
         Mutant(
-            "blocks that wait for a stream have no tag",
+            "deferred blocks have no tag",
             "report/take_snapshot.hpp",
             "  detail::name_deferred(s.segments, record.events);\n",
             "",

@@ -133,7 +133,7 @@ TEST_CASE("a block of the pool that a capture frees is kept until the owner ends
       pool.deallocate(a, used_on_b, bytes);
     }
     CHECK(memory.state().kept == static_cast<std::size_t>(active));
-    CHECK(value("active_bytes.all.current") == active);  // as for blocks that wait for a recorded use
+    CHECK(value("active_bytes.all.current") == active);  // as for blocks deferred for a recorded use
     CHECK(memory_allocated(pool) == 0);
     for (int i = 0; i < 10; ++i) {
       void* const q = pool.allocate(a, bytes);

@@ -176,7 +176,8 @@ TEST_CASE("find_waste of an empty trace reserves nothing", "[replay][waste]") {
   CHECK(w.peak_reserved == 0);
 }
 
-TEST_CASE("add_pool counts blocks that wait for recorded uses, or for their stream", "[replay][waste]") {
+TEST_CASE("add_pool counts blocks that are deferred for recorded uses, or wait for their stream",
+          "[replay][waste]") {
   setup s;
   s.streams = 2;
   simulated pool(s);

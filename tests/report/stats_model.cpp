@@ -123,7 +123,7 @@ class program {
     memory_.trim(0);
     must_wait_.reset();
     if (wrong_.empty()) check();
-    if (wrong_.empty() && !waiting_.empty()) wrong_ = "blocks wait after trim(0)";
+    if (wrong_.empty() && !waiting_.empty()) wrong_ = "blocks are deferred after trim(0)";
     return wrong_;
   }
   /// Number of steps with blocks in each state, so that a test can check that each state was reached.

@@ -19,10 +19,10 @@ enum class handles_per_block {
 };
 
 /// When a pool asks CUDA whether the stream of a call is captured into a graph. A block that is freed inside a capture must not be handed
-/// out while the graph is replayed. In a capture_scope the graph's owner keeps it; in another capture the pool keeps it until the pool
+/// out while the graph is replayed. In a capture_scope it is deferred until the graph's owner ends; in another capture until the pool
 /// ends. Such a block counts as active (memory_stats), and each capture takes new memory: open a capture_scope where graphs are
 /// captured again and again. record_stream() with the stream of a capture without a scope throws cuda_error (code 900). The end of a
-/// pool that keeps such blocks waits for the device, which invalidates captures that have no scope.
+/// pool with such blocks waits for the device, which invalidates captures that have no scope.
 ///
 /// Not asked are the legacy default stream, which is never captured, and a bare handle: the pool asks CUDA for its identity at each
 /// call, which CUDA refuses for a captured stream without a scope (code 900), and which invalidates the capture. The driver must not be

@@ -46,7 +46,7 @@ class graph_memory {
   /// Allocates a block of the owner for work on `stream`, inside or outside a capture: what the warm-up before a capture should
   /// leave to it, or a part of the pool that is kept apart (PyTorch's MemPool). It is freed as any block, with
   /// resource().deallocate(), and is then reused by this owner only, in the order of the stream. On a stream that is captured for
-  /// another owner, it is memory that every stream may use, and that graph keeps it when it is freed there.
+  /// another owner, it is memory that every stream may use, and it is deferred for that graph when it is freed there.
   /// For a pool, and for a pool under `tracked`, which counts the block; other policies would not see it.
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc: nothing has changed
   /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not serve.

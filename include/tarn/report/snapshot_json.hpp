@@ -11,7 +11,7 @@
 //                  "pieces": [{"address", "bytes"}],                                                 of a view only
 //                  "blocks": [{"address", "bytes", "requested", "use": "live" | "deferred" | "cached",
 //                              "stream", "tag", "location", "time_ns",
-//                              "graph_memory"}]}],                          of a freed block that a graph keeps only, from 1
+//                              "graph_memory"}]}],                          of a block deferred for a graph only, from 1
 //    "events":   [{"kind": "allocate" | "free" | "refused" | "reserve" | "release",
 //                  "address", "bytes", "requested", "stream", "tag", "location", "time_ns"}]}
 //
