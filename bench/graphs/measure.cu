@@ -203,8 +203,8 @@ void measure_graphs(graph_effort const& e, figure_handler const& on_figure) {
   };
   beside_threads(pool, "device_pool, beside 15 threads that allocate and free");
   {
-    auto near_peaks = cuda_pages{} | pooled{} | tracked{.peak_error = 4_MiB};
-    beside_threads(near_peaks, "peaks within 4 MiB a thread, beside 15 threads");
+    auto exact_peaks = cuda_pages{} | pooled{} | tracked{.peak_error = 0};
+    beside_threads(exact_peaks, "tracked{.peak_error = 0}, beside 15 threads");
     auto without_statistics = cuda_pages{} | pooled{};
     beside_threads(without_statistics, "a pool without statistics, beside 15 threads");
   }

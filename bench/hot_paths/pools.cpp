@@ -44,7 +44,7 @@ std::vector<entry> all_entries(bool cuda_found) {
 #endif
   add_works<tarn_pool<simulated_device, with_defaults>>(all);
   add_works<tarn_pool<simulated_device, with_tracking>>(all);
-  add_works<tarn_pool<simulated_device, with_near_peaks>>(all);
+  add_works<tarn_pool<simulated_device, with_exact_peaks>>(all);
   add_works<tarn_pool<simulated_device, with_watching>>(all);
   add_works<stack_arena<simulated_device>>(all);
   add_limits<simulated_device>(all);

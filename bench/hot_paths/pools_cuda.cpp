@@ -18,8 +18,8 @@ void add_cuda(std::vector<entry>& list) {
   add_limits<cuda_device>(list);
   add_works<tarn_pool<with_known_streams<cuda_device>, with_identity>>(list);
   add_works<tarn_pool<with_known_streams<cuda_device>, with_tracking_and_identity>>(list);
-  add_thread_works<tarn_pool<cuda_device, with_near_peaks>>(list);
-  add_thread_works<tarn_pool<with_known_streams<cuda_device>, with_near_peaks_and_identity>>(list);
+  add_thread_works<tarn_pool<cuda_device, with_exact_peaks>>(list);
+  add_thread_works<tarn_pool<with_known_streams<cuda_device>, with_exact_peaks_and_identity>>(list);
   add_works<cuda_async_peer>(list);
   add_works<cub_peer>(list);
   add_works<cub_default_peer>(list);

@@ -66,13 +66,13 @@ struct with_any_handle {
   }
 };
 
-/// The default pool with statistics whose peaks may be off by 4 MiB for each thread.
-struct with_near_peaks {
-  static constexpr std::string_view name = "tarn_near_peaks";
-  static constexpr std::string_view about = "pages | pooled | tracked, peaks within 4 MiB a thread";
+/// The default pool with statistics whose peaks are exact with any number of threads.
+struct with_exact_peaks {
+  static constexpr std::string_view name = "tarn_exact_peaks";
+  static constexpr std::string_view about = "pages | pooled | tracked, exact peaks";
   template <class Pages>
   static auto over(Pages pages, pooled const& options) {
-    return pages | options | tracked{.peak_error = 4_MiB};
+    return pages | options | tracked{.peak_error = 0};
   }
 };
 
@@ -98,10 +98,11 @@ struct with_tracking_and_identity : with_tracking {
   static constexpr std::string_view about = "tarn_tracked, whose caller keeps the identity of each stream";
 };
 
-/// with_near_peaks, given the identity of each stream: for with_known_streams.
-struct with_near_peaks_and_identity : with_near_peaks {
-  static constexpr std::string_view name = "tarn_near_peaks_identified";
-  static constexpr std::string_view about = "tarn_near_peaks, whose caller keeps the identity of each stream";
+/// with_exact_peaks, given the identity of each stream: for with_known_streams.
+struct with_exact_peaks_and_identity : with_exact_peaks {
+  static constexpr std::string_view name = "tarn_exact_peaks_identified";
+  static constexpr std::string_view about =
+      "tarn_exact_peaks, whose caller keeps the identity of each stream";
 };
 
 /// `Recipe` on `Device`.

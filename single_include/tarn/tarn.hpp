@@ -6473,7 +6473,7 @@ class shared_resource {
 
 }  // namespace tarn
 // ---- tarn/policy/tracked.hpp
-// tracked: exact statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
+// tracked: statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
 
 #include <concepts>
 #include <cstddef>
@@ -6862,20 +6862,25 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 
 }  // namespace tarn
 // ---- tarn/policy/tracked_numbers.hpp
-// The counters of `tracked`: current, peak and totals in one order of all threads' calls, and high-water marks. A thread that has
-// counted alone for a while goes on without a lock, until another thread visits it (owner_lock). Otherwise, a thread counts under a
-// lock. Under contention, the lock's owner counts for the waiting threads (combining_lock); then each thread gets a share of the room
-// below the peaks, in which it counts on its own (tracked_share). What no share has is in reserves (room_reserve). A thread for whose
-// block its share is too small goes on as follows, until there is enough room:
+// The counters of `tracked`: current values, peaks and totals of all threads' calls, and high-water marks. There are two ways to
+// count. Each thread has a slot (tracked_slot), in which it counts small blocks alone. Whatever a slot cannot take is counted under
+// a lock, whose holder counts for the threads that wait for it (combining_lock), and there peaks rise. No thread stops another.
 //
-//   1. It takes room from the reserves, and exchanges its own room for the other group of blocks.
-//   2. It asks the other threads to give away what they do not need, and waits for a microsecond or two.
-//   3. It takes the common lock, closes all shares and adds what they counted: only then may a peak rise.
+// Peaks are exact as long as no two calls overlap. Then one thread at a time is the `owner`: all other slots are published, so the owner
+// knows how far each number is below its peak. Another thread that counts finds a new generation or a slot that is not open, takes
+// the lock, becomes the owner, and publishes all slots. The former owner finds that the generation has changed:
 //
-// If peaks may be off by a bound, a share has that room whatever the peaks are, and is published when it is used up: another thread's
-// share is never touched.
+//   owner                          another thread
+//   counts in its slot
+//   (hands over, by whatever)      takes the lock, ++generation, publishes all slots twice: the second time nothing has moved
+//                                  counts in its slot
 //
-// Over 400 lines: the ways of counting pass the same counters to one another under the same lock, and are read together.
+// If something moves meanwhile, or a call waits for the lock while another one is counted, calls overlap. From then on there is no
+// owner: each thread publishes when it differs from what it published by more than the bound, and a peak is that of the published
+// sums. Each thread is within the bound of what it published at each moment, so a peak is within the sum of the bounds. A peak that
+// is reset, or a scope that begins, starts anew: it is exact until calls overlap after it.
+//
+// Large blocks are counted under the lock.
 
 #include <array>
 #include <atomic>
@@ -6883,8 +6888,6 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <new>
-#include <utility>
 
 // ---- tarn/core/combining_lock.hpp
 // A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds the lock held
@@ -7120,42 +7123,13 @@ class place_holder {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/policy/tracked_share.hpp
-// The part of the counters that one thread updates on its own. Under contention, each thread gets a share of the room below the
-// peaks. While it stays within its share no peak can change, whatever the others do within theirs, so its counts need not be
-// published until they are read: every number stays exact. (Shares of the room below a limit: O'Neil, "The escrow transactional
-// method", TODS 1986.)
-//
-// A share belongs to one thread, which enters it through an owner_lock: two plain stores. Threads pass room to one another without
-// entering another's share: each gives what it does not need to a room_reserve, from which the others take. A thread takes room for a
-// few blocks more than it needs, keeps as much when it frees, and gives back what is more than twice that.
-//
-// A thread that counts alone has all room, and may raise the peaks.
-//
-// Where peaks may be off by a bound, a share has a fixed room in both directions instead, however close the peaks are. Its counts are
-// published when the room is used up.
+// ---- tarn/policy/tracked_slot.hpp
+// What one thread counts for `tracked`. The thread writes with plain stores, and any thread may read. Its totals only grow, so two equal
+// reads prove that nothing was counted between them. The thread may count small blocks without the common lock as long as no peak can
+// be passed, if peaks are exact, and as long as its counts differ from what was published by at most a bound.
 
 #include <array>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-
-// ---- tarn/policy/room_reserve.hpp
-// Room below the peaks of `tracked` that no thread has. Threads that count on their own take room from a reserve and give it back.
-//
-// Below the peaks of one number (blocks, rounded or requested bytes) there are three kinds of room: below the peak of small blocks, of
-// large blocks and of all blocks. A small block needs room of the first and of the last kind. Such a pair is one unit of room for
-// small blocks; what remains of a group's room is unpaired. Room for large blocks becomes room for small blocks by exchanging
-// its partner:
-//
-//   before   large + all,  small (unpaired)
-//   after    small + all,  large (unpaired)
-//
-// The sum of each kind does not change, so no peak can be passed.
-
-#include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -7168,651 +7142,175 @@ namespace detail {
 
 /// Blocks, rounded bytes, requested bytes.
 using tracked_kinds = std::array<std::int64_t, 3>;
+/// One amount for each group and kind.
+using tracked_amounts = std::array<tracked_kinds, 3>;
 
-/// One amount for each group (small, large) and kind.
-using tracked_room = std::array<tracked_kinds, 2>;
-[[nodiscard]] constexpr std::size_t index_of(block_group group) noexcept {
-  return static_cast<std::size_t>(group) - 1;
-}
-
-/// Room for blocks of each group, and what is left of the room of each group.
-struct room_pairs {
-  tracked_room paired{};
-  tracked_room unpaired{};
-};
-/// What a thread lacks for a block, and what it has for the other group.
-struct room_request {
-  std::size_t group;      ///< index of the block's group
-  tracked_kinds lacking;  ///< 0 or less: enough
-  tracked_kinds other;    ///< room for the other group, which may be exchanged
-};
-/// What a thread gets. If its own room was exchanged, it also gets the room below the peak of the other group that is left.
-struct room_answer {
-  tracked_kinds taken{};      ///< room for the block's group
-  tracked_kinds exchanged{};  ///< part of it that was the thread's room for the other group
-  tracked_kinds allowance{};  ///< the room that the thread may keep
+/// The change that one call makes.
+struct tracked_update {
+  tracked_kinds by{};        ///< not negative
+  bool is_free = false;      ///< whether the amounts are freed
+  unsigned place = 0;        ///< of the thread; thread_places if it has none
+  std::uint64_t thread = 0;  ///< number of the thread; 0 if it has none
+  block_group group = block_group::smaller;
 };
 
-/// The room that some of the threads share. Each call needs its lock.
-class alignas(2 * cache_line_bytes) room_reserve {
- public:
-  [[nodiscard]] bool try_lock() noexcept { return lock_.try_lock(); }
-  void lock() noexcept { lock_.lock(); }
-  void unlock() noexcept { lock_.unlock(); }
+/// All that was allocated and freed.
+struct tracked_totals {
+  tracked_kinds came{};
+  tracked_kinds left{};
 
-  // ---- under the lock
-
-  /// Takes what is lacking, as far as possible, and half of what this thread may keep, so that it need not come soon again.
-  [[nodiscard]] room_answer take(room_request const& r) noexcept {
-    room_answer a;
-    a.allowance = allowance(r.group);
+  void add(tracked_update const& u) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) (u.is_free ? left : came)[k] += u.by[k];
+  }
+  /// Adds what `now` has more than `before`.
+  void add(tracked_totals const& now, tracked_totals const& before) noexcept {
     for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t& room = room_[r.group][k];
-      std::int64_t const taken = min_of(room, max_of(r.lacking[k] + a.allowance[k] / 2, std::int64_t{0}));
-      room -= taken;
-      std::int64_t const lacking = r.lacking[k] - taken;
-      if (lacking > 0) a.exchanged[k] = take_unpaired(r.group, k, min_of(lacking, r.other[k]));
-      a.taken[k] = taken + a.exchanged[k];
-      if (lacking > a.exchanged[k]) a.taken[k] += take_other(r.group, k, lacking - a.exchanged[k]);
-    }
-    if (++takes_ % takes_per_step == 0 && part_ > first_part) --part_;
-    return a;
-  }
-  /// Takes at most `wanted`, by exchange if necessary. Returns what it took.
-  [[nodiscard]] std::int64_t take(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
-    std::int64_t const taken = min_of(room_[group][kind], wanted);
-    room_[group][kind] -= taken;
-    return taken + take_other(group, kind, wanted - taken);
-  }
-  /// The room that a thread may keep beyond what it needs for a block.
-  [[nodiscard]] tracked_kinds allowance(std::size_t group) const noexcept {
-    auto const& room = room_[group];
-    return {room[0] >> part_, room[1] >> part_, room[2] >> part_};
-  }
-  void give(room_pairs const& r) noexcept {
-    for (std::size_t g = 0; g < 2; ++g) {
-      for (std::size_t k = 0; k < 3; ++k) {
-        room_[g][k] += r.paired[g][k];
-        unpaired_[g][k] += r.unpaired[g][k];
-      }
+      came[k] += now.came[k] - before.came[k];
+      left[k] += now.left[k] - before.left[k];
     }
   }
-  void set(room_pairs const& r) noexcept {
-    room_ = r.paired;
-    unpaired_ = r.unpaired;
-  }
-  /// Makes threads take less beyond what they lack, until many have taken: one found too little, although the others had enough.
-  void give_less() noexcept { part_ = min_of(part_ + part_step, last_part); }
-
- private:
-  /// A thread may keep 1 / 2^part of what the reserve has. At first half of it: 16 threads that replace random ones of their 64 blocks of
-  /// up to 256 KiB then visit a reserve at 10 of 100 pairs, and find all reserves empty at 3 of 100,000. With all of it they do so at 8
-  /// of 100 and at 90 of 100,000.
-  static constexpr unsigned first_part = 1;
-  static constexpr unsigned part_step = 2;
-  static constexpr unsigned last_part = 62;
-  static constexpr std::uint32_t takes_per_step = 256;
-
-  std::int64_t take_unpaired(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
-    std::int64_t const amount = min_of(wanted, unpaired_[group][kind]);
-    unpaired_[group][kind] -= amount;
-    return amount;
-  }
-  /// Takes room of this reserve for the other group, by exchange.
-  std::int64_t take_other(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
-    std::int64_t const amount = take_unpaired(group, kind, min_of(wanted, room_[1 - group][kind]));
-    room_[1 - group][kind] -= amount;
-    unpaired_[1 - group][kind] += amount;
-    return amount;
-  }
-
-  spin_lock lock_;
-  unsigned part_ = first_part;
-  std::uint32_t takes_ = 0;
-  tracked_room room_{};
-  tracked_room unpaired_{};  ///< below the peak of a group, without room below the peak of all
+  [[nodiscard]] std::int64_t live(std::size_t k) const noexcept { return came[k] - left[k]; }
+  [[nodiscard]] bool operator==(tracked_totals const&) const noexcept = default;
 };
 
-/// The reserves of one tracked_numbers: one for every three threads, so that they seldom meet. Each begins at that of its place. (With
-/// one for every two, the threads of the example above visit a reserve at 14 of 100 pairs; with one for every four, at 9.)
-class room_reserves {
+class alignas(256) tracked_slot {  // an element of an array is addressed by a shift
  public:
-  /// Takes room for a block. The request's `lacking` is what is missing afterwards.
-  /// @param on_answer  called as on_answer(answer) for each reserve that room was taken from
-  template <class F>
-  void take(unsigned place, room_request& r, F const& on_answer) noexcept {
-    visit_from(place, [&](room_reserve& reserve) {
-      room_answer const a = reserve.take(r);
-      on_answer(a);
-      bool enough = true;
-      for (std::size_t k = 0; k < 3; ++k) {
-        r.lacking[k] -= a.taken[k];
-        r.other[k] -= a.exchanged[k];
-        enough = enough && r.lacking[k] <= 0;
-      }
-      return enough;
-    });
+  // ---- the thread, without the lock
+
+  /// Counts a small block if the slot is open and has room.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool allocate(std::uint64_t generation, std::int64_t rounded,
+                                                 std::int64_t requested) noexcept {
+    auto& [blocks, bytes, asked] =
+        small_;  // written out: compilers keep these in registers only without loops
+    std::int64_t const came0 = get(blocks.came) + 1;
+    std::int64_t const came1 = get(bytes.came) + rounded;
+    std::int64_t const came2 = get(asked.came) + requested;
+    if (!is_open(generation) || came0 > blocks.limit || came1 > bytes.limit || came2 > asked.limit)
+        [[unlikely]]
+      return false;
+    set(blocks.came, came0);
+    set(bytes.came, came1);
+    set(asked.came, came2);
+    return true;
   }
-  /// Takes at most `wanted`. Returns what it took.
-  [[nodiscard]] std::int64_t take(std::size_t group, std::size_t kind, std::int64_t wanted) noexcept {
-    std::int64_t taken = 0;
-    visit_from(0, [&](room_reserve& reserve) {
-      taken += reserve.take(group, kind, wanted - taken);
-      return taken == wanted;
-    });
-    return taken;
+  [[nodiscard]] TARN_ALWAYS_INLINE bool deallocate(std::uint64_t generation, std::int64_t rounded,
+                                                   std::int64_t requested) noexcept {
+    auto& [blocks, bytes, asked] = small_;
+    std::int64_t const left0 = get(blocks.left) + 1;
+    std::int64_t const left1 = get(bytes.left) + rounded;
+    if (!is_open(generation) || left0 > cap_[0] || left1 > cap_[1]) [[unlikely]]
+      return false;
+    set(blocks.left, left0);
+    blocks.limit += 1;
+    set(bytes.left, left1);
+    bytes.limit += rounded;
+    set(asked.left, get(asked.left) + requested);
+    asked.limit += requested;
+    return true;
   }
-  /// @param f  called as f(allowance): the room of the group that a thread may keep; returns what to give
-  template <class F>
-  void give(unsigned place, std::size_t group, F const& f) noexcept {
-    visit_from(place, [&](room_reserve& reserve) {
-      reserve.give(f(reserve.allowance(group)));
-      return true;
-    });
+  /// Lets the thread free as much as the bound allows. A block's requested bytes are at most its rounded bytes, so one amount
+  /// suffices for both.
+  void renew() noexcept {
+    cap_ = {get(small_[0].left) + live(0) - floor_[0],
+            get(small_[1].left) + min_of(live(1) - floor_[1], live(2) - floor_[2])};
   }
-  /// Distributes room, in equal parts. What was in the reserves is lost. No thread may use them meanwhile.
-  void set(unsigned threads, room_pairs rest) noexcept {
-    used_ = min_of(max_of(threads / threads_per_reserve, 1U), most_reserves);
-    auto const part_of = [](tracked_room& all, std::int64_t parts) {
-      tracked_room part{};
-      for (std::size_t g = 0; g < 2; ++g) {
-        for (std::size_t k = 0; k < 3; ++k) {
-          part[g][k] = (all[g][k] + parts - 1) / parts;
-          all[g][k] -= part[g][k];
-        }
-      }
-      return part;
-    };
-    for (unsigned i = 0; i < used_; ++i)
-      all_[i].set({part_of(rest.paired, used_ - i), part_of(rest.unpaired, used_ - i)});
+
+  // ---- the holder of the lock, while the thread waits for it or is the holder
+
+  void count(tracked_update const& u) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::atomic<std::int64_t>& n = u.is_free ? small_[k].left : small_[k].came;
+      set(n, get(n) + u.by[k]);
+    }
   }
-  /// No thread may use the reserves meanwhile.
-  void give_less() noexcept {
-    for (room_reserve& reserve : all_) reserve.give_less();
+  /// Takes room for a large block, which is counted elsewhere, or gives it back. Returns false if a peak may be passed.
+  [[nodiscard]] bool fits(tracked_update const& large) noexcept {
+    for (std::size_t k = 0; k < 3; ++k) {
+      if (!large.is_free && large.by[k] > min_of(room_of_large_[k], top_of_all_[k] - live(k))) return false;
+    }
+    for (std::size_t k = 0; k < 3; ++k) {
+      std::int64_t const by = large.is_free ? -large.by[k] : large.by[k];
+      room_of_large_[k] -= by;
+      top_of_all_[k] -= by;
+      set_limit(k);
+    }
+    return true;
+  }
+  /// Lets the thread count on its own in a generation, after its counts were published: as far as there is room for each group, and
+  /// within the bound.
+  void open(std::uint64_t generation, tracked_kinds const& bound, tracked_amounts const& room) noexcept {
+    generation_ = generation;
+    room_of_large_ = room[2];
+    cap_ = {};
+    for (std::size_t k = 0; k < 3; ++k) {
+      top_of_all_[k] = live(k) + room[0][k];
+      top_[k] = live(k) + min_of(room[1][k], bound[k]);
+      floor_[k] = live(k) - bound[k];
+      set_limit(k);
+    }
+  }
+  /// Sends each call of the thread to the lock. Also called by the thread itself.
+  void close() noexcept { generation_ = 0; }
+  [[nodiscard]] TARN_ALWAYS_INLINE bool is_open(std::uint64_t generation) const noexcept {
+    return generation == generation_;
+  }
+
+  // ---- the holder of the lock, whatever the thread does
+
+  /// All that was counted. Of each kind, both totals are of one moment.
+  [[nodiscard]] tracked_totals read() const noexcept {
+    tracked_totals now;
+    for (std::size_t k = 0; k < 3; ++k) {
+      do {  // again if blocks were freed meanwhile: a reader that was interrupted would see their allocation alone
+        now.left[k] = small_[k].left.load(std::memory_order_acquire);
+        now.came[k] = small_[k].came.load(std::memory_order_acquire);
+      } while (get(small_[k].left) != now.left[k]);
+    }
+    return now;
+  }
+  [[nodiscard]] tracked_totals const& published() const noexcept { return published_; }
+  /// Adds what was not published yet to the sums. Returns whether there was anything.
+  bool publish(tracked_totals& sums) noexcept {
+    tracked_totals const now = read();
+    if (now == published_) return false;
+    sums.add(now, published_);
+    published_ = now;
+    return true;
   }
 
  private:
-  /// Calls f(reserve) for each reserve, locked, from that of a place, until it returns true. Those that another thread has locked come
-  /// last.
-  template <class F>
-  void visit_from(unsigned place, F const& f) noexcept {
-    std::uint32_t skipped = 0;
-    for (unsigned i = 0; i < used_; ++i) {
-      room_reserve& reserve = all_[(place + i) % used_];
-      if (!reserve.try_lock()) {
-        skipped |= std::uint32_t{1} << i;
-        continue;
-      }
-      bool const done = f(reserve);
-      reserve.unlock();
-      if (done) return;
-    }
-    for (; skipped != 0; skipped &= skipped - 1) {
-      room_reserve& reserve = all_[(place + static_cast<unsigned>(std::countr_zero(skipped))) % used_];
-      reserve.lock();
-      bool const done = f(reserve);
-      reserve.unlock();
-      if (done) return;
-    }
+  struct counters {
+    std::atomic<std::int64_t> came{0};
+    std::atomic<std::int64_t> left{0};
+    std::int64_t limit = 0;  ///< of `came`
+  };
+
+  TARN_ALWAYS_INLINE static std::int64_t get(std::atomic<std::int64_t> const& n) noexcept {
+    return n.load(std::memory_order_relaxed);
+  }
+  TARN_ALWAYS_INLINE static void set(std::atomic<std::int64_t>& n, std::int64_t value) noexcept {
+    n.store(value, std::memory_order_release);
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE std::int64_t live(std::size_t k) const noexcept {
+    return get(small_[k].came) - get(small_[k].left);
+  }
+  TARN_ALWAYS_INLINE void set_limit(std::size_t k) noexcept {
+    small_[k].limit = get(small_[k].left) + min_of(top_[k], top_of_all_[k]);
   }
 
-  static constexpr unsigned threads_per_reserve = 3;
-  static constexpr unsigned most_reserves = thread_places / threads_per_reserve;
-  unsigned used_ = 1;
-  std::array<room_reserve, most_reserves> all_;
+  std::array<counters, 3> small_;
+  std::array<std::int64_t, 2> cap_{};  ///< of the blocks and the rounded bytes that left
+  std::uint64_t generation_ = 0;       ///< in which the thread may count on its own; 0: none
+  // Not read by a call that has room.
+  tracked_kinds top_{};         ///< up to which what is live here may rise, for its own sake
+  tracked_kinds top_of_all_{};  ///< likewise, for the sake of all blocks
+  tracked_kinds room_of_large_{};
+  tracked_kinds floor_{};       ///< down to which it may fall
+  tracked_totals published_{};  ///< by the holder of the lock
 };
 
 }  // namespace detail
 }  // namespace tarn
-// ---- tarn/pool/front/owner_lock.hpp
-// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to flush the data) and
-// pay for both sides: they make every core execute a barrier (Linux membarrier), so that the owner does not have to.
-//
-//   owner                         visitor (one at a time)
-//   busy = 1                      wanted = 1 (at every lock it will visit)
-//   (compiler barrier)            membarrier: all cores have executed a full barrier
-//   if wanted: step back          while busy: wait
-//   ... data ...                  ... data ...
-//   busy = 0 (release)            wanted = 0 (release)
-//
-// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of wanted follows the
-// barrier and reads the visitor's store. Without membarrier the owner executes the fence itself.
-//
-// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path; enter() still enters it.
-// A visitor closes it for all calls when it leaves (the pool sleeps); the owner watches its own calls (it captures a graph).
-
-#include <atomic>
-#include <cstdint>
-
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
-namespace tarn::detail {
-
-/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
-/// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
-/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have. A forked
-/// child asks again: not every kernel keeps the registration.
-inline bool has_remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
-  static constinit std::atomic<std::int64_t> answer{0};  // the number of the process; below zero: no
-  auto const yes = static_cast<std::int64_t>(at_fork::process());
-  std::int64_t known = answer.load(std::memory_order_relaxed);
-  if (known != yes && known != -yes) {  // several threads may ask at once, and get the same answer
-    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : -yes;
-    answer.store(known, std::memory_order_relaxed);
-  }
-  return known == yes;
-#else
-  return false;
-#endif
-}
-
-/// Makes every thread of the process execute a full barrier before it returns.
-inline void remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier)
-  if (has_remote_barrier()) {
-    (void)syscall(__NR_membarrier, 1 << 3 /* PRIVATE_EXPEDITED */, 0, 0);
-    return;
-  }
-#endif
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
-class owner_lock {
- public:
-  owner_lock() noexcept : light_(has_remote_barrier()) {}
-
-  /// Enters as the owner. Returns false if a visitor is inside or waiting; the owner has stepped back and may try again.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept {
-    busy_.store(1, std::memory_order_relaxed);
-    if (light_) [[likely]] {
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-    } else {
-      busy_.exchange(1, std::memory_order_seq_cst);
-    }
-    if (wanted_.load(std::memory_order_seq_cst) == 0) [[likely]]
-      return true;
-    busy_.store(0, std::memory_order_release);
-    return false;
-  }
-  /// Enters as the owner, also if the lock is watched or closed, and waits for a visitor to leave.
-  TARN_ALWAYS_INLINE void enter() noexcept {
-    if (!try_enter()) [[unlikely]]
-      wait_to_enter();
-  }
-  TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
-
-  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors exclude one another
-  /// with a lock of their own.
-  void announce() noexcept { wanted_.fetch_or(visitor, std::memory_order_seq_cst); }
-  [[nodiscard]] bool is_announced() const noexcept {
-    return (wanted_.load(std::memory_order_relaxed) & visitor) != 0;
-  }
-  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a remote_barrier() after the
-  /// first one, and then visit(), which waits for an owner that had entered before.
-  void watch() noexcept { wanted_.fetch_or(watched, std::memory_order_seq_cst); }
-  void end_watch() noexcept { wanted_.fetch_and(~watched, std::memory_order_release); }
-  [[nodiscard]] bool is_watched() const noexcept {
-    return (wanted_.load(std::memory_order_relaxed) & watched) != 0;
-  }
-  /// Enters as the visitor, once the owner has left.
-  void visit() noexcept {
-    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) spin_wait(tries);
-  }
-  void end_visit() noexcept { wanted_.fetch_and(~visitor, std::memory_order_release); }
-  /// Ends a visit so that try_enter() fails until open_again().
-  void close() noexcept {
-    wanted_.fetch_or(closed, std::memory_order_seq_cst);
-    end_visit();
-  }
-  void open_again() noexcept { wanted_.fetch_and(~closed, std::memory_order_release); }
-  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
-  /// exist in the child.
-  void forget_owner() noexcept { busy_.store(0, std::memory_order_relaxed); }
-
- private:
-  static constexpr std::uint32_t visitor = 1;
-  static constexpr std::uint32_t watched = 2;
-  static constexpr std::uint32_t closed = 4;
-
-  TARN_NOINLINE void wait_to_enter() noexcept {
-    for (unsigned tries = 0;; ++tries) {
-      busy_.exchange(1, std::memory_order_seq_cst);
-      if ((wanted_.load(std::memory_order_seq_cst) & visitor) == 0) return;
-      busy_.store(0, std::memory_order_release);
-      spin_wait(tries);
-    }
-  }
-
-  std::atomic<std::uint32_t> busy_{0};
-  std::atomic<std::uint32_t> wanted_{0};
-  bool const light_;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-enum class change_kind : std::uint8_t { allocation, deallocation };
-
-/// The change that one call makes.
-struct tracked_update {
-  std::int64_t rounded = 0;  ///< bytes; negative for a free
-  std::int64_t requested = 0;
-  std::uint64_t thread = 0;  ///< number of the thread; 0 if it has none
-  unsigned place = 0;        ///< of the thread; thread_places if it has none
-  block_group group = block_group::all;
-
-  [[nodiscard]] tracked_kinds by_kind() const noexcept { return {rounded > 0 ? 1 : -1, rounded, requested}; }
-};
-
-/// One amount for each kind and group.
-using tracked_amounts = std::array<std::array<std::int64_t, 3>, 3>;
-
-class alignas(512) tracked_share {  // an element of an array is addressed by a shift
- public:
-  // ---- the owner thread
-
-  /// Enters the share. Returns false if another thread visits it.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept { return lock_.try_enter(); }
-  TARN_ALWAYS_INLINE void leave() noexcept { lock_.leave(); }
-  /// Whether its thread counts alone, without shares: it may use all numbers inside its lock. Called inside the lock.
-  [[nodiscard]] bool is_alone() const noexcept {
-    return state_.load(std::memory_order_acquire) == state::alone;
-  }
-  /// Counts a call in this share, if there is room. Returns false if count() has to try. Called inside the lock.
-  template <change_kind Kind>
-  [[nodiscard]] TARN_ALWAYS_INLINE bool count_here(std::size_t rounded, std::size_t requested,
-                                                   block_group group) noexcept {
-    part& its = parts_[index_of(group)];
-    auto const r = static_cast<std::int64_t>(rounded);
-    auto const q = static_cast<std::int64_t>(requested);
-    // Written out: compilers keep these arrays in registers only without loops.
-    if constexpr (Kind == change_kind::allocation) {
-      std::int64_t const came0 = its.came[0] + 1;
-      std::int64_t const came1 = its.came[1] + r;
-      std::int64_t const came2 = its.came[2] + q;
-      if (came0 > its.limit[0] || came1 > its.limit[1] || came2 > its.limit[2]) [[unlikely]]
-        return false;
-      its.came[0] = came0;
-      its.came[1] = came1;
-      its.came[2] = came2;
-    } else {
-      std::int64_t const limit0 = its.limit[0] + 1;
-      std::int64_t const limit1 = its.limit[1] + r;
-      std::int64_t const limit2 = its.limit[2] + q;
-      if (limit0 - its.came[0] > its.may_leave(0) || limit1 - its.came[1] > its.may_leave(1) ||
-          limit2 - its.came[2] > its.may_leave(2)) [[unlikely]]
-        return false;
-      its.limit[0] = limit0;
-      its.limit[1] = limit1;
-      its.limit[2] = limit2;
-    }
-    return true;
-  }
-  /// Counts an allocation for which there is room if that for the other group is exchanged. Called inside the lock.
-  [[nodiscard]] bool count_exchanging(tracked_kinds const& change, block_group group) noexcept {
-    std::size_t const g = index_of(group);
-    bool const first = exchange(0, g, change[0]);
-    bool const second = exchange(1, g, change[1]);
-    bool const enough = exchange(2, g, change[2]) && first && second;
-    if (enough) parts_[g].allocate(change);
-    return enough;
-  }
-  /// The two above.
-  [[nodiscard]] bool count_here(tracked_update const& u) noexcept {
-    if (u.rounded > 0) {
-      return count_here<change_kind::allocation>(static_cast<std::size_t>(u.rounded),
-                                                 static_cast<std::size_t>(u.requested), u.group) ||
-             count_exchanging(u.by_kind(), u.group);
-    }
-    return count_here<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
-                                                 static_cast<std::size_t>(-u.requested), u.group);
-  }
-  /// Counts a call, and takes room from the reserves, or gives room to them, as necessary. Returns false if the share is not open or
-  /// there is not enough room; the call must then be counted globally. Called inside the lock.
-  [[nodiscard]] bool count(room_reserves& reserves, tracked_update const& u) noexcept {
-    state const at = state_.load(std::memory_order_acquire);
-    if (at == state::bounded) return count_bounded(u);
-    if (at != state::open) return false;
-    part& its = parts_[index_of(u.group)];
-    tracked_kinds const change = u.by_kind();
-    if (u.rounded > 0) {
-      if (!its.has_room(change) && !take_room(reserves, u)) return false;
-      its.allocate(change);
-    } else {
-      its.count_free(change);
-      give_room(reserves, u);
-    }
-    return true;
-  }
-
-  /// Whether there may be room in other shares. Called inside the lock.
-  [[nodiscard]] bool is_open() const noexcept {
-    return state_.load(std::memory_order_acquire) == state::open;
-  }
-
-  // ---- any thread
-
-  /// Makes the thread give away what it does not need, when it frees next. May be overlooked, if the thread gives room at the same time:
-  ///
-  ///   owner, inside give_room()   other thread
-  ///   finds the reserve empty
-  ///                               most = -1
-  ///   most = 2 * need
-  void ask() noexcept {
-    for (part& its : parts_) its.set_most(1, -1);
-  }
-  /// Whether a visitor waits.
-  [[nodiscard]] bool is_announced() const noexcept { return lock_.is_announced(); }
-
-  // ---- a visitor: announce() for all shares that it will visit, one remote_barrier(), visit(), and at the end end_visit()
-
-  void announce() noexcept { lock_.announce(); }
-  void visit() noexcept { lock_.visit(); }
-  void end_visit() noexcept { lock_.end_visit(); }
-  /// In a forked child, before end_visit().
-  void forget_owner() noexcept { lock_.forget_owner(); }
-
-  // ---- the holder of the common lock
-
-  /// Opens a closed share. Its thread has to take room for what it allocates; there is no bound for what it frees. The thread may be
-  /// inside meanwhile, so this changes the state only:
-  ///
-  ///   owner                                   holder of the common lock
-  ///   enters; count_here() finds no room
-  ///                                           fills the reserves
-  ///                                           state = open (release)
-  ///   count() reads the state (acquire), and
-  ///   takes room from the reserves
-  ///
-  /// If the owner reads the state before it changes, it counts this call globally.
-  void open() noexcept { state_.store(state::open, std::memory_order_release); }
-  /// Opens a closed share whose counts may differ by `error` from what was published, in each group and in the sum of both. As open().
-  void open_bounded(tracked_kinds const& error) noexcept {
-    error_ = error;
-    state_.store(state::bounded, std::memory_order_release);
-  }
-  /// Lets the thread of this share, which is closed, count alone. The owner calls this, or waits.
-  void let_alone() noexcept { state_.store(state::alone, std::memory_order_release); }
-  /// Gives a thread that counts alone all room. During a visit, or called by the owner.
-  void set_room(room_pairs const& r) noexcept {
-    for (std::size_t g = 0; g < 2; ++g) {
-      parts_[g].clear();
-      parts_[g].limit = parts_[g].given = r.paired[g];
-      for (std::size_t k = 0; k < 3; ++k) parts_[g].set_most(k, no_limit);
-    }
-    unpaired_ = r.unpaired;
-  }
-  /// Reports all counts: f(kind, group, change, came) for each. The thread's next calls are count()'s. During a visit, or called by the
-  /// owner.
-  template <class F>
-  void report(F const& f) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t const smaller = parts_[0].change(k);
-      std::int64_t const larger = parts_[1].change(k);
-      f(k, std::size_t{0}, smaller + larger, parts_[0].came[k] + parts_[1].came[k]);
-      f(k, std::size_t{1}, smaller, parts_[0].came[k]);
-      f(k, std::size_t{2}, larger, parts_[1].came[k]);
-    }
-    for (part& its : parts_) its.clear();
-    unpaired_ = {};
-  }
-  /// Closes the share and reports its counts. Returns the number of calls. During a visit, or called by the owner.
-  template <class F>
-  std::uint64_t close(F const& f) noexcept {
-    state_.store(state::closed, std::memory_order_relaxed);
-    std::int64_t const calls = parts_[0].calls() + parts_[1].calls();
-    report(f);
-    return static_cast<std::uint64_t>(calls);
-  }
-
- private:
-  enum class state : std::uint8_t { closed, open, bounded, alone };
-  static constexpr std::int64_t no_limit = (std::numeric_limits<std::int64_t>::max)() / 2;
-  /// A bounded share keeps 1 / this of what it has not counted for the group whose blocks it does not count now.
-  static constexpr std::int64_t part_of_other = 8;
-
-  /// What the share has of one group. The room that is left is limit - came. Without room, count_here() always fails.
-  struct alignas(cache_line_bytes) part {
-    tracked_kinds came{};   ///< all increases since the counts were reported
-    tracked_kinds limit{};  ///< of `came`
-    std::array<std::atomic<std::int64_t>, 3> most{-1, -1, -1};  ///< the room that a free may leave
-    tracked_kinds given{};  ///< the room at first, and what was taken since, less what was given away
-    tracked_kinds need{};   ///< of the block for which room was taken last
-
-    [[nodiscard]] std::int64_t room(std::size_t k) const noexcept { return limit[k] - came[k]; }
-    [[nodiscard]] std::int64_t change(std::size_t k) const noexcept { return given[k] - room(k); }
-    /// Allocations and frees.
-    [[nodiscard]] std::int64_t calls() const noexcept { return came[0] + limit[0] - given[0]; }
-    [[nodiscard]] bool has_room(tracked_kinds const& change) const noexcept {
-      return change[0] <= room(0) && change[1] <= room(1) && change[2] <= room(2);
-    }
-    void allocate(tracked_kinds const& change) noexcept {
-      for (std::size_t k = 0; k < 3; ++k) came[k] += change[k];
-    }
-    /// @param change  negative
-    void count_free(tracked_kinds const& change) noexcept {
-      for (std::size_t k = 0; k < 3; ++k) limit[k] -= change[k];
-    }
-    void add_room(std::size_t k, std::int64_t amount) noexcept {
-      limit[k] += amount;
-      given[k] += amount;
-    }
-    /// Lets the thread keep `allowance`, and what it needed for a block when it took room.
-    void set_most(tracked_kinds const& allowance) noexcept {
-      for (std::size_t k = 0; k < 3; ++k) set_most(k, max_of(allowance[k], 2 * need[k]));
-    }
-    void set_most(std::size_t k, std::int64_t amount) noexcept {
-      most[k].store(amount, std::memory_order_relaxed);
-    }
-    [[nodiscard]] std::int64_t may_leave(std::size_t k) const noexcept {
-      return most[k].load(std::memory_order_relaxed);
-    }
-    /// Lets the change be between -most_change and most_change.
-    void bound(std::size_t k, std::int64_t most_change) noexcept {
-      add_room(k, most_change - given[k]);
-      set_most(k, 2 * most_change);
-    }
-    /// Takes all room away, and forgets what was counted.
-    void clear() noexcept {
-      came = limit = given = need = {};
-      for (std::size_t k = 0; k < 3; ++k) set_most(k, -1);
-    }
-  };
-
-  /// Exchanges half of the room for the other group, or what is lacking if that is more. Returns false if that is not enough.
-  TARN_ALWAYS_INLINE bool exchange(std::size_t k, std::size_t g, std::int64_t change) noexcept {
-    std::int64_t const lacking = change - parts_[g].room(k);
-    if (lacking <= 0) return true;
-    std::int64_t const has = parts_[1 - g].room(k);
-    std::int64_t const amount = min_of(max_of(lacking, has / 2), min_of(has, unpaired_[g][k]));
-    parts_[g].add_room(k, amount);
-    parts_[1 - g].add_room(k, -amount);
-    unpaired_[g][k] -= amount;
-    unpaired_[1 - g][k] += amount;
-    return amount >= lacking;
-  }
-  /// Takes room for a block from the reserves. Keeps what it took if that is not enough.
-  TARN_NOINLINE bool take_room(room_reserves& reserves, tracked_update const& u) noexcept {
-    std::size_t const g = index_of(u.group);
-    part& its = parts_[g];
-    part& other = parts_[1 - g];
-    tracked_kinds const change = u.by_kind();
-    room_request r{g, {}, {}};
-    for (std::size_t k = 0; k < 3; ++k) {
-      r.lacking[k] = change[k] - its.room(k);
-      r.other[k] = other.room(k);
-    }
-    tracked_kinds allowance{};
-    reserves.take(u.place, r, [&](room_answer const& a) noexcept {
-      for (std::size_t k = 0; k < 3; ++k) {
-        its.add_room(k, a.taken[k]);
-        other.add_room(k, -a.exchanged[k]);
-        unpaired_[1 - g][k] += a.exchanged[k];
-        allowance[k] = max_of(allowance[k], a.allowance[k]);
-      }
-    });
-    if (!its.has_room(change)) return false;
-    its.need = change;
-    its.set_most(allowance);
-    return true;
-  }
-  /// Gives away what this thread is not likely to need soon, if that is much. @param u  a free
-  TARN_NOINLINE void give_room(room_reserves& reserves, tracked_update const& u) noexcept {
-    std::size_t const g = index_of(u.group);
-    part& its = parts_[g];
-    reserves.give(u.place, g, [&](tracked_kinds const& allowance) noexcept {
-      its.set_most(allowance);
-      room_pairs spare{{}, unpaired_};
-      unpaired_ = {};
-      for (std::size_t k = 0; k < 3; ++k) {
-        spare.paired[g][k] = max_of(its.room(k) - its.may_leave(k) / 2, std::int64_t{0});
-        its.add_room(k, -spare.paired[g][k]);
-      }
-      return spare;
-    });
-  }
-
-  /// Counts a call of a bounded share. Gives both groups new bounds, since that of the call's was too narrow, or there was none. The
-  /// bounds of both add up to the error. Returns false if what was counted exceeds it.
-  TARN_NOINLINE bool count_bounded(tracked_update const& u) noexcept {
-    part& its = parts_[index_of(u.group)];
-    part& other = parts_[1 - index_of(u.group)];
-    tracked_kinds const change = u.by_kind();
-    tracked_kinds counted{};
-    tracked_kinds counted_of_other{};
-    tracked_kinds spare{};
-    for (std::size_t k = 0; k < 3; ++k) {
-      counted[k] = size_of(its.change(k) + change[k]);
-      counted_of_other[k] = size_of(other.change(k));
-      spare[k] = error_[k] - counted[k] - counted_of_other[k];
-      if (spare[k] < 0) return false;
-    }
-    for (std::size_t k = 0; k < 3; ++k) {
-      its.bound(k, counted[k] + spare[k] - spare[k] / part_of_other);
-      other.bound(k, counted_of_other[k] + spare[k] / part_of_other);
-    }
-    if (u.rounded > 0) {
-      its.allocate(change);
-    } else {
-      its.count_free(change);
-    }
-    return true;
-  }
-  [[nodiscard]] static std::int64_t size_of(std::int64_t change) noexcept { return max_of(change, -change); }
-
-  owner_lock lock_;
-  std::atomic<state> state_{state::closed};
-  tracked_kinds error_{};  ///< of a bounded share
-  std::array<part, 2> parts_{};
-  tracked_room unpaired_{};  ///< room below the peak of a group, without room below the peak of all
-};
-
-}  // namespace tarn::detail
 
 namespace tarn {
 
@@ -7845,708 +7343,331 @@ struct high_water_mark {
 
 namespace detail {
 
-/// Exact with any number of threads: a reader sees no call counted late or twice. Counting is O(1); reading is O(threads that
-/// count on their own, at most 32). Peaks are exact, too, unless `peak_error` allows that they are not; see tracked.
+/// Counting a call is O(1). Reading, and counting after another thread's call, is O(threads that have counted, at most 32).
 class tracked_numbers {
  public:
-  tracked_numbers() noexcept : tracked_numbers(0) {}
-  /// @param peak_error  bytes; 0: peaks are exact
-  explicit tracked_numbers(std::size_t peak_error) noexcept {
-    (void)has_remote_barrier();                         // registers with the kernel now, not at a call
-    constexpr std::size_t most = std::size_t{1} << 60;  // twice as much can be counted
-    auto const bytes = static_cast<std::int64_t>(min_of(peak_error, most));
-    std::int64_t const blocks = min_of(bytes, max_of(bytes / bytes_per_block, std::int64_t{1}));
-    error_ = {blocks, bytes, bytes};
+  /// @param peak_error  bytes; 0: each call is counted under the lock
+  explicit tracked_numbers(std::size_t peak_error) noexcept
+      : table_(peak_error != 0 ? &places_of_threads : nullptr) {
+    auto const bytes = static_cast<std::int64_t>(min_of(peak_error, std::size_t{1} << 60));
+    bound_ = {max_of(bytes / bytes_per_block, std::int64_t{1}), bytes, bytes};
   }
   tracked_numbers(tracked_numbers const&) = delete;
   tracked_numbers& operator=(tracked_numbers const&) = delete;
-  ~tracked_numbers() {
-    lock_.lock();  // another thread may fork
-    tracked_share* const shares = shares_.exchange(nullptr, std::memory_order_relaxed);
-    lock_.unlock();
-    delete[] shares;
-  }
+  ~tracked_numbers() = default;
 
   /// Counts one block. @param rounded, requested  bytes
   TARN_ALWAYS_INLINE void count_allocation(std::size_t rounded, std::size_t requested,
                                            block_group group) noexcept {
-    count<change_kind::allocation>(rounded, requested, group);
+    thread_place const its = this_thread_place;
+    auto const r = static_cast<std::int64_t>(rounded);
+    auto const q = static_cast<std::int64_t>(requested);
+    if (group == block_group::larger || its.table != table_ ||
+        !slots_[its.index].allocate(generation(), r, q)) [[unlikely]]
+      count_slowly(r, q, false, group);
   }
   TARN_ALWAYS_INLINE void count_deallocation(std::size_t rounded, std::size_t requested,
                                              block_group group) noexcept {
-    count<change_kind::deallocation>(rounded, requested, group);
+    thread_place const its = this_thread_place;
+    auto const r = static_cast<std::int64_t>(rounded);
+    auto const q = static_cast<std::int64_t>(requested);
+    if (group == block_group::larger || its.table != table_ ||
+        !slots_[its.index].deallocate(generation(), r, q)) [[unlikely]]
+      count_slowly(r, q, true, group);
   }
-  /// Counts a change as the thread that it names would: for tests.
+  /// Counts a change as the thread that it names would.
   void count(tracked_update const& u) noexcept {
-    if (tracked_share* const shares = shares_.load(std::memory_order_acquire);
-        shares != nullptr && u.place < share_count && shares[u.place].try_enter()) {
-      tracked_share& mine = shares[u.place];
-      bool const done = mine.count_here(u) || count_inside(mine, u);
-      mine.leave();
-      if (done) return;
+    if (u.group == block_group::smaller) {
+      tracked_slot& mine = slots_[u.place];
+      if (u.is_free && mine.is_open(generation())) mine.renew();
+      if (u.is_free ? mine.deallocate(generation(), u.by[1], u.by[2])
+                    : mine.allocate(generation(), u.by[1], u.by[2]))
+        return;
     }
-    count_globally(u);
-  }
-  /// Number of threads that count on their own now, with other threads.
-  [[nodiscard]] int sharing() const noexcept { return std::popcount(open_.load(std::memory_order_relaxed)); }
-  /// How often all threads that count on their own were stopped.
-  [[nodiscard]] std::uint64_t stops() noexcept {
-    std::lock_guard const guard(lock_);
-    return stops_;
-  }
-  /// How often a thread asked the others for room.
-  [[nodiscard]] std::uint64_t asks() const noexcept { return asks_.load(std::memory_order_relaxed); }
-  /// Returns true if a thread counts alone.
-  [[nodiscard]] bool has_alone() noexcept {
-    std::lock_guard const guard(lock_);
-    return alone_ != thread_places;
-  }
-  /// Requests a share for the thread at a place. Shares are opened once at least two threads have requested one.
-  void ask(unsigned place) noexcept {
-    if (place >= share_count) return;
-    std::uint64_t const mine = std::uint64_t{1} << place;
-    if ((flags_.load(std::memory_order_relaxed) & mine) == 0)
-      flags_.fetch_or(mine, std::memory_order_relaxed);
+    lock_.run(u, counter{*this});
   }
   void count_refusal() noexcept {
     std::lock_guard const guard(lock_);
     ++ooms_;
   }
+  /// Whether calls have overlapped since a peak was reset or a scope began last: peaks are within the bound only.
+  [[nodiscard]] bool has_overlapped() noexcept {
+    std::lock_guard const guard(lock_);
+    return overlapped_;
+  }
 
   [[nodiscard]] tracked_statistics statistics() noexcept {
-    stopped const now(*this);
+    std::lock_guard const guard(lock_);
+    both_totals const now = totals();
     tracked_statistics all;
     all.ooms = ooms_;
     for (std::size_t g = 0; g < 3; ++g) {
-      all.allocations[g] = number(0, g);
-      all.allocated_bytes[g] = number(1, g);
-      all.requested_bytes[g] = number(2, g);
-      all.active[g] = active(0, g);
-      all.active_bytes[g] = active(1, g);
-      all.active_requested_bytes[g] = active(2, g);
+      all.allocations[g] = allocated(now, g, 0);
+      all.allocated_bytes[g] = allocated(now, g, 1);
+      all.requested_bytes[g] = allocated(now, g, 2);
+      all.active[g] = active(now, g, 0);
+      all.active_bytes[g] = active(now, g, 1);
+      all.active_requested_bytes[g] = active(now, g, 2);
     }
     return all;
   }
   void reset_peaks() noexcept {
-    stopped const now(*this);
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 1; g < 3; ++g) of(k, g).peak = of(k, g).current;
-      peak_of_all_[k] = current(k, 0);
-      for (std::size_t g = 0; g < 3; ++g) active_peak_[k][g] = current(k, g) + waiting_[k][g];
-    }
+    std::lock_guard const guard(lock_);
+    both_totals const now = totals();
+    for_each_amount([&](std::size_t g, std::size_t k) {
+      peak_[g][k] = live(now, g, k);
+      active_peak_[g][k] = live(now, g, k) + deferred_[g][k];
+    });
+    start_anew();
   }
   void reset_totals() noexcept {
-    stopped const now(*this);
-    for (group_numbers& its : groups_) {
-      for (group_number& n : its.of) {
-        n.allocated = 0;
-        n.at_reset = n.current;
-      }
-    }
-    not_over_ = {};
+    std::lock_guard const guard(lock_);
+    at_reset_ = totals();
+    deferred_at_reset_ = deferred_;
     ooms_ = 0;
   }
 
-  /// Counts blocks that start to wait after their deallocation, or, with negative amounts, stop waiting.
-  void count_waiting(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
-    stopped const now(*this);
-    tracked_amounts const change{
-        {{smaller.blocks + larger.blocks, smaller.blocks, larger.blocks},
-         {smaller.bytes + larger.bytes, smaller.bytes, larger.bytes},
-         {smaller.requested + larger.requested, smaller.requested, larger.requested}}};
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 0; g < 3; ++g) {
-        waiting_[k][g] += change[k][g];
-        not_over_[k][g] += change[k][g];
-      }
-    }
-    note_active(block_group::smaller);
-    note_active(block_group::larger);
-    note_whether_watched();
+  /// Counts blocks that are deferred after their deallocation, or, with negative amounts, are no longer.
+  void count_deferred(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
+    std::lock_guard const guard(lock_);
+    tracked_kinds const s{smaller.blocks, smaller.bytes, smaller.requested};
+    tracked_kinds const l{larger.blocks, larger.bytes, larger.requested};
+    for_each_amount(
+        [&](std::size_t g, std::size_t k) { deferred_[g][k] += (g != 2 ? s[k] : 0) + (g != 1 ? l[k] : 0); });
+    settle(my_place(), thread_number_place());
   }
 
   void add(high_water_mark& mark, peak_of whose) noexcept {
-    stopped const now(*this);
+    std::lock_guard const guard(lock_);
+    mark = {};
     mark.whose = whose;
     mark.thread = this_thread_number();
-    mark.start = whose == peak_of::all_threads ? current(1, 0) : 0;
-    mark.current = mark.peak = mark.start;
-    mark.allocations = 0;
     mark.next = marks_;
     marks_ = &mark;
-    note_whether_watched();
+    if (whose == peak_of::this_thread) {
+      if (unsigned const place = my_place(); place != common) slots_[place].close();
+      return;
+    }
+    both_totals const now = totals();
+    mark.start = mark.current = mark.peak = live(now, 0, 1);
+    mark.allocations = -allocations(now);  // while it is linked, less those of all time
+    start_anew();
   }
   void remove(high_water_mark& mark) noexcept {
-    stopped const now(*this);
+    std::lock_guard const guard(lock_);
     for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
-      if (*at == &mark) {
-        *at = mark.next;
-        note_whether_watched();
-        return;
-      }
+      if (*at != &mark) continue;
+      *at = mark.next;
+      return complete(mark);
     }
   }
   [[nodiscard]] high_water_mark read(high_water_mark const& mark) noexcept {
-    stopped const now(*this);
-    return mark;
+    std::lock_guard const guard(lock_);
+    high_water_mark now = mark;
+    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      if (m == &mark) complete(now);
+    }
+    return now;
   }
 
  private:
-  static constexpr unsigned share_count = thread_places;
-  static constexpr std::uint64_t all_threads = 0xFFFF'FFFF;  ///< of flags_
-  static constexpr std::uint64_t watched_flag = all_threads + 1;
-  /// With fewer calls than this per share, opening shares costs more than it saves.
-  static constexpr std::uint64_t least_calls = 32;
-  static constexpr std::uint32_t longest_pause = 4096;
+  using both_totals = std::array<tracked_totals, 2>;  ///< of small and of large blocks
   /// The error of a peak in bytes, divided by this, is its error in blocks.
-  static constexpr std::int64_t bytes_per_block = 4096;
-  /// A thread counts alone after this many calls without another thread's. Doubled whenever another thread ends that: a visit takes
-  /// microseconds.
-  static constexpr std::uint32_t first_streak = 16;
-  /// Stopping all threads takes ten microseconds or more. Before that, a thread waits for one or two for room from the others.
-  static constexpr unsigned tries_to_ask = 8;
-  static constexpr unsigned waits_per_try = 4;
-  static constexpr std::uint32_t longest_streak = 4096;
+  static constexpr std::int64_t bytes_per_block = 1024;
+  /// The place of the threads that have none. They count under the lock.
+  static constexpr unsigned common = thread_places;
 
-  /// Holds the lock, and no thread counts on its own.
-  class stopped {
-   public:
-    explicit stopped(tracked_numbers& numbers) noexcept : numbers_(numbers) {
-      numbers_.lock_.lock();
-      numbers_.call_in();
-      numbers_.visit_alone();
-      numbers_.settle_alone();
-    }
-    stopped(stopped const&) = delete;
-    stopped& operator=(stopped const&) = delete;
-    ~stopped() {
-      numbers_.give_alone();
-      numbers_.end_visit_alone();
-      numbers_.lock_.unlock();
-    }
-
-   private:
-    tracked_numbers& numbers_;
-  };
-
-  struct applier {
+  /// Counts calls under the lock: that of its holder, and those of threads that wait. If it counts several, they overlap.
+  struct counter {
     tracked_numbers& numbers;
-    void operator()(tracked_update const& u) const noexcept { numbers.apply(u); }
+    mutable bool is_first = true;
+    void operator()(tracked_update const& u) const noexcept {
+      if (!is_first && numbers.table_ != nullptr) numbers.note_overlap();
+      is_first = false;
+      numbers.apply(u);
+    }
   };
 
-  /// One number of one group. The sums of both groups and the totals freed are computed when they are read, so that a call
-  /// updates as little as possible.
-  struct group_number {
-    std::int64_t current = 0;
-    std::int64_t peak = 0;
-    std::int64_t allocated = 0;  ///< total
-    std::int64_t at_reset = 0;   ///< current when the totals were reset
-  };
-  /// Blocks, rounded bytes, requested bytes. Aligned, so that a group is addressed by a shift.
-  struct alignas(128) group_numbers {
-    std::array<group_number, 3> of;
-  };
-
-  [[nodiscard]] group_number& of(std::size_t k, std::size_t group) noexcept {
-    return groups_[group - 1].of[k];
+  TARN_NOINLINE void count_slowly(std::int64_t rounded, std::int64_t requested, bool is_free,
+                                  block_group group) noexcept {
+    if (this_thread_place.table == nullptr && table_ != nullptr) place_holder::take();
+    count({{1, rounded, requested}, is_free, my_place(), thread_number_place(), group});
   }
-  [[nodiscard]] std::int64_t current(std::size_t k, std::size_t group) noexcept {
-    return group == 0 ? of(k, 1).current + of(k, 2).current : of(k, group).current;
-  }
-  [[nodiscard]] std::int64_t peak(std::size_t k, std::size_t group) noexcept {
-    return group == 0 ? peak_of_all_[k] : of(k, group).peak;
-  }
-  [[nodiscard]] stat number(std::size_t k, std::size_t group) noexcept {
-    stat s;
-    s.current = current(k, group);
-    s.peak = peak(k, group);
-    for (std::size_t g = 1; g < 3; ++g) {
-      if (group != 0 && group != g) continue;
-      s.allocated += of(k, g).allocated;
-      s.freed += of(k, g).allocated + of(k, g).at_reset - of(k, g).current;
-    }
-    return s;
-  }
-
-  template <change_kind Kind>
-  TARN_ALWAYS_INLINE void count(std::size_t rounded, std::size_t requested, block_group group) noexcept {
-    thread_place const at = this_thread_place;
-    tracked_share* const shares = shares_.load(std::memory_order_acquire);
-    if (at.table != table_ || shares == nullptr) [[unlikely]]
-      return count_without_place<Kind>(rounded, requested, group);
-    tracked_share& mine = shares[at.index];
-    if (!mine.try_enter()) [[unlikely]]
-      return count_by_waiting<Kind>(rounded, requested, group);
-    if (mine.template count_here<Kind>(rounded, requested, group)) [[likely]] {
-      mine.leave();
-      return;
-    }
-    count_in_share<Kind>(mine, rounded, requested, group);
-  }
-  /// Inside the lock of the thread's share, which this leaves.
-  template <change_kind Kind>
-  TARN_NOINLINE void count_in_share(tracked_share& mine, std::size_t rounded, std::size_t requested,
-                                    block_group group) noexcept {
-    if constexpr (Kind == change_kind::allocation) {
-      tracked_kinds const change{1, static_cast<std::int64_t>(rounded), static_cast<std::int64_t>(requested)};
-      if (mine.count_exchanging(change, group)) {
-        mine.leave();
-        return;
-      }
-    }
-    tracked_update const u = update_of<Kind>(rounded, requested, group);
-    bool const done = count_inside(mine, u);
-    mine.leave();
-    if (!done) count_globally(u);
-  }
-  /// Counts a call inside the lock of a thread's share, which has no room for it. Returns false if it must be counted globally.
-  bool count_inside(tracked_share& mine, tracked_update const& u) noexcept {
-    if (mine.count(reserves_, u)) return true;
-    if (mine.is_alone()) {
-      count_alone(u);
-      return true;
-    }
-    return u.rounded > 0 && mine.is_open() && ask_others(mine, u);
-  }
-  /// Counts an allocation for which the reserves do not have enough room, if the other threads give some soon.
-  bool ask_others(tracked_share& mine, tracked_update const& u) noexcept {
-    asks_.fetch_add(1, std::memory_order_relaxed);
-    for (unsigned tries = 0; tries < tries_to_ask && !mine.is_announced(); ++tries) {
-      if (tries % (tries_to_ask / 2) == 0) {
-        for_each_share(open_.load(std::memory_order_relaxed) & ~(std::uint32_t{1} << u.place),
-                       [](tracked_share& s) { s.ask(); });
-      }
-      for (unsigned waits = 0; waits < waits_per_try; ++waits) spin_wait(0);
-      if (mine.count(reserves_, u)) return true;
-    }
-    return false;
-  }
-  template <change_kind Kind>
-  TARN_NOINLINE void count_by_waiting(std::size_t rounded, std::size_t requested,
-                                      block_group group) noexcept {
-    count_globally(update_of<Kind>(rounded, requested, group));
-  }
-  template <change_kind Kind>
-  TARN_NOINLINE void count_without_place(std::size_t rounded, std::size_t requested,
-                                         block_group group) noexcept {
-    if (this_thread_place.table == nullptr) place_holder::take();
-    count_globally(update_of<Kind>(rounded, requested, group));
-  }
-  template <change_kind Kind>
-  [[nodiscard]] tracked_update update_of(std::size_t rounded, std::size_t requested,
-                                         block_group group) const noexcept {
-    std::int64_t const sign = Kind == change_kind::allocation ? 1 : -1;
-    return {sign * static_cast<std::int64_t>(rounded), sign * static_cast<std::int64_t>(requested),
-            thread_number_place(), my_place(), group};
-  }
-  /// The place of the calling thread; thread_places if it has none here.
   [[nodiscard]] unsigned my_place() const noexcept {
-    return this_thread_place.table == table_ ? this_thread_place.index : thread_places;
+    return this_thread_place.table == table_ ? this_thread_place.index : common;
+  }
+  [[nodiscard]] TARN_ALWAYS_INLINE std::uint64_t generation() const noexcept {
+    return generation_.load(std::memory_order_relaxed);
   }
 
-  /// Adds what a share counted. It stayed within its room, so no peak changes.
-  [[nodiscard]] auto adding() noexcept {
-    return [this](std::size_t k, std::size_t g, std::int64_t change, std::int64_t came) noexcept {
-      if (came == 0 && change == 0) return;
-      if (g != 0) {
-        of(k, g).current += change;
-        of(k, g).allocated += came;
-      }
-      for (high_water_mark* m = g == 0 ? marks_ : nullptr; m != nullptr; m = m->next) {
-        if (k == 0) m->allocations += came;
-        if (k == 1) m->current += change;
-      }
-    };
-  }
-  /// Counts a call under the lock.
-  void count_globally(tracked_update const& u) noexcept {
-    if (!lock_.try_lock()) {
-      lock_.wait(u, applier{*this});
-      ask(u.place);
-      return;
-    }
-    apply(u);
-    note_streak(u.place);
-    if (out_ != 0) ask(u.place);  // it has no share, or one that was too small
-    lock_.unlock_after(applier{*this});
-  }
-  /// Lets the calling thread, whose call was counted last, count alone if only its calls were counted for long. The caller holds the
-  /// lock.
-  void note_streak(unsigned place) noexcept {
-    if (place >= share_count || out_ != 0 || alone_ != thread_places || ++streak_ < least_streak_) return;
-    if (tracked_share* const shares = make_shares(); shares != nullptr) {
-      alone_ = place;
-      shares[place].let_alone();
-      give_alone();
-    }
-  }
-  /// Enters the share of the thread that counts alone, unless that is the calling thread. The caller holds the lock.
-  void visit_alone() noexcept {
-    visits_alone_ = alone_ != thread_places && alone_ != my_place();
-    if (!visits_alone_) return;
-    share(alone_).announce();
-    remote_barrier();
-    share(alone_).visit();
-  }
-  void end_visit_alone() noexcept {
-    if (visits_alone_) share(alone_).end_visit();
-  }
-  /// The caller holds the lock.
-  TARN_NOINLINE void end_alone() noexcept {
-    visit_alone();
-    (void)share(alone_).close(adding());
-    end_visit_alone();
-    alone_ = thread_places;
-    least_streak_ = min_of(least_streak_ * 2, longest_streak);
-  }
-  /// Adds what the thread that counts alone has counted, and takes its room away. During a visit, or called by that thread.
-  void settle_alone() noexcept {
-    if (alone_ != thread_places) share(alone_).report(adding());
-  }
-  /// Gives the thread that counts alone all room, unless each call has to be watched. As settle_alone().
-  void give_alone() noexcept {
-    if (alone_ == thread_places || (flags_.load(std::memory_order_relaxed) & watched_flag) != 0) return;
-    share(alone_).set_room(pair_room(block_group::larger));
-  }
-  /// Counts a call of the thread that counts alone, for which it has no room: there may be a new peak.
-  void count_alone(tracked_update const& u) noexcept {
-    settle_alone();
-    add_watched(u);
-    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0)
-      share(alone_).set_room(pair_room(u.group));
-  }
-  [[nodiscard]] tracked_share& share(unsigned place) noexcept {
-    return shares_.load(std::memory_order_relaxed)[place];
-  }
-  /// Null without host memory. The caller holds the lock.
-  [[nodiscard]] tracked_share* make_shares() noexcept {
-    tracked_share* shares = shares_.load(std::memory_order_relaxed);
-    if (shares == nullptr) {
-      shares = new (std::nothrow) tracked_share[share_count];
-      shares_.store(shares, std::memory_order_release);
-    }
-    return shares;
-  }
+  // ---- under the lock
 
-  /// The caller holds the lock.
   void apply(tracked_update const& u) noexcept {
-    if (u.place != last_place_) [[unlikely]] {
-      last_place_ = u.place;
-      streak_ = 0;
-    }
-    if (alone_ != thread_places) {
-      if (alone_ == u.place) return count_alone(u);
-      end_alone();
-    }
-    if (flags_.load(std::memory_order_relaxed) != 0) return apply_slow(u);
-    add(u);
-  }
-  void add(tracked_update const& u) noexcept {
-    if (u.rounded > 0) {
-      add<change_kind::allocation>(static_cast<std::size_t>(u.rounded), static_cast<std::size_t>(u.requested),
-                                   u.group);
+    tracked_slot& mine = slots_[u.place];
+    bool const in_slot = u.group == block_group::smaller && u.place != common;
+    if (in_slot) {
+      mine.count(u);
     } else {
-      add<change_kind::deallocation>(static_cast<std::size_t>(-u.rounded),
-                                     static_cast<std::size_t>(-u.requested), u.group);
-    }
-  }
-  template <change_kind Kind>
-  TARN_ALWAYS_INLINE void add(std::size_t rounded, std::size_t requested, block_group group) noexcept {
-    auto const g = static_cast<std::size_t>(group);  // 1 or 2
-    group_numbers& its = groups_[g - 1];
-    group_numbers const& other = groups_[2 - g];
-    add_to<Kind, 0>(its, other, 1);
-    add_to<Kind, 1>(its, other, static_cast<std::int64_t>(rounded));
-    add_to<Kind, 2>(its, other, static_cast<std::int64_t>(requested));
-  }
-  template <change_kind Kind, std::size_t K>
-  TARN_ALWAYS_INLINE void add_to(group_numbers& its, group_numbers const& other,
-                                 std::int64_t amount) noexcept {
-    group_number& n = its.of[K];
-    if constexpr (Kind == change_kind::deallocation) {
-      n.current -= amount;
-    } else {
-      std::int64_t const now = n.current += amount;
-      n.allocated += amount;
-      if (now > n.peak) [[unlikely]]
-        n.peak = now;
-      if (now + other.of[K].current > peak_of_all_[K]) [[unlikely]]
-        peak_of_all_[K] = now + other.of[K].current;
-    }
-  }
-  /// Adds a call while no share is open.
-  void add_watched(tracked_update const& u) noexcept {
-    add(u);
-    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
-    change_marks(u);
-    note_active(u.group);
-  }
-  /// Counts while a mark exists, blocks wait, or several threads count.
-  TARN_NOINLINE void apply_slow(tracked_update const& u) noexcept {
-    std::uint64_t const flags = flags_.load(std::memory_order_relaxed);
-    bool const several = (flags & all_threads) != 0;
-    if (has_error() && out_ != 0) return publish_with(u, static_cast<std::uint32_t>(flags) & ~out_);
-    if (several && out_ != 0) {
-      if ((static_cast<std::uint32_t>(flags) & ~out_) != 0) [[unlikely]]
-        open_shares(static_cast<std::uint32_t>(flags) & ~out_);
-      if (u.rounded > 0 && !fits(u)) take_room_for(u);
-    }
-    if (out_ != 0) return add_within_room(u);
-    add_watched(u);
-    if (several) hand_out();
-  }
-
-  /// A number including waiting blocks. If it passes its peak while nothing waits, it passes the peak of `number`, too.
-  [[nodiscard]] stat active(std::size_t k, std::size_t g) noexcept {
-    stat s = number(k, g);
-    s.current += waiting_[k][g];
-    s.peak = max_of(s.peak, active_peak_[k][g]);
-    s.freed -= not_over_[k][g];
-    return s;
-  }
-  void note_active(block_group group) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(group)})
-        active_peak_[k][g] = max_of(active_peak_[k][g], current(k, g) + waiting_[k][g]);
-    }
-  }
-  void note_whether_watched() noexcept {
-    bool waits = false;
-    for (auto const& kind : waiting_) {
-      for (std::int64_t const amount : kind) waits = waits || amount != 0;
-    }
-    if (waits || marks_ != nullptr) {
-      flags_.fetch_or(watched_flag, std::memory_order_relaxed);
-    } else {
-      flags_.fetch_and(~watched_flag, std::memory_order_relaxed);
-    }
-  }
-  /// How far a number may grow before it, or its sum with the waiting blocks, passes its peak.
-  [[nodiscard]] std::int64_t room(std::size_t k, std::size_t g) noexcept {
-    std::int64_t const most = peak(k, g);
-    return min_of(most, max_of(most, active_peak_[k][g]) - waiting_[k][g]) - current(k, g);
-  }
-
-  /// By how much the room that the shares leave is too small for a block: above 0, a peak may be passed if all shares are used up.
-  [[nodiscard]] std::int64_t lacking(tracked_update const& u, std::size_t k, std::size_t g) noexcept {
-    std::int64_t const wanted = u.by_kind()[k] + lent_[k][g];
-    std::int64_t most = wanted - room(k, g);
-    for (high_water_mark const* m = k == 1 && g == 0 ? marks_ : nullptr; m != nullptr; m = m->next)
-      most = max_of(most, m->current + wanted - m->peak);
-    return most;
-  }
-  /// Whether a block can be added without a new peak, even if all shares are used up.
-  [[nodiscard]] bool fits(tracked_update const& u) noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)}) {
-        if (lacking(u, k, g) > 0) return false;
-      }
-    }
-    return true;
-  }
-  /// Adds a call for which there is room, while shares are open: no peak changes. The numbers must not be compared with the peaks
-  /// then: of two shares one may have reported blocks that took the room of blocks whose end the other has not reported.
-  void add_within_room(tracked_update const& u) noexcept {
-    auto const change = u.by_kind();
-    auto const f = adding();
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t const g : {std::size_t{0}, static_cast<std::size_t>(u.group)})
-        f(k, g, change[k], u.rounded > 0 ? change[k] : 0);
-    }
-    if (u.rounded > 0 || has_error()) return;
-    // What a thread without a share frees is room for those with one.
-    std::size_t const mine = index_of(u.group);
-    room_pairs freed;
-    for (std::size_t k = 0; k < 3; ++k) {
-      lent_[k][0] -= change[k];
-      lent_[k][mine + 1] -= change[k];
-      freed.paired[mine][k] = -change[k];
-    }
-    reserves_.give(u.place, mine, [&](tracked_kinds const&) { return freed; });
-  }
-  /// Takes room for a block from the reserves. If that is not enough, there may be a new peak: the shares are closed.
-  TARN_NOINLINE void take_room_for(tracked_update const& u) noexcept {
-    std::size_t const mine = index_of(u.group);
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t const missing = max_of(lacking(u, k, 0), lacking(u, k, mine + 1));
-      if (missing <= 0) continue;
-      std::int64_t const taken = reserves_.take(mine, k, missing);
-      lent_[k][0] -= taken;
-      lent_[k][mine + 1] -= taken;
-      if (taken == missing) continue;
-      call_in();
-      if (fits(u)) reserves_.give_less();  // the others had enough
-      return;
-    }
-  }
-  /// Whether peaks may be off.
-  [[nodiscard]] bool has_error() const noexcept { return error_[0] != 0; }
-  /// Counts a call for which its thread's share has no room, and all that was counted there: peaks may be off.
-  TARN_NOINLINE void publish_with(tracked_update const& u, std::uint32_t asked) noexcept {
-    if (asked != 0) open_shares(asked);
-    if (u.place < share_count && (out_ >> u.place & 1) != 0) share(u.place).report(adding());
-    add_within_room(u);
-    note_peaks();
-  }
-  /// Raises every peak to the current value.
-  void note_peaks() noexcept {
-    for (std::size_t k = 0; k < 3; ++k) {
-      for (std::size_t g = 1; g < 3; ++g) {
-        group_number& n = of(k, g);
-        if (n.current > n.peak) n.peak = n.current;
-      }
-      if (current(k, 0) > peak_of_all_[k]) peak_of_all_[k] = current(k, 0);
+      sums_[index_of(u.group)].add(u);
     }
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
-      if (m->current > m->peak) m->peak = m->current;
+      if (!is_of(*m, u.thread)) continue;
+      m->current += u.is_free ? -u.by[1] : u.by[1];
+      m->peak = max_of(m->peak, m->current);
+      m->allocations += u.is_free ? 0 : 1;
     }
-    if ((flags_.load(std::memory_order_relaxed) & watched_flag) == 0) return;
-    note_active(block_group::smaller);
-    note_active(block_group::larger);
+    if (!in_slot && owner_ == u.place) {  // as nothing else has changed, this is enough
+      if (u.place == common) return u.is_free ? void() : raise_peaks(u.group);
+      if (mine.is_open(generation()) && mine.fits(u)) return;
+    }
+    settle(u.place, u.thread);
   }
-  /// Pairs half of the room below the peak of all for each group, and what one cannot use for the other. An odd unit is for `first`.
-  [[nodiscard]] room_pairs pair_room(block_group first) noexcept {
-    room_pairs r;
-    std::size_t const a = index_of(first);
-    std::size_t const b = 1 - a;
-    for (std::size_t k = 0; k < 3; ++k) {
-      std::int64_t all = room(k, 0);
-      for (high_water_mark const* m = k == 1 ? marks_ : nullptr; m != nullptr; m = m->next)
-        all = min_of(all, m->peak - m->current);
-      std::int64_t const of_a = room(k, a + 1);
-      std::int64_t const of_b = room(k, b + 1);
-      r.paired[a][k] = min_of(of_a, all - min_of(of_b, all / 2));
-      r.paired[b][k] = min_of(of_b, all - r.paired[a][k]);
-      r.unpaired[a][k] = of_a - r.paired[a][k];
-      r.unpaired[b][k] = of_b - r.paired[b][k];
+  /// Publishes what a thread counted, raises the peaks, and lets the thread count on its own.
+  void settle(unsigned place, std::uint64_t thread) noexcept {
+    tracked_slot& mine = slots_[place];
+    used_ |= std::uint64_t{1} << place;
+    (void)mine.publish(sums_[0]);
+    if (!overlapped_ && owner_ != place) {
+      ++generation_;
+      owner_ = place;
+      (void)publish_all();
+      if (publish_all()) note_overlap();
+    }
+    raise_peaks(block_group::smaller);
+    raise_peaks(block_group::larger);
+    if (place == common) return;
+    bool is_watched = false;
+    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) is_watched |= is_of(*m, thread);
+    if (is_watched) return mine.close();
+    mine.open(generation(), bound_, overlapped_ ? tracked_amounts{bound_, bound_, bound_} : room());
+  }
+  /// Calls overlap: there is no owner any more.
+  void note_overlap() noexcept {
+    overlapped_ = true;
+    owner_ = unowned;
+  }
+  /// Peaks are exact from now on, until calls overlap: the next thread that counts is the owner.
+  void start_anew() noexcept {
+    ++generation_;
+    overlapped_ = false;
+    owner_ = unowned;
+  }
+
+  template <class F>
+  static void for_each_amount(F const& f) noexcept {
+    for (std::size_t g = 0; g < 3; ++g) {
+      for (std::size_t k = 0; k < 3; ++k) f(g, k);
+    }
+  }
+  template <class F>
+  void for_each_slot(F const& f) noexcept {
+    for (std::uint64_t left = used_; left != 0; left &= left - 1)
+      f(slots_[static_cast<unsigned>(std::countr_zero(left))]);
+  }
+  /// Returns whether anything had not been published.
+  bool publish_all() noexcept {
+    bool any = false;
+    for_each_slot([&](tracked_slot& s) { any |= s.publish(sums_[0]); });
+    return any;
+  }
+  /// All that was counted. Of a block that moved from one thread to another meanwhile, only the free may have been read.
+  [[nodiscard]] both_totals totals() noexcept {
+    both_totals all = sums_;
+    for_each_slot([&](tracked_slot const& s) { all[0].add(s.read(), s.published()); });
+    for (std::size_t k = 0; k < 3; ++k) all[0].left[k] = min_of(all[0].left[k], all[0].came[k]);
+    return all;
+  }
+  [[nodiscard]] static constexpr std::size_t index_of(block_group group) noexcept {
+    return group == block_group::larger ? 1 : 0;
+  }
+  [[nodiscard]] static std::int64_t live(both_totals const& of, std::size_t group, std::size_t k) noexcept {
+    return group == 0 ? of[0].live(k) + of[1].live(k) : of[group - 1].live(k);
+  }
+
+  /// Raises the peaks of a group, and those of all blocks.
+  void raise_peaks(block_group group) noexcept {
+    for (std::size_t const g : {std::size_t{0}, index_of(group) + 1}) {
+      for (std::size_t k = 0; k < 3; ++k) {
+        std::int64_t const now = live(sums_, g, k);
+        peak_[g][k] = max_of(peak_[g][k], now);
+        active_peak_[g][k] = max_of(active_peak_[g][k], now + deferred_[g][k]);
+      }
+    }
+    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      if (m->whose == peak_of::all_threads) m->peak = max_of(m->peak, live(sums_, 0, 1));
+    }
+  }
+  /// How much may be counted before a peak rises.
+  [[nodiscard]] tracked_amounts room() const noexcept {
+    tracked_amounts r{};
+    for_each_amount([&](std::size_t g, std::size_t k) {
+      r[g][k] = min_of(peak_[g][k], active_peak_[g][k] - deferred_[g][k]) - live(sums_, g, k);
+    });
+    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      if (m->whose == peak_of::all_threads) r[0][1] = min_of(r[0][1], m->peak - live(sums_, 0, 1));
     }
     return r;
   }
-  /// Opens a share for each requesting thread, and puts the room below every peak into the reserves.
-  TARN_NOINLINE void hand_out() noexcept {
-    if (pause_ != 0) {
-      --pause_;
-      return;
+
+  [[nodiscard]] stat allocated(both_totals const& now, std::size_t group, std::size_t k) const noexcept {
+    stat s;
+    s.current = live(now, group, k);
+    s.peak = max_of(peak_[group][k], s.current);
+    for (std::size_t g = 0; g < 2; ++g) {
+      if (group == 2 - g) continue;
+      s.allocated += now[g].came[k] - at_reset_[g].came[k];
+      s.freed += now[g].left[k] - at_reset_[g].left[k];
     }
-    auto const asked = static_cast<std::uint32_t>(flags_.load(std::memory_order_relaxed) & all_threads);
-    if (std::popcount(asked) < 2) return;
-    if (make_shares() == nullptr) return;
-    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
-      if (m->whose == peak_of::this_thread) return;  // a share does not distinguish its threads
-    }
-    if (!has_error()) {
-      room_pairs const r = pair_room(block_group::larger);
-      for (std::size_t k = 0; k < 3; ++k) {
-        for (std::size_t g = 0; g < 2; ++g) lent_[k][g + 1] = r.paired[g][k] + r.unpaired[g][k];
-        lent_[k][0] = r.paired[0][k] + r.paired[1][k];
-      }
-      reserves_.set(static_cast<unsigned>(std::popcount(asked)), r);
-    }
-    open_shares(asked);
+    return s;
   }
-  void open_shares(std::uint32_t asked) noexcept {
-    for_each_share(asked, [this](tracked_share& s) {
-      if (has_error()) {
-        s.open_bounded(error_);
-      } else {
-        s.open();
-      }
-    });
-    out_ |= asked;
-    open_.store(out_, std::memory_order_release);
+  [[nodiscard]] stat active(both_totals const& now, std::size_t group, std::size_t k) const noexcept {
+    stat s = allocated(now, group, k);
+    s.current += deferred_[group][k];
+    s.peak = max_of(active_peak_[group][k], s.current);
+    s.freed -= deferred_[group][k] - deferred_at_reset_[group][k];
+    return s;
+  }
+  [[nodiscard]] static std::int64_t allocations(both_totals const& now) noexcept {
+    return now[0].came[0] + now[1].came[0];
+  }
+  [[nodiscard]] static bool is_of(high_water_mark const& m, std::uint64_t thread) noexcept {
+    return m.whose == peak_of::this_thread && m.thread == thread;
+  }
+  /// Gives a linked mark its current values.
+  void complete(high_water_mark& mark) noexcept {
+    if (mark.whose == peak_of::this_thread) return;
+    both_totals const now = totals();
+    mark.current = live(now, 0, 1);
+    mark.peak = max_of(mark.peak, mark.current);
+    mark.allocations += allocations(now);
   }
 
-  /// Closes all shares. The caller holds the lock.
-  TARN_NOINLINE void call_in() noexcept {
-    if (out_ == 0) return;
-    ++stops_;
-    open_.store(0, std::memory_order_relaxed);
-    for_each_share(out_, [](tracked_share& s) { s.announce(); });
-    remote_barrier();
-    for_each_share(out_, [](tracked_share& s) { s.visit(); });
-    std::uint64_t calls = 0;
-    std::uint32_t idle = 0;
-    for (std::uint32_t left = out_; left != 0; left &= left - 1) {
-      auto const i = static_cast<unsigned>(std::countr_zero(left));
-      std::uint64_t const made = share(i).close(adding());
-      calls += made;
-      if (made == 0) idle |= std::uint32_t{1} << i;
-    }
-    for_each_share(out_, [](tracked_share& s) { s.end_visit(); });
-    if (has_error()) note_peaks();
-    if (idle != 0) flags_.fetch_and(~std::uint64_t{idle}, std::memory_order_relaxed);
-    bool const paid = calls >= least_calls * static_cast<std::uint64_t>(std::popcount(out_));
-    last_pause_ = paid ? 0 : min_of(last_pause_ * 2 + 16, longest_pause);
-    pause_ = last_pause_;
-    out_ = 0;
-    lent_ = {};
-  }
-  template <class F>
-  void for_each_share(std::uint32_t places, F const& f) noexcept {
-    for (; places != 0; places &= places - 1) f(share(static_cast<unsigned>(std::countr_zero(places))));
-  }
+  static constexpr unsigned unowned = common + 1;
 
-  void change_marks(tracked_update const& u) noexcept {
-    for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
-      if (m->whose != peak_of::all_threads && m->thread != u.thread) continue;
-      m->current += u.rounded;
-      if (u.rounded < 0) continue;
-      m->peak = max_of(m->peak, m->current);
-      ++m->allocations;
-    }
-  }
-  place_table const* const table_ = &places_of_threads;  ///< of the module that made this
-  std::atomic<tracked_share*> shares_{nullptr};          ///< by place; made under the lock at first use; kept
-  std::atomic<std::uint32_t> open_{0};                   ///< threads whose share is open; a hint
-  /// Bits of the threads that found the lock taken or have a share, and watched_flag: there is a mark, or a block waits. 0: a call only
-  /// adds.
-  std::atomic<std::uint64_t> flags_{0};
+  place_table const* const table_;  ///< of the module that made this; null: no thread has a slot
+  std::atomic<std::uint64_t> generation_{1};
+  tracked_kinds bound_{};  ///< by how much a slot may differ from what it published
+  std::array<tracked_slot, thread_places + 1> slots_;  ///< by place
   combining_lock<tracked_update> lock_;
-  room_reserves reserves_;
-  std::atomic<std::uint64_t> asks_{0};
   // Under the lock:
-  std::array<group_numbers, 2> groups_;        ///< small, large
-  std::array<std::int64_t, 3> peak_of_all_{};  ///< of the sums of both
+  both_totals sums_{};      ///< what was published of small blocks, and all large ones
+  both_totals at_reset_{};  ///< when the totals were reset
+  tracked_amounts peak_{};
+  tracked_amounts active_peak_{};
+  tracked_amounts deferred_{};
+  tracked_amounts deferred_at_reset_{};
   std::uint64_t ooms_ = 0;
   high_water_mark* marks_ = nullptr;
-  tracked_amounts waiting_{};  ///< of the waiting blocks
-  tracked_amounts
-      active_peak_{};  ///< the maximum of a number plus waiting blocks, at the moments when something waited
-  std::array<std::int64_t, 3>
-      error_{};                 ///< by how much a share may differ from what it published; 0: peaks are exact
-  tracked_amounts not_over_{};  ///< what started to wait since the totals were reset, less what stopped
-  std::uint32_t out_ = 0;       ///< threads whose share is open
-  tracked_amounts
-      lent_{};  ///< room of the open shares and of the reserves, when the counts were last reported
-  unsigned alone_ =
-      thread_places;  ///< place of the thread that counts alone; its share's lock guards all numbers, too
-  unsigned last_place_ = thread_places;  ///< of the call that was counted last
-  std::uint32_t streak_ = 0;             ///< calls of that thread since another one's
-  std::uint32_t least_streak_ = first_streak;
-  bool visits_alone_ = false;
-  std::uint32_t pause_ = 0;  ///< calls to count before shares are opened again
-  std::uint32_t last_pause_ = 0;
-  std::uint64_t stops_ = 0;
-  at_fork member_{this,
-                  [](void* self) noexcept {
-                    auto& n = *static_cast<tracked_numbers*>(self);
-                    n.lock_.lock();
-                    if (n.shares_.load(std::memory_order_relaxed) == nullptr) return true;
-                    n.for_each_share(all_threads, [](tracked_share& s) { s.announce(); });
-                    remote_barrier();
-                    n.for_each_share(all_threads, [](tracked_share& s) { s.visit(); });
-                    return true;
-                  },
-                  [](void* self, fork_side side) noexcept {
-                    auto& n = *static_cast<tracked_numbers*>(self);
-                    if (n.shares_.load(std::memory_order_relaxed) != nullptr) {
-                      n.for_each_share(all_threads, [side](tracked_share& s) {
-                        if (side == fork_side::child) s.forget_owner();
-                        s.end_visit();
-                      });
-                    }
-                    n.lock_.unlock();
-                  }};
+  std::uint64_t used_ = 0;    ///< places whose slots have counted
+  unsigned owner_ = unowned;  ///< place of the thread that knows all sums
+  bool overlapped_ = false;
+  at_fork member_{
+      this,
+      [](void* self) noexcept {
+        static_cast<tracked_numbers*>(self)->lock_.lock();
+        return true;
+      },
+      [](void* self, fork_side) noexcept { static_cast<tracked_numbers*>(self)->lock_.unlock(); }};
 };
 
 }  // namespace detail
@@ -8668,25 +7789,25 @@ template <class Upstream>
 class tracked_layer;
 
 /// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and large ones.
+///
+/// A read contains each call that ended before it began, and may contain calls in progress, also in part. It is never negative, and exact
+/// while no call is in progress.
 struct tracked {
-  /// By how many bytes a peak may be off for each thread that counts on its own: 0, the default, for exact peaks. Otherwise each peak,
-  /// that of a high_water_mark included, lies at most n * peak_error bytes above or below the exact one, and peaks of blocks at most
-  /// n * max(1, peak_error / 4096) blocks, for the n threads that used the pool concurrently, counted up to 32. It is exact as long
-  /// as threads do not meet. Current values, totals, and the peaks of one thread stay exact.
+  /// By how many bytes a peak may be off for each thread, of n threads that allocate and free at the same time: at most n * peak_error
+  /// bytes above or below the exact one, and n * max(1, peak_error / 1024) blocks. (n counts up to 32 running threads; others are exact.)
+  /// A peak since the last reset, and that of a high_water_mark since its begin, is exact as long as no two calls overlapped since then:
+  /// with one thread, and with threads that take turns.
   ///
-  /// For programs with many threads: near the peaks, threads have to pass room on to one another for exact peaks. Here a thread
-  /// counts without any other until its counts differ from what it published by more than this; blocks above it are counted under a
-  /// common lock. With 4 MiB, 16 threads that replace 64 blocks of up to 256 KiB each hardly ever meet.
-  std::size_t peak_error = 0;
+  /// 0: always exact. Each call is counted under one lock, which 16 threads that do nothing but allocate wait for.
+  std::size_t peak_error = 1_MiB;
 
   template <class Upstream>
   using layer = tracked_layer<Upstream>;
 };
 
-/// Exact with any number of threads: current and peak values are those of one order of events, peaks unless tracked::peak_error allows
-/// a difference. A block is counted before its
-/// address is returned and uncounted before it is freed, so an address that another thread gets at once is never counted twice.
-/// Of several layers over one pool, each counts as active all blocks that wait in the pool. A block that starts waiting first
+/// A block is counted before its address is returned and uncounted before it is freed, so an address that another thread gets at once
+/// is never counted twice. No call waits for another thread's, except for a lock that is held for a fraction of a microsecond.
+/// Of several layers over one pool, each counts as active all deferred blocks of the pool. A block that is deferred first
 /// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
 template <class Upstream>
 class tracked_layer {
@@ -8759,14 +7880,14 @@ class tracked_layer {
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
-  /// All counters at one moment.
+  /// All counters.
   [[nodiscard]] tracked_statistics statistics() const noexcept { return numbers_.statistics(); }
   /// Restarts every peak from the current values; high-water marks of scopes are unaffected.
   void reset_peak_statistics() noexcept { numbers_.reset_peaks(); }
   /// Sets the totals (allocated, freed) and the count of refusals to zero.
   void reset_accumulated_statistics() noexcept { numbers_.reset_totals(); }
 
-  /// Starts a high-water mark; it must stay in place until remove(). O(1).
+  /// Starts a high-water mark; it must stay in place until remove(). O(threads that have counted).
   void add(high_water_mark& mark, peak_of whose) noexcept { numbers_.add(mark, whose); }
   /// Ends a high-water mark. O(marks).
   void remove(high_water_mark& mark) noexcept { numbers_.remove(mark); }
@@ -8782,7 +7903,7 @@ class tracked_layer {
     explicit observer(detail::tracked_numbers& counted) noexcept : numbers_(counted) {}
     void deferred_changed(detail::deferred_amount const& smaller,
                           detail::deferred_amount const& larger) noexcept override {
-      numbers_.count_waiting(smaller, larger);
+      numbers_.count_deferred(smaller, larger);
     }
 
    private:
@@ -10247,7 +9368,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
 }  // namespace tarn
 // ---- tarn/policy/device_pool.hpp
-// device_pool: the stack that most programs need: pages of the device, pooled, with exact statistics. A call goes through
+// device_pool: the stack that most programs need: pages of the device, pooled, with statistics. A call goes through
 // core/shared_resource.hpp and policy/tracked.hpp to pool/pool.hpp, which lists the files behind it.
 
 // ---- tarn/policy/pooled.hpp
@@ -13428,6 +12549,136 @@ struct stream_cache {
 #include <cstdint>
 #include <mutex>
 #include <utility>
+
+// ---- tarn/pool/front/owner_lock.hpp
+// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to flush the data) and
+// pay for both sides: they make every core execute a barrier (Linux membarrier), so that the owner does not have to.
+//
+//   owner                         visitor (one at a time)
+//   busy = 1                      wanted = 1 (at every lock it will visit)
+//   (compiler barrier)            membarrier: all cores have executed a full barrier
+//   if wanted: step back          while busy: wait
+//   ... data ...                  ... data ...
+//   busy = 0 (release)            wanted = 0 (release)
+//
+// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of wanted follows the
+// barrier and reads the visitor's store. Without membarrier the owner executes the fence itself.
+//
+// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path; enter() still enters it.
+// A visitor closes it for all calls when it leaves (the pool sleeps); the owner watches its own calls (it captures a graph).
+
+#include <atomic>
+#include <cstdint>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace tarn::detail {
+
+/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
+/// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
+/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have. A forked
+/// child asks again: not every kernel keeps the registration.
+inline bool has_remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
+  static constinit std::atomic<std::int64_t> answer{0};  // the number of the process; below zero: no
+  auto const yes = static_cast<std::int64_t>(at_fork::process());
+  std::int64_t known = answer.load(std::memory_order_relaxed);
+  if (known != yes && known != -yes) {  // several threads may ask at once, and get the same answer
+    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : -yes;
+    answer.store(known, std::memory_order_relaxed);
+  }
+  return known == yes;
+#else
+  return false;
+#endif
+}
+
+/// Makes every thread of the process execute a full barrier before it returns.
+inline void remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier)
+  if (has_remote_barrier()) {
+    (void)syscall(__NR_membarrier, 1 << 3 /* PRIVATE_EXPEDITED */, 0, 0);
+    return;
+  }
+#endif
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+class owner_lock {
+ public:
+  owner_lock() noexcept : light_(has_remote_barrier()) {}
+
+  /// Enters as the owner. Returns false if a visitor is inside or waiting; the owner has stepped back and may try again.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept {
+    busy_.store(1, std::memory_order_relaxed);
+    if (light_) [[likely]] {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    } else {
+      busy_.exchange(1, std::memory_order_seq_cst);
+    }
+    if (wanted_.load(std::memory_order_seq_cst) == 0) [[likely]]
+      return true;
+    busy_.store(0, std::memory_order_release);
+    return false;
+  }
+  /// Enters as the owner, also if the lock is watched or closed, and waits for a visitor to leave.
+  TARN_ALWAYS_INLINE void enter() noexcept {
+    if (!try_enter()) [[unlikely]]
+      wait_to_enter();
+  }
+  TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
+
+  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors exclude one another
+  /// with a lock of their own.
+  void announce() noexcept { wanted_.fetch_or(visitor, std::memory_order_seq_cst); }
+  [[nodiscard]] bool is_announced() const noexcept {
+    return (wanted_.load(std::memory_order_relaxed) & visitor) != 0;
+  }
+  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a remote_barrier() after the
+  /// first one, and then visit(), which waits for an owner that had entered before.
+  void watch() noexcept { wanted_.fetch_or(watched, std::memory_order_seq_cst); }
+  void end_watch() noexcept { wanted_.fetch_and(~watched, std::memory_order_release); }
+  [[nodiscard]] bool is_watched() const noexcept {
+    return (wanted_.load(std::memory_order_relaxed) & watched) != 0;
+  }
+  /// Enters as the visitor, once the owner has left.
+  void visit() noexcept {
+    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) spin_wait(tries);
+  }
+  void end_visit() noexcept { wanted_.fetch_and(~visitor, std::memory_order_release); }
+  /// Ends a visit so that try_enter() fails until open_again().
+  void close() noexcept {
+    wanted_.fetch_or(closed, std::memory_order_seq_cst);
+    end_visit();
+  }
+  void open_again() noexcept { wanted_.fetch_and(~closed, std::memory_order_release); }
+  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
+  /// exist in the child.
+  void forget_owner() noexcept { busy_.store(0, std::memory_order_relaxed); }
+
+ private:
+  static constexpr std::uint32_t visitor = 1;
+  static constexpr std::uint32_t watched = 2;
+  static constexpr std::uint32_t closed = 4;
+
+  TARN_NOINLINE void wait_to_enter() noexcept {
+    for (unsigned tries = 0;; ++tries) {
+      busy_.exchange(1, std::memory_order_seq_cst);
+      if ((wanted_.load(std::memory_order_seq_cst) & visitor) == 0) return;
+      busy_.store(0, std::memory_order_release);
+      spin_wait(tries);
+    }
+  }
+
+  std::atomic<std::uint32_t> busy_{0};
+  std::atomic<std::uint32_t> wanted_{0};
+  bool const light_;
+};
+
+}  // namespace tarn::detail
 
 namespace tarn::detail {
 

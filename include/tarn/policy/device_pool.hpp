@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// device_pool: the stack that most programs need: pages of the device, pooled, with exact statistics. A call goes through
+// device_pool: the stack that most programs need: pages of the device, pooled, with statistics. A call goes through
 // core/shared_resource.hpp and policy/tracked.hpp to pool/pool.hpp, which lists the files behind it.
 
 #include "tarn/core/config.hpp"

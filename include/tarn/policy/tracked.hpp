@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tracked: exact statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
+// tracked: statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
 
 #include <concepts>
 #include <cstddef>
@@ -21,25 +21,25 @@ template <class Upstream>
 class tracked_layer;
 
 /// Counts allocations, allocated (rounded) and requested bytes, for all blocks and separately for small and large ones.
+///
+/// A read contains each call that ended before it began, and may contain calls in progress, also in part. It is never negative, and exact
+/// while no call is in progress.
 struct tracked {
-  /// By how many bytes a peak may be off for each thread that counts on its own: 0, the default, for exact peaks. Otherwise each peak,
-  /// that of a high_water_mark included, lies at most n * peak_error bytes above or below the exact one, and peaks of blocks at most
-  /// n * max(1, peak_error / 4096) blocks, for the n threads that used the pool concurrently, counted up to 32. It is exact as long
-  /// as threads do not meet. Current values, totals, and the peaks of one thread stay exact.
+  /// By how many bytes a peak may be off for each thread, of n threads that allocate and free at the same time: at most n * peak_error
+  /// bytes above or below the exact one, and n * max(1, peak_error / 1024) blocks. (n counts up to 32 running threads; others are exact.)
+  /// A peak since the last reset, and that of a high_water_mark since its begin, is exact as long as no two calls overlapped since then:
+  /// with one thread, and with threads that take turns.
   ///
-  /// For programs with many threads: near the peaks, threads have to pass room on to one another for exact peaks. Here a thread
-  /// counts without any other until its counts differ from what it published by more than this; blocks above it are counted under a
-  /// common lock. With 4 MiB, 16 threads that replace 64 blocks of up to 256 KiB each hardly ever meet.
-  std::size_t peak_error = 0;
+  /// 0: always exact. Each call is counted under one lock, which 16 threads that do nothing but allocate wait for.
+  std::size_t peak_error = 1_MiB;
 
   template <class Upstream>
   using layer = tracked_layer<Upstream>;
 };
 
-/// Exact with any number of threads: current and peak values are those of one order of events, peaks unless tracked::peak_error allows
-/// a difference. A block is counted before its
-/// address is returned and uncounted before it is freed, so an address that another thread gets at once is never counted twice.
-/// Of several layers over one pool, each counts as active all blocks that wait in the pool. A block that starts waiting first
+/// A block is counted before its address is returned and uncounted before it is freed, so an address that another thread gets at once
+/// is never counted twice. No call waits for another thread's, except for a lock that is held for a fraction of a microsecond.
+/// Of several layers over one pool, each counts as active all deferred blocks of the pool. A block that is deferred first
 /// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
 template <class Upstream>
 class tracked_layer {
@@ -112,14 +112,14 @@ class tracked_layer {
   [[nodiscard]] Upstream& upstream() noexcept { return upstream_; }
   [[nodiscard]] driver_type const& driver() const noexcept { return upstream_.driver(); }
 
-  /// All counters at one moment.
+  /// All counters.
   [[nodiscard]] tracked_statistics statistics() const noexcept { return numbers_.statistics(); }
   /// Restarts every peak from the current values; high-water marks of scopes are unaffected.
   void reset_peak_statistics() noexcept { numbers_.reset_peaks(); }
   /// Sets the totals (allocated, freed) and the count of refusals to zero.
   void reset_accumulated_statistics() noexcept { numbers_.reset_totals(); }
 
-  /// Starts a high-water mark; it must stay in place until remove(). O(1).
+  /// Starts a high-water mark; it must stay in place until remove(). O(threads that have counted).
   void add(high_water_mark& mark, peak_of whose) noexcept { numbers_.add(mark, whose); }
   /// Ends a high-water mark. O(marks).
   void remove(high_water_mark& mark) noexcept { numbers_.remove(mark); }
@@ -135,7 +135,7 @@ class tracked_layer {
     explicit observer(detail::tracked_numbers& counted) noexcept : numbers_(counted) {}
     void deferred_changed(detail::deferred_amount const& smaller,
                           detail::deferred_amount const& larger) noexcept override {
-      numbers_.count_waiting(smaller, larger);
+      numbers_.count_deferred(smaller, larger);
     }
 
    private:
