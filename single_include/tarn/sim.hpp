@@ -2291,8 +2291,13 @@ class sim_order : public sim_agents {
       s.promised = s.promised || !s.noted;
     });
   }
+  /// Until called again with false, graph_released() of another address of the same physical memory changes nothing.
+  void graph_stays(sim_memory const& memory, void const* p, std::size_t bytes, bool stays) {
+    each(memory, p, bytes, [=](segment& s) { s.stays = stays; });
+  }
   void graph_released(sim_memory const& memory, void const* p, std::size_t bytes) {
     each(memory, p, bytes, [](segment& s) {
+      if (s.stays) return;
       s.kept = 0;
       s.promised = false;
       s.kept_by = nullptr;
@@ -2450,6 +2455,7 @@ class sim_order : public sim_agents {
     bool noted = false;      ///< allocated() or freed() was called; other bytes are never reported as freed
     std::uint64_t kept = 0;  ///< when a graph took hold of it; 0: no graph holds it
     bool promised = false;   ///< graph_holds() was called: eager work must not get it
+    bool stays = false;      ///< graph_stays() was called
     void const* kept_by = nullptr;  ///< the graph's memory, if named
     owner current;
     owner previous[most_previous];            ///< latest first
@@ -4021,6 +4027,12 @@ class sim_machine {
   void graph_holds_again(void const* p, std::size_t bytes) const {
     std::lock_guard const lock(state_->mutex);
     if (state_->order) state_->order->graph_holds_again(state_->memory, p, bytes);
+  }
+  /// Records that graphs hold bytes, whose physical memory may have other addresses, too: graph_released() of those changes nothing until
+  /// this is called again with false.
+  void graph_stays(void const* p, std::size_t bytes, bool stays) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->order->graph_stays(state_->memory, p, bytes, stays);
   }
   /// Records that no graph holds the bytes any more: replays must not access them.
   void graph_released(void const* p, std::size_t bytes) const {

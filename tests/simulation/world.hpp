@@ -257,9 +257,19 @@ class world final : public witness {
   /// A graph memory ends: its graphs are not launched any more.
   void release_held([[maybe_unused]] unsigned memory) {
 #if TARN_SIMULATION_GRAPHS
+    std::vector<std::pair<void const*, std::size_t>> gone;
     model_.held().release(memory, [&](std::uintptr_t begin, std::size_t bytes) {
-      machine_.graph_released(reinterpret_cast<void const*>(begin), bytes);
+      gone.emplace_back(reinterpret_cast<void const*>(begin), bytes);
     });
+    // A page of what is still held may have had an address that is not.
+    auto const note = [&](bool stays) {
+      model_.held().each_held([&](std::uintptr_t begin, std::size_t bytes) {
+        machine_.graph_stays(reinterpret_cast<void const*>(begin), bytes, stays);
+      });
+    };
+    note(true);
+    for (auto const& [p, bytes] : gone) machine_.graph_released(p, bytes);
+    note(false);
 #endif
   }
   /// A pool has new physical memory at the same addresses.

@@ -282,6 +282,12 @@ class sim_machine {
     std::lock_guard const lock(state_->mutex);
     if (state_->order) state_->order->graph_holds_again(state_->memory, p, bytes);
   }
+  /// Records that graphs hold bytes, whose physical memory may have other addresses, too: graph_released() of those changes nothing until
+  /// this is called again with false.
+  void graph_stays(void const* p, std::size_t bytes, bool stays) const {
+    std::lock_guard const lock(state_->mutex);
+    if (state_->order) state_->order->graph_stays(state_->memory, p, bytes, stays);
+  }
   /// Records that no graph holds the bytes any more: replays must not access them.
   void graph_released(void const* p, std::size_t bytes) const {
     std::lock_guard const lock(state_->mutex);

@@ -116,8 +116,13 @@ class sim_order : public sim_agents {
       s.promised = s.promised || !s.noted;
     });
   }
+  /// Until called again with false, graph_released() of another address of the same physical memory changes nothing.
+  void graph_stays(sim_memory const& memory, void const* p, std::size_t bytes, bool stays) {
+    each(memory, p, bytes, [=](segment& s) { s.stays = stays; });
+  }
   void graph_released(sim_memory const& memory, void const* p, std::size_t bytes) {
     each(memory, p, bytes, [](segment& s) {
+      if (s.stays) return;
       s.kept = 0;
       s.promised = false;
       s.kept_by = nullptr;
@@ -275,6 +280,7 @@ class sim_order : public sim_agents {
     bool noted = false;      ///< allocated() or freed() was called; other bytes are never reported as freed
     std::uint64_t kept = 0;  ///< when a graph took hold of it; 0: no graph holds it
     bool promised = false;   ///< graph_holds() was called: eager work must not get it
+    bool stays = false;      ///< graph_stays() was called
     void const* kept_by = nullptr;  ///< the graph's memory, if named
     owner current;
     owner previous[most_previous];            ///< latest first
