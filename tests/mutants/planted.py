@@ -2544,6 +2544,13 @@ PLANTED = {
             "return done;",
             finder="tests/raii/graph_memory.cpp",
         ),
+        Mutant(
+            "a stream of another owner's capture joins without a word",
+            "pool/graph/graph_captures.hpp",
+            "    if (known(stream.id()).owner != &owner)\n",
+            "    if (false)\n",
+            finder="tests/raii/graph_memory.cpp",
+        ),
     ],
     "a pool works where the device has no virtual memory management": [
         Mutant(

@@ -1237,6 +1237,17 @@ TEST_CASE("graph_memory::allocate outside a capture gives blocks that only the o
   d.clean();
 }
 
+TEST_CASE("capture_scope::join refuses a stream of another owner's capture", "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver};
+  graph_memory first{pool}, second{pool};
+  capture_scope scope_a{first, a}, scope_b{second, b};
+  CHECK_THROWS_AS(scope_b.join(a), cuda_error);
+  scope_b.join(b);  // it is its own
+  d.clean();
+}
+
 TEST_CASE("graph_memory::allocate inside a capture of the owner is reused in it and in the next one",
           "[graph_memory]") {
   device d;

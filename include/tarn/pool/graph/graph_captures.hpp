@@ -140,9 +140,11 @@ class graph_captures {
     }
     return false;
   }
-  /// Adds a stream, unless it is part of a capture. @throws cuda_error  too many streams
+  /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another one's, or too many streams
   void add(growth_lock const& growing, Part& owner, capture_number number, stream_ref stream) {
-    if (!heap_.captured.has(stream.id())) add_stream(growing, stream, {0, number, &owner});
+    if (!heap_.captured.has(stream.id())) return add_stream(growing, stream, {0, number, &owner});
+    if (known(stream.id()).owner != &owner)
+      refuse("capture_scope::join (this stream is part of another owner's capture)");
   }
   void end(growth_lock const& growing, Part& owner, capture_number number) noexcept {
     auto& memory = owner.memory;
