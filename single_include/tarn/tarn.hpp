@@ -12700,6 +12700,7 @@ struct alignas(cache_line_bytes) thread_cache {
   std::uint64_t serial = 0;                ///< never reused, unlike the address
   /// The part whose cache serves the capture that this thread opened last; null if none. Set by the owner thread.
   std::atomic<void*> capture{nullptr};
+  std::atomic<stream_id> captured_stream{stream_ref::unknown_id};  ///< that it serves
   /// One bit for each stream that ever had a cache here; other threads skip this one if the bit is not set.
   std::atomic<std::uint64_t> stream_bits{0};
   sequence<owned<stream_cache>> streams;
@@ -13284,23 +13285,27 @@ class front {
         });
   }
 
-  /// What the calling thread's capture uses, as set_capture() said; null if it has none.
-  [[nodiscard]] void* capture() const noexcept {
+  /// What the calling thread's capture of a stream uses, as set_capture() said; null if it has none. Nothing is read of a capture of
+  /// other streams: another thread may be ending it, and what it uses.
+  [[nodiscard]] void* capture_of(stream_id stream) const noexcept {
     thread_cache const* const own = local();
-    return own != nullptr ? own->capture.load(std::memory_order_relaxed) : nullptr;
+    if (own == nullptr || own->captured_stream.load(std::memory_order_relaxed) != stream) return nullptr;
+    return own->capture.load(std::memory_order_relaxed);
   }
-  /// Returns false on a thread without a cache.
-  bool set_capture(void* part) noexcept {
+  /// Returns false on a thread that has one, or has no cache.
+  bool set_capture(void* part, stream_id stream) noexcept {
     thread_cache* const own = local();
-    if (own == nullptr) return false;
+    if (own == nullptr || own->capture.load(std::memory_order_relaxed) != nullptr) return false;
     own->capture.store(part, std::memory_order_relaxed);
+    own->captured_stream.store(stream, std::memory_order_relaxed);
     return true;
   }
   /// Ends that on whichever thread it was set.
   void end_capture(growth_lock const&, void const* part) noexcept {
     for (auto const& cache : caches_) {
-      if (cache->capture.load(std::memory_order_relaxed) == part)
-        cache->capture.store(nullptr, std::memory_order_relaxed);
+      if (cache->capture.load(std::memory_order_relaxed) != part) continue;
+      cache->captured_stream.store(stream_ref::unknown_id, std::memory_order_relaxed);
+      cache->capture.store(nullptr, std::memory_order_relaxed);
     }
   }
 
@@ -13569,8 +13574,7 @@ class capture_cache {
  public:
   std::atomic<std::uint64_t> changes{0};
 
-  /// The captured stream, and the identity under which the part keeps what it frees. 0: the cache is not in use.
-  stream_id stream = stream_ref::unknown_id;
+  /// The identity under which the part keeps what the captured stream frees. 0: the cache is not in use.
   stream_id kept_as = 0;
 
   /// Whether a block was taken away from the cache: what it remembers is void until clear().
@@ -14376,8 +14380,7 @@ class graph_captures {
 
   /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.
   [[nodiscard]] Part* cached(stream_id id) const noexcept {
-    auto* const owner = static_cast<Part*>(front_.capture());
-    return owner != nullptr && owner->cache.stream == id && id != stream_ref::unknown_id ? owner : nullptr;
+    return id != stream_ref::unknown_id ? static_cast<Part*>(front_.capture_of(id)) : nullptr;
   }
 
   // ---- scopes
@@ -14409,9 +14412,8 @@ class graph_captures {
     }
     made.watched = front_.watch_this_thread(growing);
     capture_cache& cache = owner.cache;
-    if (cache.kept_as == 0 && front_.capture() == nullptr && front_.set_capture(&owner)) {
+    if (cache.kept_as == 0 && front_.set_capture(&owner, stream.id())) {
       cache.kept_as = known(stream.id()).kept_as;
-      cache.stream = stream.id();
       made.has_cache = true;
     }
     capture_gate::begin_capture();
@@ -14423,7 +14425,6 @@ class graph_captures {
       if (s.number != number || !std::exchange(s.has_cache, false)) continue;
       front_.end_capture(growing, &owner);
       owner.cache.kept_as = 0;
-      owner.cache.stream = stream_ref::unknown_id;
       return true;
     }
     return false;

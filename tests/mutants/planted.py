@@ -2551,6 +2551,13 @@ PLANTED = {
             "    if (false)\n",
             finder="tests/raii/graph_memory.cpp",
         ),
+        Mutant(
+            "a thread's capture serves all streams of the thread",
+            "pool/front/front.hpp",
+            "own->captured_stream.load(std::memory_order_relaxed) != stream) return nullptr;",
+            "own->captured_stream.load(std::memory_order_relaxed) == stream_ref::unknown_id) return nullptr;",
+            finder="tests/raii/graph_memory.cpp",
+        ),
     ],
     "a pool works where the device has no virtual memory management": [
         Mutant(

@@ -1248,6 +1248,27 @@ TEST_CASE("capture_scope::join refuses a stream of another owner's capture", "[g
   d.clean();
 }
 
+TEST_CASE("a thread whose scope another thread ends, with its owner, uses other streams meanwhile",
+          "[graph_memory][threads]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type captured{d.driver}, other{d.driver};
+  for (int round = 0; round < 200; ++round) {
+    auto owner = std::make_unique<graph_memory<decltype(pool)>>(pool);
+    auto scope = std::make_unique<capture_scope>(*owner, captured);
+    pool.deallocate(captured, pool.allocate(captured, 1_KiB), 1_KiB);
+    std::atomic<bool> over{false};
+    std::thread closes([&] {
+      scope.reset();
+      owner.reset();
+      over = true;
+    });
+    while (!over) pool.deallocate(other, pool.allocate(other, 4_MiB), 4_MiB);
+    closes.join();
+  }
+  d.clean();
+}
+
 TEST_CASE("graph_memory::allocate inside a capture of the owner is reused in it and in the next one",
           "[graph_memory]") {
   device d;

@@ -301,23 +301,27 @@ class front {
         });
   }
 
-  /// What the calling thread's capture uses, as set_capture() said; null if it has none.
-  [[nodiscard]] void* capture() const noexcept {
+  /// What the calling thread's capture of a stream uses, as set_capture() said; null if it has none. Nothing is read of a capture of
+  /// other streams: another thread may be ending it, and what it uses.
+  [[nodiscard]] void* capture_of(stream_id stream) const noexcept {
     thread_cache const* const own = local();
-    return own != nullptr ? own->capture.load(std::memory_order_relaxed) : nullptr;
+    if (own == nullptr || own->captured_stream.load(std::memory_order_relaxed) != stream) return nullptr;
+    return own->capture.load(std::memory_order_relaxed);
   }
-  /// Returns false on a thread without a cache.
-  bool set_capture(void* part) noexcept {
+  /// Returns false on a thread that has one, or has no cache.
+  bool set_capture(void* part, stream_id stream) noexcept {
     thread_cache* const own = local();
-    if (own == nullptr) return false;
+    if (own == nullptr || own->capture.load(std::memory_order_relaxed) != nullptr) return false;
     own->capture.store(part, std::memory_order_relaxed);
+    own->captured_stream.store(stream, std::memory_order_relaxed);
     return true;
   }
   /// Ends that on whichever thread it was set.
   void end_capture(growth_lock const&, void const* part) noexcept {
     for (auto const& cache : caches_) {
-      if (cache->capture.load(std::memory_order_relaxed) == part)
-        cache->capture.store(nullptr, std::memory_order_relaxed);
+      if (cache->capture.load(std::memory_order_relaxed) != part) continue;
+      cache->captured_stream.store(stream_ref::unknown_id, std::memory_order_relaxed);
+      cache->capture.store(nullptr, std::memory_order_relaxed);
     }
   }
 

@@ -37,6 +37,7 @@ struct alignas(cache_line_bytes) thread_cache {
   std::uint64_t serial = 0;                ///< never reused, unlike the address
   /// The part whose cache serves the capture that this thread opened last; null if none. Set by the owner thread.
   std::atomic<void*> capture{nullptr};
+  std::atomic<stream_id> captured_stream{stream_ref::unknown_id};  ///< that it serves
   /// One bit for each stream that ever had a cache here; other threads skip this one if the bit is not set.
   std::atomic<std::uint64_t> stream_bits{0};
   sequence<owned<stream_cache>> streams;

@@ -22,8 +22,7 @@ class capture_cache {
  public:
   std::atomic<std::uint64_t> changes{0};
 
-  /// The captured stream, and the identity under which the part keeps what it frees. 0: the cache is not in use.
-  stream_id stream = stream_ref::unknown_id;
+  /// The identity under which the part keeps what the captured stream frees. 0: the cache is not in use.
   stream_id kept_as = 0;
 
   /// Whether a block was taken away from the cache: what it remembers is void until clear().

@@ -88,8 +88,7 @@ class graph_captures {
 
   /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.
   [[nodiscard]] Part* cached(stream_id id) const noexcept {
-    auto* const owner = static_cast<Part*>(front_.capture());
-    return owner != nullptr && owner->cache.stream == id && id != stream_ref::unknown_id ? owner : nullptr;
+    return id != stream_ref::unknown_id ? static_cast<Part*>(front_.capture_of(id)) : nullptr;
   }
 
   // ---- scopes
@@ -121,9 +120,8 @@ class graph_captures {
     }
     made.watched = front_.watch_this_thread(growing);
     capture_cache& cache = owner.cache;
-    if (cache.kept_as == 0 && front_.capture() == nullptr && front_.set_capture(&owner)) {
+    if (cache.kept_as == 0 && front_.set_capture(&owner, stream.id())) {
       cache.kept_as = known(stream.id()).kept_as;
-      cache.stream = stream.id();
       made.has_cache = true;
     }
     capture_gate::begin_capture();
@@ -135,7 +133,6 @@ class graph_captures {
       if (s.number != number || !std::exchange(s.has_cache, false)) continue;
       front_.end_capture(growing, &owner);
       owner.cache.kept_as = 0;
-      owner.cache.stream = stream_ref::unknown_id;
       return true;
     }
     return false;
