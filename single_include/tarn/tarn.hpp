@@ -13538,7 +13538,8 @@ class front {
 //   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
 //     of a block of the pool    deferred until the owner has ended: the graph uses it
 //   deallocate elsewhere        to the part, in the order of that stream
-//   allocate for an owner       from its part, outside a capture in the order of the stream: see graph_memory::allocate()
+//   allocate for an owner       inside its capture as above; elsewhere from a second part, in the order of the stream: what captures
+//                               received is for captures alone. See graph_memory::allocate()
 //   the scope ends              what captured streams freed is free for the owner's next capture
 //   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
 //                               goes back to the source and the deferred blocks to the pool
@@ -13655,7 +13656,7 @@ class capture_cache {
 #include <utility>
 
 // ---- tarn/pool/graph/graph_part.hpp
-// The part of a pool that one graph_memory owns: a pool of its own over the same source, the blocks of the pool that its captures
+// A part of a pool that one graph_memory owns: a pool of its own over the same source, the blocks of the pool that its captures
 // freed, and the event after which nothing uses either.
 
 #include <atomic>
@@ -13792,19 +13793,22 @@ struct deferred_block {
   graph_users<Part> users;  ///< that it is deferred for afterwards
 };
 
-/// One owner's memory.
+/// What one owner's captures received, or what the owner handed out outside captures. The two are apart: an address that a graph
+/// holds is given to captures of its owner alone.
 template <class Upstream, class Deferred>
 struct graph_part {
   template <class Heap>
-  graph_part(Heap& heap, Deferred& deferred_in_pool, std::uint64_t segment_pool)
+  graph_part(Heap& heap, Deferred& deferred_in_pool, std::uint64_t of_part, std::uint64_t of_owner)
       : observer(deferred_in_pool),
         memory(heap.upstream(), told(heap.options()), &heap),
-        number(segment_pool),
+        number(of_part),
+        owner(of_owner),
         end(heap.driver()) {}
 
   forward_deferred<Deferred> observer;
   pool<Upstream> memory;
-  std::uint64_t const number;  ///< counted from 1, as PyTorch's segment_pool_id
+  std::uint64_t const number;  ///< of the part, counted from 1
+  std::uint64_t const owner;   ///< number of its graph_memory, counted from 1, as PyTorch's segment_pool_id
   capture_cache cache;         ///< of the open scope that got it first
   sequence<deferred_block<graph_part>> deferred;
   std::size_t deferred_bytes = 0;
@@ -14984,6 +14988,10 @@ class graph_memories {
     return p;
   }
 
+  /// Whether a stream is part of a capture of this owner. @throws as allocate()
+  [[nodiscard]] bool is_captured_for(part const& owner, stream_id id, stream_ref stream) {
+    return is_watching() && captures_.of_allocation(id, stream).owner == &owner;
+  }
   /// Serves a request from a part, whether its stream is captured or not; see graph_memory::allocate().
   /// @throws as allocate()
   template <class Pool>
@@ -15062,11 +15070,13 @@ class graph_memories {
 
   // ---- owners and captures
 
+  /// @param other  the part of the same owner's captures; null to make that
   /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
-  [[nodiscard]] part& make_part(growth_lock const& growing) {
-    owned<part> made(new part(heap_, deferred_, ++last_number_));
+  [[nodiscard]] part& make_part(growth_lock const& growing, part const* other) {
+    std::uint64_t const owner = other != nullptr ? other->owner : ++last_owner_;
+    owned<part> made(new part(heap_, deferred_, ++last_number_, owner));
     made->memory.observe_deferred(made->observer);
-    made->memory.heap_.join(growing, made->number, heap_.sums);
+    made->memory.heap_.join(growing, made->owner, heap_.sums, other == nullptr);
     if (heap_.counters(growing).notes.is_open())
       made->memory.note_growth(heap_.counters(growing).notes.most(), heap_.counters(growing).notes.clock());
     std::lock_guard const guard(mutex_);
@@ -15160,7 +15170,7 @@ class graph_memories {
   [[nodiscard]] graph_state state_of(part& of) const {
     pool_state const s = of.memory.state();
     std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.deferred ? s.live - s.deferred : 0, of.deferred_bytes, of.number};
+    return {s.reserved, s.live > s.deferred ? s.live - s.deferred : 0, of.deferred_bytes, of.owner};
   }
   /// Calls f(pool) for each part. reap() leaves alone what a call refers to.
   template <class F>
@@ -15178,7 +15188,7 @@ class graph_memories {
   void for_each_deferred(growth_lock const&, F const& f) const {
     std::lock_guard const guard(mutex_);
     for (auto const& p : parts_) {
-      for (auto const& b : p->deferred) f(b.p, b.bytes, p->number);
+      for (auto const& b : p->deferred) f(b.p, b.bytes, p->owner);
     }
     for (auto const& b : deferred_until_end_) f(b.p, b.bytes, std::uint64_t{0});
   }
@@ -15370,6 +15380,7 @@ class graph_memories {
   mutable fork_mutex mutex_;
   sequence<owned<part>> parts_;
   std::uint64_t last_number_ = 0;
+  std::uint64_t last_owner_ = 0;
   std::atomic<std::size_t> over_count_{0};
   std::atomic<bool> defers_until_end_{false};
   sequence<block_type> deferred_until_end_;  ///< under the mutex
@@ -15377,9 +15388,222 @@ class graph_memories {
 
 }  // namespace tarn::detail
 // ---- tarn/pool/graph/graph_owner_of.hpp
-// The owner of a part of a pool, as graph_memory holds it.
+// The owner of parts of a pool, as graph_memory holds it.
 
+#include <atomic>
 #include <cstddef>
+
+// ---- tarn/pool/other_pools.hpp
+// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
+// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
+// free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
+// what it gives back the lower one can give to the device.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/core/static_mutex.hpp
+// static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
+
+#include <mutex>
+#include <new>
+
+namespace tarn::detail {
+
+/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
+/// and the mutex with it.
+class static_mutex {
+ public:
+  static_mutex() noexcept = default;
+  static_mutex(static_mutex const&) = delete;
+  static_mutex& operator=(static_mutex const&) = delete;
+
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
+  class user {
+   public:
+    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
+
+   private:
+    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
+    static void release(void* of, fork_side side) noexcept {
+      static_cast<user*>(of)->mutex_.release_after_fork(side);
+    }
+
+    static_mutex& mutex_;
+    at_fork member_{this, &take, &release};
+  };
+
+ private:
+  // By the forking thread, which takes the mutex once for all users.
+  [[nodiscard]] bool take_for_fork() noexcept {
+    if (taken_ == 0 && !mutex_.try_lock()) return false;
+    ++taken_;
+    return true;
+  }
+  void release_after_fork(fork_side side) noexcept {
+    if (side == fork_side::parent) {
+      if (--taken_ == 0) mutex_.unlock();
+      return;
+    }
+    taken_ = 0;
+    (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // another owner does not exist in the child
+  }
+
+  std::mutex mutex_;
+  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Whether a pool that gives memory back may wait on the host for the streams that freed it.
+enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
+
+/// Whether a pool over this layer may give its memory to another pool.
+template <class Layer>
+constexpr bool may_stand_on_a_pool() noexcept {
+  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
+}
+
+/// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
+template <class Driver>
+class other_pools {
+ public:
+  using give_back_function = std::size_t (*)(void* pool, std::size_t bytes, giving how) noexcept;
+
+  /// Where the memory goes that a pool gives back.
+  enum class goes_to : std::uint8_t {
+    no_device,     ///< host memory: the pool neither asks others nor is asked
+    its_pool,      ///< that of a graph memory, which asks others; its pool is asked
+    another_pool,  ///< which is asked later
+    the_device
+  };
+
+  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock.
+  other_pools(Driver const& driver, void* pool, give_back_function give_back, goes_to to)
+      : driver_(driver), pool_(pool), give_back_(give_back), to_(to), has_left_(to < goes_to::another_pool) {
+    if (has_left_) return;
+    std::lock_guard const guard(all_.mutex);
+    next_ = all_.latest;
+    all_.latest = this;
+  }
+  other_pools(other_pools const&) = delete;
+  other_pools& operator=(other_pools const&) = delete;
+  ~other_pools() { leave(); }
+
+  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those of the parent's threads
+  /// do not return in a forked child.
+  void leave() noexcept {
+    if (has_left_) return;
+    for (unsigned tries = 0;; ++tries) {
+      {
+        std::lock_guard const guard(all_.mutex);
+        if (calls_ == 0 || !process_.is_this()) {
+          other_pools** at = &all_.latest;
+          while (*at != this) at = &(*at)->next_;
+          *at = next_;
+          has_left_ = true;
+          return;
+        }
+      }
+      spin_wait(tries);
+    }
+  }
+
+  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
+  /// must wait for, and it is called again. The caller holds no lock of a pool.
+  /// @param lacking  returns what the device lacks after a refusal, bytes
+  /// @throws what the last attempt throws
+  template <class Attempt, class Lacking>
+  auto with_help(Attempt const& attempt, Lacking const& lacking) {
+    constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
+    for (std::size_t asked = 0;;) {
+      try {
+        return attempt();
+      } catch (out_of_memory const& refused) {
+        std::size_t given = 0;
+        while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
+          given = ask(lacking(refused.report()), in_turn[asked++]);
+        if (given == 0) throw;
+      }
+    }
+  }
+
+  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
+  /// to pools below those that were asked. The caller holds no lock of a pool.
+  std::size_t ask(std::size_t bytes, giving how) noexcept {
+    list& all = all_;
+    std::size_t given = 0;
+    std::size_t to_device = 0;
+    for (other_pools* asked = nullptr; to_device < bytes;) {
+      {
+        std::lock_guard const guard(all.mutex);
+        other_pools* const last = asked;
+        asked = last == nullptr ? all.latest : last->next_;
+        while (asked != nullptr && (asked == this || !is_same_device(asked->driver_, driver_)))
+          asked = asked->next_;
+        if (last != nullptr) --last->calls_;
+        if (asked == nullptr) return given;
+        ++asked->calls_;
+      }
+      std::size_t const by_it = asked->give_back_(asked->pool_, bytes - to_device, how);
+      given += by_it;
+      if (asked->to_ == goes_to::the_device) to_device += by_it;
+      if (to_device < bytes) continue;
+      std::lock_guard const guard(all.mutex);
+      --asked->calls_;
+    }
+    return given;
+  }
+
+ private:
+  /// Whether memory that other pools give back may help.
+  [[nodiscard]] bool is_refused_by_device(memory_report const& refused) const noexcept {
+    if (refused.device_total != memory_report::unknown && refused.asked > refused.device_total) return false;
+    return to_ != goes_to::no_device && refused.limit == memory_report::unknown;
+  }
+
+  struct list {
+    static_mutex mutex;
+    other_pools* latest = nullptr;
+  };
+  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
+  static list& all_pools() noexcept {
+    alignas(list) static std::byte storage[sizeof(list)];
+    static list& all = *::new (static_cast<void*>(storage)) list;
+    return all;
+  }
+  static bool is_same_device(Driver const& a, Driver const& b) noexcept {
+    if constexpr (std::equality_comparable<Driver>) {
+      return a == b;
+    } else {
+      return a.device() == b.device();
+    }
+  }
+
+  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
+  static_mutex::user const user_{all_.mutex};
+  creating_process const process_{};
+  Driver const& driver_;
+  void* const pool_;
+  give_back_function const give_back_;
+  goes_to const to_;
+  // Under the list's mutex:
+  other_pools* next_ = nullptr;
+  unsigned calls_ = 0;  ///< of give_back_, in progress
+  bool has_left_;
+};
+
+}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -15388,17 +15612,22 @@ template <class Pool>
 class graph_owner_of final : public graph_owner {
  public:
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  explicit graph_owner_of(Pool& whole) : whole_(whole), part_(make(whole)) {}
+  explicit graph_owner_of(Pool& whole) : whole_(whole), part_(make(whole, nullptr)) {}
   graph_owner_of(graph_owner_of const&) = delete;
   graph_owner_of& operator=(graph_owner_of const&) = delete;
   ~graph_owner_of() override {
     growth_lock const growing = whole_.heap_.lock_growth();
+    if (part_type* const outside = outside_.load(); outside != nullptr)
+      whole_.graphs_.end_part(growing, whole_, *outside);
     whole_.graphs_.end_part(growing, whole_, part_);
   }
 
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
     growth_lock const growing = whole_.heap_.lock_growth();
+    // What a warm-up has freed outside goes back, so that the capture can have as much.
+    if (part_type* const outside = outside_.load(std::memory_order_acquire); outside != nullptr)
+      (void)outside->memory.drain_.give_back(growing, 0, giving::what_is_idle);
     return whole_.graphs_.begin_capture(growing, whole_, part_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
@@ -15419,25 +15648,44 @@ class graph_owner_of final : public graph_owner {
     }
     whole_.graphs_.end_capture(growing, part_, capture);
   }
-  [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(part_); }
+  [[nodiscard]] graph_state state() const override {
+    graph_state all = whole_.graphs_.state_of(part_);
+    if (part_type* const outside = outside_.load(std::memory_order_acquire); outside != nullptr) {
+      graph_state const more = whole_.graphs_.state_of(*outside);
+      all.reserved += more.reserved;
+      all.allocated += more.allocated;
+      all.kept += more.kept;
+    }
+    return all;
+  }
   /// See graph_memory::allocate(); `bytes` is not 0.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     stream_id const id = whole_.heap_.identity(stream);
     whole_.heap_.require_ready(id, bytes, alignment);
-    return whole_.graphs_.allocate_from(whole_, part_, id, stream, bytes, alignment);
+    part_type& from = whole_.graphs_.is_captured_for(part_, id, stream) ? part_ : outside();
+    return whole_.graphs_.allocate_from(whole_, from, id, stream, bytes, alignment);
   }
 
  private:
   using part_type = typename Pool::graphs_type::part;
 
-  static part_type& make(Pool& whole) {
+  static part_type& make(Pool& whole, part_type const* other) {
     growth_lock const growing = whole.heap_.lock_growth();
     (void)whole.graphs_.reap(growing, whole, false);
-    return whole.graphs_.make_part(growing);
+    return whole.graphs_.make_part(growing, other);
+  }
+  /// What serves requests outside captures. Most owners have none.
+  part_type& outside() {
+    if (part_type* const made = outside_.load(std::memory_order_acquire); made != nullptr) return *made;
+    growth_lock const growing = whole_.heap_.lock_growth();
+    if (outside_.load(std::memory_order_relaxed) == nullptr)
+      outside_.store(&make(whole_, &part_), std::memory_order_release);
+    return *outside_.load(std::memory_order_relaxed);
   }
 
   Pool& whole_;
-  part_type& part_;
+  part_type& part_;  ///< what captures received
+  std::atomic<part_type*> outside_{nullptr};
 };
 
 }  // namespace tarn::detail
@@ -18377,217 +18625,6 @@ class pool_growth {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/other_pools.hpp
-// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
-// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
-// free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
-// what it gives back the lower one can give to the device.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <new>
-#include <type_traits>
-#include <utility>
-
-// ---- tarn/core/static_mutex.hpp
-// static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
-
-#include <mutex>
-#include <new>
-
-namespace tarn::detail {
-
-/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
-/// and the mutex with it.
-class static_mutex {
- public:
-  static_mutex() noexcept = default;
-  static_mutex(static_mutex const&) = delete;
-  static_mutex& operator=(static_mutex const&) = delete;
-
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
-
-  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
-  class user {
-   public:
-    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
-
-   private:
-    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
-    static void release(void* of, fork_side side) noexcept {
-      static_cast<user*>(of)->mutex_.release_after_fork(side);
-    }
-
-    static_mutex& mutex_;
-    at_fork member_{this, &take, &release};
-  };
-
- private:
-  // By the forking thread, which takes the mutex once for all users.
-  [[nodiscard]] bool take_for_fork() noexcept {
-    if (taken_ == 0 && !mutex_.try_lock()) return false;
-    ++taken_;
-    return true;
-  }
-  void release_after_fork(fork_side side) noexcept {
-    if (side == fork_side::parent) {
-      if (--taken_ == 0) mutex_.unlock();
-      return;
-    }
-    taken_ = 0;
-    (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // another owner does not exist in the child
-  }
-
-  std::mutex mutex_;
-  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Whether a pool that gives memory back may wait on the host for the streams that freed it.
-enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
-
-/// Whether a pool over this layer may give its memory to another pool.
-template <class Layer>
-constexpr bool may_stand_on_a_pool() noexcept {
-  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
-}
-
-/// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
-template <class Driver>
-class other_pools {
- public:
-  using give_back_function = std::size_t (*)(void* pool, std::size_t bytes, giving how) noexcept;
-
-  /// Where the memory goes that a pool gives back.
-  enum class goes_to : std::uint8_t {
-    no_device,     ///< host memory: the pool neither asks others nor is asked
-    its_pool,      ///< that of a graph memory, which asks others; its pool is asked
-    another_pool,  ///< which is asked later
-    the_device
-  };
-
-  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock.
-  other_pools(Driver const& driver, void* pool, give_back_function give_back, goes_to to)
-      : driver_(driver), pool_(pool), give_back_(give_back), to_(to), has_left_(to < goes_to::another_pool) {
-    if (has_left_) return;
-    std::lock_guard const guard(all_.mutex);
-    next_ = all_.latest;
-    all_.latest = this;
-  }
-  other_pools(other_pools const&) = delete;
-  other_pools& operator=(other_pools const&) = delete;
-  ~other_pools() { leave(); }
-
-  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those of the parent's threads
-  /// do not return in a forked child.
-  void leave() noexcept {
-    if (has_left_) return;
-    for (unsigned tries = 0;; ++tries) {
-      {
-        std::lock_guard const guard(all_.mutex);
-        if (calls_ == 0 || !process_.is_this()) {
-          other_pools** at = &all_.latest;
-          while (*at != this) at = &(*at)->next_;
-          *at = next_;
-          has_left_ = true;
-          return;
-        }
-      }
-      spin_wait(tries);
-    }
-  }
-
-  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
-  /// must wait for, and it is called again. The caller holds no lock of a pool.
-  /// @param lacking  returns what the device lacks after a refusal, bytes
-  /// @throws what the last attempt throws
-  template <class Attempt, class Lacking>
-  auto with_help(Attempt const& attempt, Lacking const& lacking) {
-    constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
-    for (std::size_t asked = 0;;) {
-      try {
-        return attempt();
-      } catch (out_of_memory const& refused) {
-        std::size_t given = 0;
-        while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
-          given = ask(lacking(refused.report()), in_turn[asked++]);
-        if (given == 0) throw;
-      }
-    }
-  }
-
-  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
-  /// to pools below those that were asked. The caller holds no lock of a pool.
-  std::size_t ask(std::size_t bytes, giving how) noexcept {
-    list& all = all_;
-    std::size_t given = 0;
-    std::size_t to_device = 0;
-    for (other_pools* asked = nullptr; to_device < bytes;) {
-      {
-        std::lock_guard const guard(all.mutex);
-        other_pools* const last = asked;
-        asked = last == nullptr ? all.latest : last->next_;
-        while (asked != nullptr && (asked == this || !is_same_device(asked->driver_, driver_)))
-          asked = asked->next_;
-        if (last != nullptr) --last->calls_;
-        if (asked == nullptr) return given;
-        ++asked->calls_;
-      }
-      std::size_t const by_it = asked->give_back_(asked->pool_, bytes - to_device, how);
-      given += by_it;
-      if (asked->to_ == goes_to::the_device) to_device += by_it;
-      if (to_device < bytes) continue;
-      std::lock_guard const guard(all.mutex);
-      --asked->calls_;
-    }
-    return given;
-  }
-
- private:
-  /// Whether memory that other pools give back may help.
-  [[nodiscard]] bool is_refused_by_device(memory_report const& refused) const noexcept {
-    if (refused.device_total != memory_report::unknown && refused.asked > refused.device_total) return false;
-    return to_ != goes_to::no_device && refused.limit == memory_report::unknown;
-  }
-
-  struct list {
-    static_mutex mutex;
-    other_pools* latest = nullptr;
-  };
-  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
-  static list& all_pools() noexcept {
-    alignas(list) static std::byte storage[sizeof(list)];
-    static list& all = *::new (static_cast<void*>(storage)) list;
-    return all;
-  }
-  static bool is_same_device(Driver const& a, Driver const& b) noexcept {
-    if constexpr (std::equality_comparable<Driver>) {
-      return a == b;
-    } else {
-      return a.device() == b.device();
-    }
-  }
-
-  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
-  static_mutex::user const user_{all_.mutex};
-  creating_process const process_{};
-  Driver const& driver_;
-  void* const pool_;
-  give_back_function const give_back_;
-  goes_to const to_;
-  // Under the list's mutex:
-  other_pools* next_ = nullptr;
-  unsigned calls_ = 0;  ///< of give_back_, in progress
-  bool has_left_;
-};
-
-}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -18910,11 +18947,11 @@ class heap {
     hot_lock const held(hot_);
     asleep_.store(asleep, std::memory_order_relaxed);
   }
-  /// Makes this the heap of a graph_memory, which the sums of its pool count.
-  void join(growth_lock const&, std::uint64_t number, pool_state& of_pool) noexcept {
+  /// Makes this the heap of a graph_memory, which the sums of its pool count. @param keeps_addresses  whether graphs hold its addresses
+  void join(growth_lock const&, std::uint64_t number, pool_state& of_pool, bool keeps_addresses) noexcept {
     if constexpr (describes) description_.keep_silent();
     hot_lock const held(hot_);
-    space_.keeps_addresses = true;
+    space_.keeps_addresses = keeps_addresses;
     graph_memory = number;
     counters_.sums = &of_pool;
   }
@@ -22883,10 +22920,11 @@ class graph_memory {
   }
   ~graph_memory() = default;
 
-  /// Allocates a block of the owner for work on `stream`, inside or outside a capture: what the warm-up before a capture should
-  /// leave to it, or a part of the pool that is kept apart (PyTorch's MemPool). It is freed as any block, with
-  /// resource().deallocate(), and is then reused by this owner only, in the order of the stream. On a stream that is captured for
-  /// another owner, it is memory that every stream may use, and it is deferred for that graph when it is freed there.
+  /// Allocates a block of the owner for work on `stream`. Inside a capture of this owner, it is as any block of the capture. Elsewhere
+  /// it is from memory that no capture of the owner received: a part of the pool that is kept apart (PyTorch's MemPool), such as the
+  /// inputs of a graph. It is freed as any block, with resource().deallocate(), and is then reused by such calls of this owner only,
+  /// in the order of the stream; freed in a capture, it is reused by nothing until the owner of that capture has ended. On a stream
+  /// that is captured for another owner, it is memory that every stream may use.
   /// For a pool, and for a pool under `tracked`, which counts the block; other policies would not see it.
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc: nothing has changed
   /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not serve.

@@ -2558,6 +2558,19 @@ PLANTED = {
             "own->captured_stream.load(std::memory_order_relaxed) == stream_ref::unknown_id) return nullptr;",
             finder="tests/raii/graph_memory.cpp",
         ),
+        Mutant(
+            "what a capture received is handed out outside captures",
+            "pool/graph/graph_owner_of.hpp",
+            "is_captured_for(part_, id, stream) ? part_ : outside();",
+            "is_captured_for(part_, id, stream) ? part_ : part_;",
+        ),
+        Mutant(
+            "what a warm-up freed is not given back for the capture",
+            "pool/graph/graph_owner_of.hpp",
+            "      (void)outside->memory.drain_.give_back(growing, 0, giving::what_is_idle);\n",
+            "      (void)outside;\n",
+            finder="tests/raii/graph_memory.cpp",
+        ),
     ],
     "a pool works where the device has no virtual memory management": [
         Mutant(

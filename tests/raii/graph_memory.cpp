@@ -947,8 +947,11 @@ TEST_CASE("a capture keeps freed large blocks by size while the memory suffices"
   auto pool = d.pages() | pooled{} | tracked{};
   device::stream_type a{d.driver};
   graph_memory memory{pool};
-  void* const room = memory.allocate(a, 24 << 20);
-  pool.deallocate(a, room, 24 << 20);
+  auto const take_all = [&] {
+    capture const c(d.machine, memory, a);
+    pool.deallocate(a, pool.allocate(a, 24 << 20), 24 << 20);
+  };
+  take_all();
   std::size_t held = 0;
   for (int round = 0; round < 3; ++round) {
     capture c(d.machine, memory, a);
@@ -971,9 +974,8 @@ TEST_CASE("a capture keeps freed large blocks by size while the memory suffices"
     CHECK(memory.state().reserved == held);
     c.end();
   }
-  void* const after = memory.allocate(a, 24 << 20);  // all of it was given back
+  take_all();  // all of it was given back
   CHECK(memory.state().reserved == held);
-  pool.deallocate(a, after, 24 << 20);
   d.clean();
 }
 
@@ -1237,6 +1239,52 @@ TEST_CASE("graph_memory::allocate outside a capture gives blocks that only the o
   d.clean();
 }
 
+TEST_CASE("graph_memory::allocate outside a capture never returns what a capture received",
+          "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver}, c{d.driver};
+  std::size_t const bytes = GENERATE(as<std::size_t>{}, 256, 100000, 4 << 20);
+  graph_memory memory{pool}, other{pool};
+  void* inside = nullptr;    // freed in the capture
+  void* outlives = nullptr;  // freed after it
+  {
+    capture of(d.machine, memory, a);
+    inside = pool.allocate(a, bytes);
+    outlives = pool.allocate(a, bytes);
+    pool.deallocate(a, inside, bytes);
+  }
+  pool.deallocate(b, outlives, bytes);
+  auto const is_apart = [&](void* p) { return p != inside && p != outlives; };
+  std::vector<void*> all;
+  for (int i = 0; i < 4; ++i) {
+    for (auto const* s : {&a, &b}) {
+      all.push_back(memory.allocate(*s, bytes));
+      CHECK(is_apart(all.back()));
+    }
+  }
+  {
+    capture of(d.machine, other, c);
+    void* const p = memory.allocate(c, bytes);
+    CHECK(is_apart(p));
+    pool.deallocate(c, p, bytes);
+  }
+  for (void* p : all) pool.deallocate(b, p, bytes);
+  CHECK(memory.state().allocated == 0);
+  {  // a block from outside that the owner's own capture frees is reused by nothing
+    void* const p = memory.allocate(a, bytes);
+    a.synchronize();
+    {
+      capture of(d.machine, memory, a);
+      pool.deallocate(a, p, bytes);
+      CHECK(memory.state().kept >= bytes);
+      for (int i = 0; i < 4; ++i) CHECK(pool.allocate(a, bytes) != p);
+    }
+    for (int i = 0; i < 4; ++i) CHECK(memory.allocate(b, bytes) != p);
+  }
+  d.clean();
+}
+
 TEST_CASE("capture_scope::join refuses a stream of another owner's capture", "[graph_memory]") {
   device d;
   auto pool = d.pages() | pooled{};
@@ -1276,8 +1324,8 @@ TEST_CASE("graph_memory::allocate inside a capture of the owner is reused in it 
   device::stream_type a{d.driver}, b{d.driver};
   std::size_t const bytes = GENERATE(as<std::size_t>{}, 256, 100000, 8 << 20);
   graph_memory memory{pool};
-  void* const warm = memory.allocate(b, bytes);
-  pool.deallocate(b, warm, bytes);
+  pool.deallocate(b, memory.allocate(b, bytes), bytes);
+  std::size_t const warm = memory.state().reserved;
   b.synchronize();
   void* p = nullptr;
   {
@@ -1289,7 +1337,7 @@ TEST_CASE("graph_memory::allocate inside a capture of the owner is reused in it 
     CHECK(memory.allocate(a, bytes) == p);
     pool.deallocate(a, p, bytes);
   }
-  CHECK(p == warm);  // the work of the warm-up is complete
+  CHECK(memory.state().reserved == warm);  // the work of the warm-up is complete
   {
     capture c(d.machine, memory, b);
     CHECK(pool.allocate(b, bytes) == p);

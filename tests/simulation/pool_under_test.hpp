@@ -100,6 +100,8 @@ struct capture_under_test {
 struct graph_memory_under_test {
   virtual ~graph_memory_under_test() = default;
   [[nodiscard]] virtual std::unique_ptr<capture_under_test> capture(tarn::stream_ref stream) = 0;
+  /// A block of the owner outside a capture; null if the stack has no such call.
+  [[nodiscard]] virtual void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) = 0;
   /// Bytes of its live blocks, as the pool rounds them.
   [[nodiscard]] virtual std::size_t allocated() const = 0;
   [[nodiscard]] virtual std::size_t reserved() const = 0;
@@ -198,6 +200,14 @@ class graph_memory_of final : public graph_memory_under_test {
   std::unique_ptr<capture_under_test> capture(tarn::stream_ref stream) override {
     in_library const now;
     return std::make_unique<capture_of<Memory>>(*memory_, stream);
+  }
+  void* allocate(tarn::stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+    if constexpr (requires { memory_->allocate(stream, bytes, alignment); }) {
+      in_library const now;
+      return memory_->allocate(stream, bytes, alignment);
+    } else {
+      return nullptr;
+    }
   }
   std::size_t allocated() const override {
     in_library const now;

@@ -173,7 +173,8 @@ class user {
     unsigned number = 0;       ///< from 1
     bool is_asleep = false;    /// < forever: the user has given up its pool
     bool has_capture = false;
-    bool is_busy = false;  ///< a thread is inside a call of it
+    bool is_busy = false;      ///< a thread is inside a call of it
+    unsigned allocations = 0;  ///< threads that allocate from it outside a capture
     /// Streams whose work may use its memory: the next launch comes after it.
     std::vector<stream_number> users;
   };
@@ -197,9 +198,11 @@ class user {
     unsigned graphs = 0;
     std::uint64_t number = 0;
     captured_graph* in = nullptr;        ///< the open capture that allocated it
-    graph_memory_of_user* of = nullptr;  ///< whose memory it is
+    graph_memory_of_user* of = nullptr;  ///< whose captured memory it is
     bool of_graph = false;               ///< of a graph_memory, which may have ended
     int stamped_in = -1;                 ///< the capture that allocated it and writes its stamps; -1: none
+    /// That handed it out outside a capture: no graph touches it, unless it uses it.
+    graph_memory_of_user* outside_of = nullptr;
   };
   /// A stream that joined a capture.
   struct joined {
@@ -546,10 +549,12 @@ class user {
     pool_under_test& memory = *pools_[pool].memory;
     ++counted_.allocations;
     void* p = nullptr;
+    graph_memory_of_user* const from = sync ? nullptr : memory_for(o, pool);
     moment const now;
     try {
-      p = sync ? memory.allocate_sync(o.bytes, alignment)
-               : memory.allocate(streams_.name(s, o.how), o.bytes, alignment);
+      p = sync              ? memory.allocate_sync(o.bytes, alignment)
+          : from != nullptr ? allocate_outside(*from, streams_.name(s, o.how), o)
+                            : memory.allocate(streams_.name(s, o.how), o.bytes, alignment);
     } catch (asleep_error const&) {
       if (awake && now.undisturbed()) world_.found().push_back("a pool that is awake threw pool_asleep");
       throw;
@@ -563,6 +568,8 @@ class user {
     if (asleep && now.undisturbed()) world_.found().push_back("a sleeping pool allocated memory");
     slot = std::make_unique<block>();
     *slot = {p, o.bytes, alignment, pool, s, sync, false, {}, 0, ++numbers_};
+    slot->outside_of = from;
+    slot->of_graph = from != nullptr;
     bool const at_once = only_counts() ? o.how % 32 == 1 : o.how % 8 != 1;
     if (at_once && streams_.runs(s) && !pools_[pool].quiet) {
       slot->unordered = false;
@@ -1027,6 +1034,9 @@ class user {
   using graph_memory_slot = std::unique_ptr<graph_memory_of_user>;
 
   void make_memory(operation const& o, unsigned pool);
+  [[nodiscard]] graph_memory_of_user* memory_for(operation const& o, unsigned pool) const;
+  [[nodiscard]] static void* allocate_outside(graph_memory_of_user& from, tarn::stream_ref stream,
+                                              operation const& o);
   [[nodiscard]] bool can_drop(graph_memory_slot const& m) const;
   void drop_memory(graph_memory_slot& m);
   [[nodiscard]] bool has_memories(unsigned pool_number) const;

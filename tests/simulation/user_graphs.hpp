@@ -37,7 +37,7 @@ inline void user::make_memory(operation const& o, unsigned pool) {
 }
 
 inline bool user::can_drop(graph_memory_slot const& m) const {
-  if (m == nullptr || m->has_capture || m->is_busy) return false;
+  if (m == nullptr || m->has_capture || m->is_busy || m->allocations != 0) return false;
   // It is the last owner of its pool, which then ends: not while the device cannot be waited for.
   if (m->pool_number != pools_[m->pool].number && any_capture()) return false;
   return std::none_of(captured_.begin(), captured_.end(),
@@ -55,6 +55,7 @@ inline void user::drop_memory(graph_memory_slot& m) {
   }
   for (block_slot& b : blocks_) {
     if (b != nullptr && b->of == m.get()) b->of = nullptr;
+    if (b != nullptr && b->outside_of == m.get()) b->outside_of = nullptr;
   }
   world_.release_held(m->number);
   ++counted_.other_calls;
@@ -63,6 +64,21 @@ inline void user::drop_memory(graph_memory_slot& m) {
   ending_pools_ += may_end_pool ? 1 : 0;
   gone->it.reset();
   ending_pools_ -= may_end_pool ? 1 : 0;
+}
+
+/// The graph_memory that a step allocates from outside a capture; null for most steps.
+inline user::graph_memory_of_user* user::memory_for(operation const& o, unsigned pool) const {
+  if (!uses_graph_memory_ || o.how % 16 != 9) return nullptr;
+  graph_memory_of_user* const m = memories_[o.second % most_memories].get();
+  return m != nullptr && m->pool == pool && m->pool_number == pools_[pool].number ? m : nullptr;
+}
+inline void* user::allocate_outside(graph_memory_of_user& from, tarn::stream_ref stream, operation const& o) {
+  struct counted {
+    unsigned& n;
+    explicit counted(unsigned& of) : n(of) { ++n; }
+    ~counted() { --n; }
+  } const now(from.allocations);
+  return from.it->allocate(stream, o.bytes, o.alignment);
 }
 
 inline bool user::has_memories(unsigned pool_number) const {
@@ -75,7 +91,8 @@ inline void user::check_memories() {
     if (m == nullptr || m->pool_number != pools_[m->pool].number) continue;
     std::size_t live = 0;
     for (block_slot const& b : blocks_) {
-      if (b != nullptr && b->of == m.get()) live += expected_block(b->bytes, b->alignment);
+      if (b != nullptr && (b->of == m.get() || b->outside_of == m.get()))
+        live += expected_block(b->bytes, b->alignment);
     }
     if (std::size_t const is = m->it->allocated(); is != live)
       world_.found().push_back(text("a graph_memory reports %zu bytes, its live blocks have %zu", is, live));

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
+#include "tarn/core/layers.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/policy/compose.hpp"
 
@@ -60,6 +62,16 @@ class witnessed_layer {
     options_.who->returned(options_.pool, stream, p, bytes, alignment);
     upstream_.deallocate(stream, p, bytes, alignment);
     options_.who->taken_back(options_.pool, p == nullptr ? 0 : bytes, alignment);
+  }
+  template <class Owner>
+  void* allocate_for(Owner& owner, tarn::stream_ref stream, std::size_t bytes, std::size_t alignment)
+    requires requires(Upstream& below) {
+      tarn::detail::layer_of(below).allocate_for(owner, stream, bytes, alignment);
+    }
+  {
+    return observe(stream, bytes, alignment, [&] {
+      return tarn::detail::layer_of(upstream_).allocate_for(owner, stream, bytes, alignment);
+    });
   }
   void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     return observe({}, bytes, alignment, [&] { return upstream_.allocate_sync(bytes, alignment); });

@@ -367,11 +367,11 @@ class heap {
     hot_lock const held(hot_);
     asleep_.store(asleep, std::memory_order_relaxed);
   }
-  /// Makes this the heap of a graph_memory, which the sums of its pool count.
-  void join(growth_lock const&, std::uint64_t number, pool_state& of_pool) noexcept {
+  /// Makes this the heap of a graph_memory, which the sums of its pool count. @param keeps_addresses  whether graphs hold its addresses
+  void join(growth_lock const&, std::uint64_t number, pool_state& of_pool, bool keeps_addresses) noexcept {
     if constexpr (describes) description_.keep_silent();
     hot_lock const held(hot_);
-    space_.keeps_addresses = true;
+    space_.keeps_addresses = keeps_addresses;
     graph_memory = number;
     counters_.sums = &of_pool;
   }

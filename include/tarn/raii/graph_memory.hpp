@@ -43,10 +43,11 @@ class graph_memory {
   }
   ~graph_memory() = default;
 
-  /// Allocates a block of the owner for work on `stream`, inside or outside a capture: what the warm-up before a capture should
-  /// leave to it, or a part of the pool that is kept apart (PyTorch's MemPool). It is freed as any block, with
-  /// resource().deallocate(), and is then reused by this owner only, in the order of the stream. On a stream that is captured for
-  /// another owner, it is memory that every stream may use, and it is deferred for that graph when it is freed there.
+  /// Allocates a block of the owner for work on `stream`. Inside a capture of this owner, it is as any block of the capture. Elsewhere
+  /// it is from memory that no capture of the owner received: a part of the pool that is kept apart (PyTorch's MemPool), such as the
+  /// inputs of a graph. It is freed as any block, with resource().deallocate(), and is then reused by such calls of this owner only,
+  /// in the order of the stream; freed in a capture, it is reused by nothing until the owner of that capture has ended. On a stream
+  /// that is captured for another owner, it is memory that every stream may use.
   /// For a pool, and for a pool under `tracked`, which counts the block; other policies would not see it.
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc: nothing has changed
   /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not serve.

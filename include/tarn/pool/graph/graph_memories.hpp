@@ -9,7 +9,8 @@
 //   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
 //     of a block of the pool    deferred until the owner has ended: the graph uses it
 //   deallocate elsewhere        to the part, in the order of that stream
-//   allocate for an owner       from its part, outside a capture in the order of the stream: see graph_memory::allocate()
+//   allocate for an owner       inside its capture as above; elsewhere from a second part, in the order of the stream: what captures
+//                               received is for captures alone. See graph_memory::allocate()
 //   the scope ends              what captured streams freed is free for the owner's next capture
 //   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
 //                               goes back to the source and the deferred blocks to the pool
@@ -94,6 +95,10 @@ class graph_memories {
     return p;
   }
 
+  /// Whether a stream is part of a capture of this owner. @throws as allocate()
+  [[nodiscard]] bool is_captured_for(part const& owner, stream_id id, stream_ref stream) {
+    return is_watching() && captures_.of_allocation(id, stream).owner == &owner;
+  }
   /// Serves a request from a part, whether its stream is captured or not; see graph_memory::allocate().
   /// @throws as allocate()
   template <class Pool>
@@ -172,11 +177,13 @@ class graph_memories {
 
   // ---- owners and captures
 
+  /// @param other  the part of the same owner's captures; null to make that
   /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
-  [[nodiscard]] part& make_part(growth_lock const& growing) {
-    owned<part> made(new part(heap_, deferred_, ++last_number_));
+  [[nodiscard]] part& make_part(growth_lock const& growing, part const* other) {
+    std::uint64_t const owner = other != nullptr ? other->owner : ++last_owner_;
+    owned<part> made(new part(heap_, deferred_, ++last_number_, owner));
     made->memory.observe_deferred(made->observer);
-    made->memory.heap_.join(growing, made->number, heap_.sums);
+    made->memory.heap_.join(growing, made->owner, heap_.sums, other == nullptr);
     if (heap_.counters(growing).notes.is_open())
       made->memory.note_growth(heap_.counters(growing).notes.most(), heap_.counters(growing).notes.clock());
     std::lock_guard const guard(mutex_);
@@ -270,7 +277,7 @@ class graph_memories {
   [[nodiscard]] graph_state state_of(part& of) const {
     pool_state const s = of.memory.state();
     std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.deferred ? s.live - s.deferred : 0, of.deferred_bytes, of.number};
+    return {s.reserved, s.live > s.deferred ? s.live - s.deferred : 0, of.deferred_bytes, of.owner};
   }
   /// Calls f(pool) for each part. reap() leaves alone what a call refers to.
   template <class F>
@@ -288,7 +295,7 @@ class graph_memories {
   void for_each_deferred(growth_lock const&, F const& f) const {
     std::lock_guard const guard(mutex_);
     for (auto const& p : parts_) {
-      for (auto const& b : p->deferred) f(b.p, b.bytes, p->number);
+      for (auto const& b : p->deferred) f(b.p, b.bytes, p->owner);
     }
     for (auto const& b : deferred_until_end_) f(b.p, b.bytes, std::uint64_t{0});
   }
@@ -480,6 +487,7 @@ class graph_memories {
   mutable fork_mutex mutex_;
   sequence<owned<part>> parts_;
   std::uint64_t last_number_ = 0;
+  std::uint64_t last_owner_ = 0;
   std::atomic<std::size_t> over_count_{0};
   std::atomic<bool> defers_until_end_{false};
   sequence<block_type> deferred_until_end_;  ///< under the mutex

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The part of a pool that one graph_memory owns: a pool of its own over the same source, the blocks of the pool that its captures
+// A part of a pool that one graph_memory owns: a pool of its own over the same source, the blocks of the pool that its captures
 // freed, and the event after which nothing uses either.
 
 #include <atomic>
@@ -147,19 +147,22 @@ struct deferred_block {
   graph_users<Part> users;  ///< that it is deferred for afterwards
 };
 
-/// One owner's memory.
+/// What one owner's captures received, or what the owner handed out outside captures. The two are apart: an address that a graph
+/// holds is given to captures of its owner alone.
 template <class Upstream, class Deferred>
 struct graph_part {
   template <class Heap>
-  graph_part(Heap& heap, Deferred& deferred_in_pool, std::uint64_t segment_pool)
+  graph_part(Heap& heap, Deferred& deferred_in_pool, std::uint64_t of_part, std::uint64_t of_owner)
       : observer(deferred_in_pool),
         memory(heap.upstream(), told(heap.options()), &heap),
-        number(segment_pool),
+        number(of_part),
+        owner(of_owner),
         end(heap.driver()) {}
 
   forward_deferred<Deferred> observer;
   pool<Upstream> memory;
-  std::uint64_t const number;  ///< counted from 1, as PyTorch's segment_pool_id
+  std::uint64_t const number;  ///< of the part, counted from 1
+  std::uint64_t const owner;   ///< number of its graph_memory, counted from 1, as PyTorch's segment_pool_id
   capture_cache cache;         ///< of the open scope that got it first
   sequence<deferred_block<graph_part>> deferred;
   std::size_t deferred_bytes = 0;
