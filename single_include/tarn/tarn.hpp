@@ -18665,13 +18665,11 @@ class heap {
   [[nodiscard]] growth_lock lock_growth() { return growth_lock(growth_mutex_); }
   /// Returns false if another thread holds the growth lock. Otherwise the caller calls adopt_growth_lock() next.
   [[nodiscard]] bool try_lock_growth() noexcept { return growth_mutex_.try_lock(); }
-  [[nodiscard]] growth_lock adopt_growth_lock() noexcept {
-    return growth_lock(growth_mutex_, std::adopt_lock);
-  }
+  [[nodiscard]] growth_lock adopt_growth_lock() noexcept { return {growth_mutex_, std::adopt_lock}; }
   /// Whether the calling thread holds it.
   [[nodiscard]] bool holds_growth_lock() const noexcept { return growth_mutex_.is_mine(); }
   /// Reports the misuse that a call has found when the call ends. Called before the call takes its locks.
-  [[nodiscard]] misuse_report misuse_at_end() noexcept { return misuse_report(notes_, hot_); }
+  [[nodiscard]] misuse_report misuse_at_end() noexcept { return {notes_, hot_}; }
 
   // ---- parts
 

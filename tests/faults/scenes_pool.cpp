@@ -480,18 +480,18 @@ void no_host_memory_for_a_free(trial& t) {
   t.order(c, a);
   held.use(b, p, 1000, long_time);
   held.use(c, q, 3_MiB, long_time);
-  void* const recorded = held.get(a, 4_MiB);
+  void* const named = held.get(a, 4_MiB);
   t.order(b, a);
-  held.use(b, recorded, 4_MiB, long_time);
+  held.use(b, named, 4_MiB, long_time);
   bool const recorded = t.attempt("record_stream", [&] {
-    nearest(held.memory(), [&](auto& l) -> decltype(l.record_stream(recorded, 0, b)) {
-      return l.record_stream(recorded, 4_MiB, b);
+    nearest(held.memory(), [&](auto& l) -> decltype(l.record_stream(named, 0, b)) {
+      return l.record_stream(named, 4_MiB, b);
     });
   });
   if (!recorded) t.wait_for(b);
   {
     host_faults::arm(1, host_faults::lasting::for_good);
-    held.give(a, recorded);
+    held.give(a, named);
     held.give(b, p);  // to a stream that is new to the pool
     held.give(c, q);
     host_faults::disarm();

@@ -1852,11 +1852,11 @@ PLANTED = {
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(
-            "a forked child waits for a visitor of its parent",
+            "a forked child takes from the caches of its parent",
             "pool/pool_fork.hpp",
             "front_.close_in_child();",
-            ";",
-            finder="tests/raii/sleep_together.cpp",
+            "front_.let_threads_in();",
+            finder="tests/pool/thread_cache.cpp",
         ),
         Mutant(
             "graph memories keep their memory if their pool cannot be woken",

@@ -13,6 +13,9 @@
 #include <vector>
 
 #include "catch.hpp"
+#if defined(__unix__) || defined(__APPLE__)
+#include "child_process.hpp"
+#endif
 #include "contract/memory_access.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
@@ -480,3 +483,23 @@ TEST_CASE("local_caches does not grow with the number of destroyed pools", "[poo
   }
   CHECK(detail::local_caches.mask < 256);
 }
+
+#if defined(__unix__) || defined(__APPLE__)
+
+TEST_CASE("allocate serves nothing from a thread's cache in a forked child", "[pool][at_fork]") {
+  auto memory = host_memory{} | pooled{};
+  void* const p = memory.allocate_sync(100);
+  memory.deallocate_sync(p, 100);
+  CHECK(child_of([&] {
+          try {
+            (void)memory.allocate_sync(100);
+            return false;
+          } catch (cuda_error const& refused) {
+            return refused.kind() == failure::forked;
+          }
+        }) == 0);
+  CHECK(memory.allocate_sync(100) == p);
+  memory.deallocate_sync(p, 100);
+}
+
+#endif
