@@ -10893,9 +10893,10 @@ class arena {
     });
   }
 
-  /// Joins the free ranges of a stream with neutral ones beside them; other neutral ranges stay neutral, for every stream. O(ranges of
-  /// the stream or neutral ones, whichever are fewer)
-  void join_neutral(domain_ref d) noexcept {
+  /// Joins the free ranges of a stream with neutral ones beside them; other neutral ranges stay neutral, for every stream. Returns
+  /// whether there were any. O(ranges of the stream or neutral ones, whichever are fewer)
+  bool join_neutral(domain_ref d) noexcept {
+    bool any = false;
     domain_ref const walked = streams[neutral].range_count() < streams[d].range_count() ? neutral : d;
     domain_ref const other = walked == d ? neutral : d;
     claim_each(walked, [&](range_ref r) {
@@ -10904,7 +10905,7 @@ class arena {
         if (beside == 0 || ranges[beside].state != range_state::free || ranges[beside].domain != other ||
             ranges[beside].where != ranges[r].where)
           continue;
-        joined = true;
+        joined = any = true;
         if (other == d) continue;
         take_out(beside);
         ranges[beside].domain = d;
@@ -10913,6 +10914,7 @@ class arena {
       }
       make_free(r, joined ? d : neutral, walked == d ? ranges[r].epoch : 0);
     });
+    return any;
   }
 
   /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same domain and zone.
@@ -14266,15 +14268,17 @@ inline void end_captured_stream(growth_lock const& growing, arena& space, stream
 }
 
 /// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
-/// stream may use, the host waits instead.
+/// stream may use, the host waits instead. Returns false if no other stream has free ranges.
 /// `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by this stream or by one that
 /// was given its place, has a later mark and stays.
 template <stream_driver Driver>
-void steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+bool steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            domain_ref taker) {
+  bool any = false;
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
     stream_domain const& owner = space.streams[d];
     if (d == taker || owner.free_bytes() == 0) continue;
+    any = true;
     if (taker == neutral) {
       (void)order.finish(space, hot, d);
       neutralise(growing, space, d);
@@ -14283,6 +14287,7 @@ void steal(growth_lock const& growing, arena& space, ordering<Driver>& order, ma
       space.hand_over(d, taker, covered);
     }
   }
+  return any;
 }
 
 /// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
@@ -14757,6 +14762,7 @@ struct growth_request {
   std::size_t asked_alignment = 0;
   // The ladder sets the rest for each step. A small pool that grows at once, and a step that only puts memory together, do not
   // exceed may_create; other growth may.
+  std::size_t device_bytes = 0;        ///< all memory of the device, 0 if it is not known
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
   std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created
@@ -15854,8 +15860,9 @@ class known_left {
   [[nodiscard]] bool is_old(std::size_t reserved) const noexcept {
     return !is_known_ || (reserved > seen_at_ && reserved - seen_at_ > left_ / 16);
   }
-  void renew(std::size_t left, std::size_t reserved) noexcept {
-    left_ = left;
+  void renew(memory_bound const& found, std::size_t reserved) noexcept {
+    left_ = found.bytes;
+    if (found.device_total != memory_report::unknown) device_total_ = found.device_total;
     seen_at_ = reserved;
     is_known_ = true;
   }
@@ -15865,10 +15872,13 @@ class known_left {
     if (!is_known_ || left_ == unknown_left) return unknown_left;
     return reserved > seen_at_ ? left_ - min_of(left_, reserved - seen_at_) : left_ + (seen_at_ - reserved);
   }
+  /// All memory of the device, 0 if it is not known.
+  [[nodiscard]] std::size_t device_total() const noexcept { return device_total_; }
 
  private:
   std::size_t left_ = 0;
   std::size_t seen_at_ = 0;  ///< reserved bytes when it was queried
+  std::size_t device_total_ = 0;
   bool is_known_ = false;
 };
 
@@ -17918,8 +17928,6 @@ class page_growth {
         segments_(map_, views_) {}
 
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
-  /// Memory of the device, 0 before the first growth.
-  [[nodiscard]] std::size_t device_bytes() const noexcept { return map_.bytes() / reservation_factor; }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return map_.host_bytes() + views_.host_bytes() + sleep_.host_bytes();
   }
@@ -17929,7 +17937,7 @@ class page_growth {
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
             void*& block) {
-    open(a, hot);
+    if (!map_.is_open()) open(a, hot, request.device_bytes);
     // No address would be found, and creating handles first would briefly take the whole device.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
@@ -18126,9 +18134,8 @@ class page_growth {
     return {held, choose_pieces(a, map_, request, request.bytes)};
   }
 
-  /// Reserves the virtual range on first use.
-  void open(arena& a, may_release hot) {
-    if (map_.is_open()) return;
+  /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not known
+  void open(arena& a, may_release hot, std::size_t total) {
     void* base = nullptr;
     std::size_t bytes = 0;
     std::size_t grain = 0;
@@ -18137,8 +18144,7 @@ class page_growth {
       // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned to it.
       grain = max_of(source_.granularity(), usual_granule);
       std::size_t available = 0;
-      std::size_t total = 0;
-      (void)source_.driver().memory_info(available, total);
+      if (total == 0) (void)source_.driver().memory_info(available, total);
       std::size_t const device = align_up(max_of(total, 64 * grain), 8 * grain);
       for (bytes = device * reservation_factor; base == nullptr;) {
         try {
@@ -18289,9 +18295,6 @@ class segment_growth {
 
   segment_growth(Source& source, growth_counters& counters, description_type& tool)
       : source_(source), counters_(counters), tool_(tool) {}
-
-  /// The upstream's memory is unknown.
-  [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
 
   /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
   /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
@@ -18513,9 +18516,6 @@ class pool_growth {
 
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
     return of_memory(*this, [&](auto& memory) { return memory.contains(address); });
-  }
-  [[nodiscard]] std::size_t device_bytes() const noexcept {
-    return of_memory(*this, [](auto& memory) { return memory.device_bytes(); });
   }
   bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
             void*& block) {
@@ -19409,7 +19409,7 @@ class pool_sleep {
 // The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
 //
 //   - a request above a limit below the pool is refused at once
-//   0 small pools   grow at once, except the first time: below roomy_limit speed matters more than memory
+//   0 small pools   grow at once: below roomy_limit speed matters more than memory
 //   1 magazines     return all threads' cached blocks to the heap, each to its own stream's domain, if there are enough of them
 //   2 finished      make frees of other streams that the device has completed neutral
 //   3 stealing      make the stream wait, on the device, for another stream's frees, and take them over; add neutral ranges to
@@ -19419,6 +19419,8 @@ class pool_sleep {
 //   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, free memory is remapped together,
 //                   free handles and segments are given back
 //   6 out_of_memory   or, if the device refused, other pools give back what they cache (slow_path.hpp, other_pools.hpp)
+//
+// A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a second time.
 //
 // One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which invalidates
 // everything looked up before.
@@ -19476,31 +19478,32 @@ class ladder {
     refuse_above_limit();
     if (page_source<source_type>) renew_left();
     set_budget();
-    if (page_source<source_type> && grow_roomy(idle.threads)) return;
-    if (idle.threads == 1 || idle.bytes * idle_part > counters().reserved) {
-      {
-        unlocked const open(hot_);
-        front_.flush_all(growing_);
-      }
+    if (grow_roomy(idle.threads)) return;
+    if (return_caches(idle) && take()) return;
+    // While a stream is captured its frees cannot be marked, and others' must not wait for it.
+    domain_ref const taker = request_.taker;
+    if (others_have_free(space(), taker) && !is_captured()) {
+      collect_finished(growing_, space(), order(), hot_, taker);
       if (take()) return;
+      if (steal(growing_, space(), order(), hot_, taker) && take()) return;
     }
-    if (take_from_others()) return;
+    // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
+    if (taker != neutral && space().join_neutral(taker) && take()) return;
     refusal last(*this);
     for (int attempt = 0; attempt < 3 && !last.by_source; ++attempt) {
-      set_budget();
       give_back_spare();
-      share_segment();
-      if (is_grown(last)) return;
+      set_budget();
+      if (grow(last)) return;
     }
     heap_.left(growing_).forget();
     request_.segment = 0;
     ++heap_.counters(growing_).alloc_retries;
-    if (take_what_is_waited_for() || put_together()) return;
+    if (take_what_is_waited_for() || put_together(last)) return;
     bool const has_given = growth().shrink(space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
       request_.may_exceed = true;
       request_.extend = true;
-      if (is_grown(last)) return;
+      if (grow(last)) return;
     }
     query_device(last);
     throw out_of_memory(report(last.why));
@@ -19543,26 +19546,21 @@ class ladder {
     return heap_.take(hot_.held(), request_.taker, wanted_, batch_);
   }
 
-  /// Returns true if a growth assembled a block, or created memory that now serves the request.
-  /// @throws what the source throws, nothing has changed
-  bool grow() {
+  /// Returns true if a growth assembled a block, or created memory that now serves the request. Returns false and sets `last` if the
+  /// source refuses.
+  bool grow(refusal& last) {
     void* block = nullptr;
-    if (!growth().grow(space(), hot_, order(), request_, block)) return false;
-    if (block == nullptr) return take();
-    batch_.blocks[0] = block;
-    batch_.count = 1;
-    return true;
-  }
-
-  /// As grow(); returns false and sets `last` if the source refuses.
-  bool is_grown(refusal& last) {
     try {
-      return grow();
+      if (!growth().grow(space(), hot_, order(), request_, block)) return false;
     } catch (out_of_memory const& error) {
       last.why = error.report();
       last.by_source = true;
       return false;
     }
+    if (block == nullptr) return take();
+    batch_.blocks[0] = block;
+    batch_.count = 1;
+    return true;
   }
 
   /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are too small for the
@@ -19579,20 +19577,11 @@ class ladder {
     (void)growth().shrink(space(), hot_, growth().keep_before(space(), request_));
   }
 
-  /// Before rung 4, over a source that has no pages: lets other blocks share the new segment. Not where another layer could find memory
-  /// for the request alone, and not of host memory, which takes long to pin.
-  void share_segment() {
-    request_.segment = 0;
-    if constexpr (is_bounded_source && !is_host_memory<source_type>) {
-      if (heap_.uses_pages() || request_.where != zone::larger) return;
-      request_.segment = segment_for(space(), counters().reserved, request_.bytes);
-    }
-  }
-
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
+    if (!heap_.uses_pages()) return false;
     std::size_t const reserved = counters().reserved;
-    std::size_t const limit = min_of(roomy_limit * threads, growth().device_bytes() / roomy_part);
+    std::size_t const limit = min_of(roomy_limit * threads, heap_.left(growing_).device_total() / roomy_part);
     if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
     growth_request const usual = request_;
     request_.may_create = limit - reserved;
@@ -19601,24 +19590,18 @@ class ladder {
     if (request_.where == zone::smaller)
       request_.least_growth = max_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
     refusal unused(*this);
-    bool const served = is_grown(unused);
+    bool const served = grow(unused);
     request_ = usual;
     return served;
   }
 
-  /// Rungs 2 and 3.
-  bool take_from_others() {
-    domain_ref const taker = request_.taker;
-    // While a stream is captured its frees cannot be marked, and others' must not wait for it.
-    if (!others_have_free(space(), taker) || !is_captured()) {
-      collect_finished(growing_, space(), order(), hot_, taker);
-      if (take()) return true;
-      steal(growing_, space(), order(), hot_, taker);
-      if (take()) return true;
-    }
-    // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
-    if (taker != neutral) space().join_neutral(taker);
-    return take();
+  /// Rung 1. Returns false if the threads cache nothing, or too little to stop them.
+  bool return_caches(idle_blocks const& idle) {
+    if (idle.bytes == 0) return false;
+    if (idle.threads != 1 && idle.bytes * idle_part <= counters().reserved) return false;
+    unlocked const open(hot_);
+    front_.flush_all(growing_);
+    return true;
   }
 
   /// Rung 5: everything that is free after the host has waited.
@@ -19639,14 +19622,14 @@ class ladder {
     return found;
   }
   /// Rung 5: a view of free handles, without creating any.
-  bool put_together() {
+  bool put_together(refusal& last) {
     request_.may_create = 0;
     request_.may_exceed = false;
     if (!request_.may_remap)
       return false;  // without remapping, a growth calls the driver: only after handles were given back
     for (bool const extend : {true, false}) {
       request_.extend = extend;
-      if (grow()) return true;
+      if (grow(last)) return true;
     }
     return false;
   }
@@ -19666,10 +19649,10 @@ class ladder {
     std::size_t const reserved = counters().reserved;
     bool const may_suffice = left() >= request_.bytes || reserved >= request_.bytes - left();
     if (may_suffice && !heap_.left(growing_).is_old(reserved)) return;
-    std::size_t found = 0;
+    memory_bound found;
     {
       unlocked const open(hot_);
-      found = memory_left(layer_of(heap_.upstream())).bytes;
+      found = memory_left(layer_of(heap_.upstream()));
     }
     heap_.left(growing_).renew(found, counters().reserved);
   }
@@ -19718,6 +19701,8 @@ class ladder {
                                 : usual_granule;
     request_.may_remap = may_remap(options);
     request_.uses_up_parts = uses_up_parts(live, left());
+    request_.device_bytes = heap_.left(growing_).device_total();
+    request_.segment = segment_to_share();
     if (!request_.may_remap) {
       if (options.handles == handles_per_block::one) {
         request_.largest_handle = max_request_bytes;
@@ -19731,6 +19716,16 @@ class ladder {
     std::size_t const remaps = counters().remaps / (1 + space().window.volume() / 1_GiB);
     std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
+  }
+
+  /// The bytes of a new segment that other blocks share, over a source that has no pages; 0 if only the request uses it. Not where
+  /// another layer could find memory for the request alone, and not of host memory, which takes long to pin.
+  [[nodiscard]] std::size_t segment_to_share() noexcept {
+    if constexpr (is_bounded_source && !is_host_memory<source_type>) {
+      if (!heap_.uses_pages() && request_.where == zone::larger)
+        return segment_for(space(), counters().reserved, request_.bytes);
+    }
+    return 0;
   }
 
   /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device. A

@@ -101,7 +101,9 @@ TEST_CASE("known_left is renewed after a sixteenth of it was taken", "[pool][mem
   detail::known_left left;
   CHECK(left.is_old(0));
   CHECK(left.bytes(0) == detail::unknown_left);
-  left.renew(160_MiB, 40_MiB);
+  detail::memory_bound found;
+  found.bytes = 160_MiB;
+  left.renew(found, 40_MiB);
   CHECK(left.bytes(40_MiB) == 160_MiB);
   CHECK(left.bytes(45_MiB) == 155_MiB);
   CHECK_FALSE(left.is_old(50_MiB));
@@ -111,8 +113,19 @@ TEST_CASE("known_left is renewed after a sixteenth of it was taken", "[pool][mem
   CHECK_FALSE(left.is_old(10_MiB));
   left.forget();
   CHECK(left.is_old(40_MiB));
-  left.renew(detail::unknown_left, 40_MiB);
+  left.renew(detail::memory_bound{}, 40_MiB);
   CHECK(left.bytes(50_MiB) == detail::unknown_left);
+}
+
+TEST_CASE("the first allocation of a pool queries the free memory once",
+          "[pool][memory_left][page_growth][pages]") {
+  for (std::size_t const bytes : {std::size_t{512}, std::size_t{3_MiB}, std::size_t{512_MiB}}) {
+    device d;
+    auto memory = sim_pages{d.driver} | pooled{};
+    void* const p = memory.allocate(d.stream, bytes);
+    CHECK(d.calls(driver_call::memory_info) == 1);
+    memory.deallocate(d.stream, p, bytes);
+  }
 }
 
 TEST_CASE("handles get finer as memory becomes scarce", "[pool][memory_left][page_growth][pages]") {

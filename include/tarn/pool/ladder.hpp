@@ -3,7 +3,7 @@
 // The ladder: the steps tried, in order, when neither a stream's own memory nor neutral memory has a fitting range.
 //
 //   - a request above a limit below the pool is refused at once
-//   0 small pools   grow at once, except the first time: below roomy_limit speed matters more than memory
+//   0 small pools   grow at once: below roomy_limit speed matters more than memory
 //   1 magazines     return all threads' cached blocks to the heap, each to its own stream's domain, if there are enough of them
 //   2 finished      make frees of other streams that the device has completed neutral
 //   3 stealing      make the stream wait, on the device, for another stream's frees, and take them over; add neutral ranges to
@@ -13,6 +13,8 @@
 //   5 exhaustion    the driver refused: the host waits for all streams and recorded uses, free memory is remapped together,
 //                   free handles and segments are given back
 //   6 out_of_memory   or, if the device refused, other pools give back what they cache (slow_path.hpp, other_pools.hpp)
+//
+// A rung releases memory and takes again. Where it has nothing to release, the same memory is not searched a second time.
 //
 // One thread climbs at a time (the growth lock). The hot lock is released around every driver call, which invalidates
 // everything looked up before.
@@ -84,31 +86,32 @@ class ladder {
     refuse_above_limit();
     if (page_source<source_type>) renew_left();
     set_budget();
-    if (page_source<source_type> && grow_roomy(idle.threads)) return;
-    if (idle.threads == 1 || idle.bytes * idle_part > counters().reserved) {
-      {
-        unlocked const open(hot_);
-        front_.flush_all(growing_);
-      }
+    if (grow_roomy(idle.threads)) return;
+    if (return_caches(idle) && take()) return;
+    // While a stream is captured its frees cannot be marked, and others' must not wait for it.
+    domain_ref const taker = request_.taker;
+    if (others_have_free(space(), taker) && !is_captured()) {
+      collect_finished(growing_, space(), order(), hot_, taker);
       if (take()) return;
+      if (steal(growing_, space(), order(), hot_, taker) && take()) return;
     }
-    if (take_from_others()) return;
+    // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
+    if (taker != neutral && space().join_neutral(taker) && take()) return;
     refusal last(*this);
     for (int attempt = 0; attempt < 3 && !last.by_source; ++attempt) {
-      set_budget();
       give_back_spare();
-      share_segment();
-      if (is_grown(last)) return;
+      set_budget();
+      if (grow(last)) return;
     }
     heap_.left(growing_).forget();
     request_.segment = 0;
     ++heap_.counters(growing_).alloc_retries;
-    if (take_what_is_waited_for() || put_together()) return;
+    if (take_what_is_waited_for() || put_together(last)) return;
     bool const has_given = growth().shrink(space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
       request_.may_exceed = true;
       request_.extend = true;
-      if (is_grown(last)) return;
+      if (grow(last)) return;
     }
     query_device(last);
     throw out_of_memory(report(last.why));
@@ -151,26 +154,21 @@ class ladder {
     return heap_.take(hot_.held(), request_.taker, wanted_, batch_);
   }
 
-  /// Returns true if a growth assembled a block, or created memory that now serves the request.
-  /// @throws what the source throws, nothing has changed
-  bool grow() {
+  /// Returns true if a growth assembled a block, or created memory that now serves the request. Returns false and sets `last` if the
+  /// source refuses.
+  bool grow(refusal& last) {
     void* block = nullptr;
-    if (!growth().grow(space(), hot_, order(), request_, block)) return false;
-    if (block == nullptr) return take();
-    batch_.blocks[0] = block;
-    batch_.count = 1;
-    return true;
-  }
-
-  /// As grow(); returns false and sets `last` if the source refuses.
-  bool is_grown(refusal& last) {
     try {
-      return grow();
+      if (!growth().grow(space(), hot_, order(), request_, block)) return false;
     } catch (out_of_memory const& error) {
       last.why = error.report();
       last.by_source = true;
       return false;
     }
+    if (block == nullptr) return take();
+    batch_.blocks[0] = block;
+    batch_.count = 1;
+    return true;
   }
 
   /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are too small for the
@@ -187,20 +185,11 @@ class ladder {
     (void)growth().shrink(space(), hot_, growth().keep_before(space(), request_));
   }
 
-  /// Before rung 4, over a source that has no pages: lets other blocks share the new segment. Not where another layer could find memory
-  /// for the request alone, and not of host memory, which takes long to pin.
-  void share_segment() {
-    request_.segment = 0;
-    if constexpr (is_bounded_source && !is_host_memory<source_type>) {
-      if (heap_.uses_pages() || request_.where != zone::larger) return;
-      request_.segment = segment_for(space(), counters().reserved, request_.bytes);
-    }
-  }
-
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
+    if (!heap_.uses_pages()) return false;
     std::size_t const reserved = counters().reserved;
-    std::size_t const limit = min_of(roomy_limit * threads, growth().device_bytes() / roomy_part);
+    std::size_t const limit = min_of(roomy_limit * threads, heap_.left(growing_).device_total() / roomy_part);
     if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
     growth_request const usual = request_;
     request_.may_create = limit - reserved;
@@ -209,24 +198,18 @@ class ladder {
     if (request_.where == zone::smaller)
       request_.least_growth = max_of(request_.least_growth, align_down(reserved / roomy_step, usual_granule));
     refusal unused(*this);
-    bool const served = is_grown(unused);
+    bool const served = grow(unused);
     request_ = usual;
     return served;
   }
 
-  /// Rungs 2 and 3.
-  bool take_from_others() {
-    domain_ref const taker = request_.taker;
-    // While a stream is captured its frees cannot be marked, and others' must not wait for it.
-    if (!others_have_free(space(), taker) || !is_captured()) {
-      collect_finished(growing_, space(), order(), hot_, taker);
-      if (take()) return true;
-      steal(growing_, space(), order(), hot_, taker);
-      if (take()) return true;
-    }
-    // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
-    if (taker != neutral) space().join_neutral(taker);
-    return take();
+  /// Rung 1. Returns false if the threads cache nothing, or too little to stop them.
+  bool return_caches(idle_blocks const& idle) {
+    if (idle.bytes == 0) return false;
+    if (idle.threads != 1 && idle.bytes * idle_part <= counters().reserved) return false;
+    unlocked const open(hot_);
+    front_.flush_all(growing_);
+    return true;
   }
 
   /// Rung 5: everything that is free after the host has waited.
@@ -247,14 +230,14 @@ class ladder {
     return found;
   }
   /// Rung 5: a view of free handles, without creating any.
-  bool put_together() {
+  bool put_together(refusal& last) {
     request_.may_create = 0;
     request_.may_exceed = false;
     if (!request_.may_remap)
       return false;  // without remapping, a growth calls the driver: only after handles were given back
     for (bool const extend : {true, false}) {
       request_.extend = extend;
-      if (grow()) return true;
+      if (grow(last)) return true;
     }
     return false;
   }
@@ -274,10 +257,10 @@ class ladder {
     std::size_t const reserved = counters().reserved;
     bool const may_suffice = left() >= request_.bytes || reserved >= request_.bytes - left();
     if (may_suffice && !heap_.left(growing_).is_old(reserved)) return;
-    std::size_t found = 0;
+    memory_bound found;
     {
       unlocked const open(hot_);
-      found = memory_left(layer_of(heap_.upstream())).bytes;
+      found = memory_left(layer_of(heap_.upstream()));
     }
     heap_.left(growing_).renew(found, counters().reserved);
   }
@@ -326,6 +309,8 @@ class ladder {
                                 : usual_granule;
     request_.may_remap = may_remap(options);
     request_.uses_up_parts = uses_up_parts(live, left());
+    request_.device_bytes = heap_.left(growing_).device_total();
+    request_.segment = segment_to_share();
     if (!request_.may_remap) {
       if (options.handles == handles_per_block::one) {
         request_.largest_handle = max_request_bytes;
@@ -339,6 +324,16 @@ class ladder {
     std::size_t const remaps = counters().remaps / (1 + space().window.volume() / 1_GiB);
     std::size_t const target = live + live / 1000 * slack_of(request_.bytes, options.slack_per_mille, remaps);
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
+  }
+
+  /// The bytes of a new segment that other blocks share, over a source that has no pages; 0 if only the request uses it. Not where
+  /// another layer could find memory for the request alone, and not of host memory, which takes long to pin.
+  [[nodiscard]] std::size_t segment_to_share() noexcept {
+    if constexpr (is_bounded_source && !is_host_memory<source_type>) {
+      if (!heap_.uses_pages() && request_.where == zone::larger)
+        return segment_for(space(), counters().reserved, request_.bytes);
+    }
+    return 0;
   }
 
   /// Reports the device's memory as it is now: what the attempt had taken has been given back. Only for memory of the device. A

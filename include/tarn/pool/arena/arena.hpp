@@ -217,9 +217,10 @@ class arena {
     });
   }
 
-  /// Joins the free ranges of a stream with neutral ones beside them; other neutral ranges stay neutral, for every stream. O(ranges of
-  /// the stream or neutral ones, whichever are fewer)
-  void join_neutral(domain_ref d) noexcept {
+  /// Joins the free ranges of a stream with neutral ones beside them; other neutral ranges stay neutral, for every stream. Returns
+  /// whether there were any. O(ranges of the stream or neutral ones, whichever are fewer)
+  bool join_neutral(domain_ref d) noexcept {
+    bool any = false;
     domain_ref const walked = streams[neutral].range_count() < streams[d].range_count() ? neutral : d;
     domain_ref const other = walked == d ? neutral : d;
     claim_each(walked, [&](range_ref r) {
@@ -228,7 +229,7 @@ class arena {
         if (beside == 0 || ranges[beside].state != range_state::free || ranges[beside].domain != other ||
             ranges[beside].where != ranges[r].where)
           continue;
-        joined = true;
+        joined = any = true;
         if (other == d) continue;
         take_out(beside);
         ranges[beside].domain = d;
@@ -237,6 +238,7 @@ class arena {
       }
       make_free(r, joined ? d : neutral, walked == d ? ranges[r].epoch : 0);
     });
+    return any;
   }
 
   /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same domain and zone.

@@ -125,6 +125,7 @@ struct growth_request {
   std::size_t asked_alignment = 0;
   // The ladder sets the rest for each step. A small pool that grows at once, and a step that only puts memory together, do not
   // exceed may_create; other growth may.
+  std::size_t device_bytes = 0;        ///< all memory of the device, 0 if it is not known
   std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
   std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
   std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created

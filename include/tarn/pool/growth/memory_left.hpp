@@ -172,8 +172,9 @@ class known_left {
   [[nodiscard]] bool is_old(std::size_t reserved) const noexcept {
     return !is_known_ || (reserved > seen_at_ && reserved - seen_at_ > left_ / 16);
   }
-  void renew(std::size_t left, std::size_t reserved) noexcept {
-    left_ = left;
+  void renew(memory_bound const& found, std::size_t reserved) noexcept {
+    left_ = found.bytes;
+    if (found.device_total != memory_report::unknown) device_total_ = found.device_total;
     seen_at_ = reserved;
     is_known_ = true;
   }
@@ -183,10 +184,13 @@ class known_left {
     if (!is_known_ || left_ == unknown_left) return unknown_left;
     return reserved > seen_at_ ? left_ - min_of(left_, reserved - seen_at_) : left_ + (seen_at_ - reserved);
   }
+  /// All memory of the device, 0 if it is not known.
+  [[nodiscard]] std::size_t device_total() const noexcept { return device_total_; }
 
  private:
   std::size_t left_ = 0;
   std::size_t seen_at_ = 0;  ///< reserved bytes when it was queried
+  std::size_t device_total_ = 0;
   bool is_known_ = false;
 };
 

@@ -53,8 +53,6 @@ class page_growth {
         segments_(map_, views_) {}
 
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept { return map_.contains(address); }
-  /// Memory of the device, 0 before the first growth.
-  [[nodiscard]] std::size_t device_bytes() const noexcept { return map_.bytes() / reservation_factor; }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return map_.host_bytes() + views_.host_bytes() + sleep_.host_bytes();
   }
@@ -64,7 +62,7 @@ class page_growth {
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
             void*& block) {
-    open(a, hot);
+    if (!map_.is_open()) open(a, hot, request.device_bytes);
     // No address would be found, and creating handles first would briefly take the whole device.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
@@ -261,9 +259,8 @@ class page_growth {
     return {held, choose_pieces(a, map_, request, request.bytes)};
   }
 
-  /// Reserves the virtual range on first use.
-  void open(arena& a, may_release hot) {
-    if (map_.is_open()) return;
+  /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not known
+  void open(arena& a, may_release hot, std::size_t total) {
     void* base = nullptr;
     std::size_t bytes = 0;
     std::size_t grain = 0;
@@ -272,8 +269,7 @@ class page_growth {
       // Callers may request an alignment up to this: with finer pages, blocks and views would not be aligned to it.
       grain = max_of(source_.granularity(), usual_granule);
       std::size_t available = 0;
-      std::size_t total = 0;
-      (void)source_.driver().memory_info(available, total);
+      if (total == 0) (void)source_.driver().memory_info(available, total);
       std::size_t const device = align_up(max_of(total, 64 * grain), 8 * grain);
       for (bytes = device * reservation_factor; base == nullptr;) {
         try {

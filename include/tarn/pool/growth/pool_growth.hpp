@@ -53,9 +53,6 @@ class pool_growth {
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
     return of_memory(*this, [&](auto& memory) { return memory.contains(address); });
   }
-  [[nodiscard]] std::size_t device_bytes() const noexcept {
-    return of_memory(*this, [](auto& memory) { return memory.device_bytes(); });
-  }
   bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
             void*& block) {
     return of_memory(*this, [&](auto& memory) { return memory.grow(a, hot, order, request, block); });

@@ -45,9 +45,6 @@ class segment_growth {
   segment_growth(Source& source, growth_counters& counters, description_type& tool)
       : source_(source), counters_(counters), tool_(tool) {}
 
-  /// The upstream's memory is unknown.
-  [[nodiscard]] static constexpr std::size_t device_bytes() noexcept { return 0; }
-
   /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
   /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
   bool grow(arena& a, may_release hot, ordering<driver_type>&, growth_request const& request, void*&) {

@@ -100,15 +100,17 @@ inline void end_captured_stream(growth_lock const& growing, arena& space, stream
 }
 
 /// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
-/// stream may use, the host waits instead.
+/// stream may use, the host waits instead. Returns false if no other stream has free ranges.
 /// `covered` is read before order() releases the lock and used after it: memory freed meanwhile, by this stream or by one that
 /// was given its place, has a later mark and stays.
 template <stream_driver Driver>
-void steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+bool steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            domain_ref taker) {
+  bool any = false;
   for (domain_ref d = 1; d < space.streams.size(); ++d) {
     stream_domain const& owner = space.streams[d];
     if (d == taker || owner.free_bytes() == 0) continue;
+    any = true;
     if (taker == neutral) {
       (void)order.finish(space, hot, d);
       neutralise(growing, space, d);
@@ -117,6 +119,7 @@ void steal(growth_lock const& growing, arena& space, ordering<Driver>& order, ma
       space.hand_over(d, taker, covered);
     }
   }
+  return any;
 }
 
 /// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
