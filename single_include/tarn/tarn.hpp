@@ -9472,8 +9472,8 @@ namespace detail {
 //                            (arena/stream_order.hpp) and the runs that small blocks are cut from
 //   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
 //                            with an event (order/ordering.hpp, order/mark_work.hpp; the picture is in arena/stream_order.hpp), and
-//                            growth/pool_growth.hpp gets more: page_growth.hpp chooses (page_choice.hpp, page_views.hpp),
-//                            page_making.hpp creates and maps; over blocks: segment_growth.hpp
+//                            growth/page_growth.hpp gets more: new handles, or free ones in a view (page_choice.hpp,
+//                            page_views.hpp); over blocks: growth/segment_growth.hpp
 //   5 source/cuda_pages.hpp  pages by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are over (deferred_blocks.hpp).
@@ -14611,14 +14611,14 @@ struct growth_note {
   growth_change what = growth_change::made;
 };
 
-/// Under the growth lock. Until open(), a record costs one null pointer check, next to driver calls of microseconds.
+/// Until open(), a record costs one null pointer check, next to driver calls of microseconds.
 class growth_notes {
  public:
   using clock_type = std::uint64_t (*)() noexcept;
 
   /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0 stops recording.
   /// @throws std::bad_alloc  nothing has changed
-  void open(std::size_t most, clock_type of_records) {
+  void open(growth_lock const&, std::size_t most, clock_type of_records) {
     sequence<growth_note> ring;
     ring.resize(most);
     ring_.swap(ring);
@@ -14630,7 +14630,7 @@ class growth_notes {
   [[nodiscard]] std::size_t most() const noexcept { return ring_.size(); }
   [[nodiscard]] clock_type clock() const noexcept { return clock_; }
 
-  void add(growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
+  void add(growth_lock const&, growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
     if (clock_ == nullptr) return;
     ring_[count_++ % ring_.size()] = {clock_(), address, bytes, what};
   }
@@ -14796,18 +14796,18 @@ inline void count_given(pool_state& s, std::size_t bytes, std::size_t handles, z
   part.handles.decrease(static_cast<std::int64_t>(handles));
 }
 
-/// What a pool counts under its growth lock; `reserved` is also read without it. There is one writer, so plain loads are enough.
+/// What a pool counts as it grows and shrinks; `reserved` is also read without it. There is one writer, so plain loads are enough.
 struct growth_counters : pool_state {
   pool_state* sums = nullptr;  ///< of a pool and its graph memories, so that the peak of the sum is exact
   growth_notes notes;
 
-  void hold(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
-    notes.add(growth_change::made, address, bytes);
+  void hold(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growing, growth_change::made, address, bytes);
     count_taken(*this, bytes, where);
     if (sums != nullptr) count_taken(*sums, bytes, where);
   }
-  void release(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
-    notes.add(growth_change::given_back, address, bytes);
+  void release(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growing, growth_change::given_back, address, bytes);
     count_given(*this, bytes, 1, where);
     if (sums != nullptr) count_given(*sums, bytes, 1, where);
   }
@@ -14903,8 +14903,9 @@ template <class Heap, class Front, class Deferred>
   add_free_ranges(s, space);
   s.host_waits = heap.order(growing).host_waits();
   s.device_waits = heap.order(growing).device_waits();
-  s.host_bytes +=
-      space.host_bytes() + heap.growth(growing).host_bytes() + heap.counters(growing).notes.host_bytes();
+  s.host_bytes += space.host_bytes() + heap.growth(growing).visit([](auto const& memory) {
+    return memory.host_bytes();
+  }) + heap.counters(growing).notes.host_bytes();
   return s;
 }
 
@@ -15854,20 +15855,20 @@ template <class Layer>
 }
 
 /// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries the driver. Others may
-/// take memory meanwhile: then it is too high. Under the growth lock.
+/// take memory meanwhile: then it is too high.
 class known_left {
  public:
   [[nodiscard]] bool is_old(std::size_t reserved) const noexcept {
     return !is_known_ || (reserved > seen_at_ && reserved - seen_at_ > left_ / 16);
   }
-  void renew(memory_bound const& found, std::size_t reserved) noexcept {
+  void renew(growth_lock const&, memory_bound const& found, std::size_t reserved) noexcept {
     left_ = found.bytes;
     if (found.device_total != memory_report::unknown) device_total_ = found.device_total;
     seen_at_ = reserved;
     is_known_ = true;
   }
   /// The next growth queries the driver.
-  void forget() noexcept { is_known_ = false; }
+  void forget(growth_lock const&) noexcept { is_known_ = false; }
   [[nodiscard]] std::size_t bytes(std::size_t reserved) const noexcept {
     if (!is_known_ || left_ == unknown_left) return unknown_left;
     return reserved > seen_at_ ? left_ - min_of(left_, reserved - seen_at_) : left_ + (seen_at_ - reserved);
@@ -15998,6 +15999,50 @@ class looked_up {
 #include <cstdint>
 #include <exception>
 
+// ---- tarn/pool/growth/largest_block.hpp
+// The largest block that a growth could serve now. Pure: it reads the arena as it would be once all work on
+// free memory is done.
+
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/growth/page_choice.hpp
+// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
+// and changes neither.
+
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/core/sort.hpp
+// In-place heap sort without the header algorithm, which costs a compiler 40 ms.
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+/// Sorts `items[0, count)` by `before(a, b)`. Not stable: for a deterministic order `before` must distinguish all elements.
+/// O(count log count), never allocates.
+template <class T, class Before>
+void sort(T* items, std::size_t count, Before const& before) {
+  auto const sink = [&](std::size_t at, std::size_t end) {
+    T sinking = static_cast<T&&>(items[at]);
+    for (std::size_t child; (child = 2 * at + 1) < end; at = child) {
+      if (child + 1 < end && before(items[child], items[child + 1])) ++child;
+      if (!before(sinking, items[child])) break;
+      items[at] = static_cast<T&&>(items[child]);
+    }
+    items[at] = static_cast<T&&>(sinking);
+  };
+  for (std::size_t at = count / 2; at-- > 0;) sink(at, count);
+  for (std::size_t end = count; end-- > 1;) {
+    T last = static_cast<T&&>(items[end]);
+    items[end] = static_cast<T&&>(items[0]);
+    items[0] = static_cast<T&&>(last);
+    sink(0, end);
+  }
+}
+
+}  // namespace tarn::detail
 // ---- tarn/pool/growth/kept_ranges.hpp
 // Which bytes of a handle must keep their addresses and contents while the pool sleeps or is compacted. Pure.
 
@@ -16040,50 +16085,6 @@ void for_each_kept(arena const& a, physical const& handle, F&& f) {
     end = min_of(node.end(), handle_end);
   }
   if (begin != end) f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
-}
-
-}  // namespace tarn::detail
-// ---- tarn/pool/growth/largest_block.hpp
-// The largest block that a growth could serve now. Pure: it reads the arena as it would be once all work on
-// free memory is done.
-
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/growth/page_choice.hpp
-// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
-// and changes neither.
-
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/core/sort.hpp
-// In-place heap sort without the header algorithm, which costs a compiler 40 ms.
-
-#include <cstddef>
-
-namespace tarn::detail {
-
-/// Sorts `items[0, count)` by `before(a, b)`. Not stable: for a deterministic order `before` must distinguish all elements.
-/// O(count log count), never allocates.
-template <class T, class Before>
-void sort(T* items, std::size_t count, Before const& before) {
-  auto const sink = [&](std::size_t at, std::size_t end) {
-    T sinking = static_cast<T&&>(items[at]);
-    for (std::size_t child; (child = 2 * at + 1) < end; at = child) {
-      if (child + 1 < end && before(items[child], items[child + 1])) ++child;
-      if (!before(sinking, items[child])) break;
-      items[at] = static_cast<T&&>(items[child]);
-    }
-    items[at] = static_cast<T&&>(sinking);
-  };
-  for (std::size_t at = count / 2; at-- > 0;) sink(at, count);
-  for (std::size_t end = count; end-- > 1;) {
-    T last = static_cast<T&&>(items[end]);
-    items[end] = static_cast<T&&>(items[0]);
-    items[0] = static_cast<T&&>(last);
-    sink(0, end);
-  }
 }
 
 }  // namespace tarn::detail
@@ -16174,6 +16175,25 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
       at = end;
     }
   });
+}
+
+/// The wholly free handles that may be given back, since their work is complete, the largest first. O(free ranges + handles), plus
+/// sorting. @throws std::bad_alloc
+[[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
+  sequence<piece> whole;
+  for (domain_ref d = 0; d < a.streams.size(); ++d) {
+    for (zone const where : all_zones) {
+      for_each_piece(a, map, d, where, map.granularity(), [&](piece const& p, bool at_start, bool at_end) {
+        if (at_start && at_end && map[p.handle].pins == 0 && !must_stay(a, p.address) &&
+            a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))
+          whole.push_back(p);
+      });
+    }
+  }
+  sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
+  });
+  return whole;
 }
 
 /// Free memory from which a block can be assembled: whole handles, the largest first, and the free ends and starts of others.
@@ -16271,6 +16291,32 @@ inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
   return best;
 }
 
+/// The parts of handles at the two ends of a block, for the `rest` bytes that whole handles leave: if parts are used up, the pair that
+/// fits best; otherwise the smallest sufficient free end or start of a handle, or the largest of each. O(pieces), plus sorting.
+/// @param most   the largest pair
+/// @param whole  the smallest wholly free handle that is not taken; bytes 0 if there is none
+/// @return       a pair of fewer bytes than `rest` if there are not enough
+inline piece_pair choose_ends(free_pieces& free, piece_pair const& most, piece const& whole, std::size_t rest,
+                              bool packs) noexcept {
+  if (packs && rest <= most.bytes()) return smallest_pair(free, rest);
+  auto const smallest_of = [rest](sequence<piece> const& from) {
+    piece best;
+    for (piece const& p : from) {
+      if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
+    }
+    return best;
+  };
+  piece const end = smallest_of(free.ends);
+  piece const start = smallest_of(free.starts);
+  bool const by_end = end.bytes != 0 && (start.bytes == 0 || end.bytes <= start.bytes);
+  piece const& best = by_end ? end : start;
+  bool const whole_does = whole.bytes >= rest;
+  if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= whole.bytes))
+    return by_end ? piece_pair{best, {}} : piece_pair{{}, best};
+  if (whole_does) return {{}, whole};
+  return most;
+}
+
 /// Assembles a block. If it uses up parts, from as few whole handles as the largest free end and start of handles leave necessary, and
 /// the pair of such parts that fits best. Otherwise from the largest wholly free handles that fit, then for the rest the
 /// smallest sufficient free end or start of a handle, or one of each, or the start of a wholly free handle: few pieces, since each costs
@@ -16283,13 +16329,12 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
   free_pieces free = find_pieces(a, map, request, after);
   piece_pair const most = largest_pair(free);
   bool const packs = request.uses_up_parts;
-  std::size_t const in_parts = packs ? most.bytes() : 0;
   choice c;
   std::size_t rest = bytes;
   c.pieces.push_back(piece{});  // reserved for the head
-  piece smallest_above;
+  piece smallest_above;         // did not fit the rest when it was looked at, so it is not taken
   for (piece const& p : free.whole) {
-    if (rest <= in_parts) break;
+    if (rest <= (packs ? most.bytes() : 0)) break;
     if (p.bytes <= rest) {
       c.pieces.push_back(p);
       rest -= p.bytes;
@@ -16297,51 +16342,25 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
       smallest_above = p;
     }
   }
-  piece head;
-  piece tail;
+  piece_pair ends;
   if (rest != 0) {
-    piece end_best;
-    piece start_best;
-    piece end_most;
-    auto const consider = [&](piece const& p, piece& best) {
-      if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
-    };
-    for (piece const& p : free.ends) {
-      consider(p, end_best);
-      if (p.bytes > end_most.bytes) end_most = p;
-    }
-    for (piece const& p : free.starts) consider(p, start_best);
-    bool const by_end = end_best.bytes != 0 && (start_best.bytes == 0 || end_best.bytes <= start_best.bytes);
-    piece const& best = by_end ? end_best : start_best;
-    // smallest_above did not fit the rest when it was looked at, so it was not taken and is free.
-    bool const whole_does = smallest_above.bytes >= rest && smallest_above.bytes != 0;
-    if (rest <= in_parts) {
-      piece_pair const pair = smallest_pair(free, rest);
-      head = pair.end;
-      tail = pair.start;
-    } else if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= smallest_above.bytes)) {
-      (by_end ? head : tail) = best;
-    } else if (whole_does) {
-      tail = smallest_above;
-    } else if (most.bytes() >= rest) {
-      head = most.end;
-      tail = most.start;
-    } else {
+    ends = choose_ends(free, most, smallest_above, rest, packs);
+    if (ends.bytes() < rest) {
       // New handles follow the head. The tail may follow them if parts are used up.
-      c.lack = rest - (packs ? most.bytes() : end_most.bytes);
+      std::size_t end_most = 0;
+      for (piece const& p : free.ends) end_most = max_of(end_most, p.bytes);
+      c.lack = rest - (packs ? most.bytes() : end_most);
       return c;
     }
-    c.left_over = head.bytes + tail.bytes - rest;
-    if (head.bytes != 0) {
-      std::size_t const used = min_of(rest, head.bytes);
-      head = {head.address + (head.bytes - used), used, head.handle};
-      rest -= used;
-    }
-    tail.bytes = rest;
+    c.left_over = ends.bytes() - rest;
+    std::size_t const used = min_of(rest, ends.end.bytes);
+    ends.end.address += ends.end.bytes - used;
+    ends.end.bytes = used;
+    ends.start.bytes = rest - used;
   }
-  if (tail.bytes != 0) c.pieces.push_back(tail);
-  if (head.bytes != 0) {
-    c.pieces[0] = head;
+  if (ends.start.bytes != 0) c.pieces.push_back(ends.start);
+  if (ends.end.bytes != 0) {
+    c.pieces[0] = ends.end;
   } else {
     for (std::size_t i = 1; i < c.pieces.size(); ++i) c.pieces[i - 1] = c.pieces[i];
     c.pieces.pop_back();
@@ -17092,11 +17111,11 @@ class page_compact {
   /// addresses left stays as it is.
   /// @throws cuda_error, std::bad_alloc  contents and addresses are kept; handles done before stay compacted
   /// @throws out_of_memory               only if take_unmapped(): the driver could not map a handle that it had unmapped
-  void compact(arena& a, may_release hot, stream_ref stream) {
+  void compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream) {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes == 0 || map_[h].pins != 0) continue;
       try {
-        compact(a, hot, stream, h);
+        compact(growing, a, hot, stream, h);
       } catch (out_of_memory const&) {
         if (has_unmapped_) throw;
       }
@@ -17126,7 +17145,7 @@ class page_compact {
     bool is_temporary = false;  ///< mapped at its temporary address
   };
 
-  void compact(arena& a, may_release hot, stream_ref stream, handle_ref h) {
+  void compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream, handle_ref h) {
     physical const old = map_[h];
     sequence<part> parts = parts_of(a, old);
     std::size_t kept = 0;
@@ -17157,7 +17176,7 @@ class page_compact {
     }
     try {
       unlocked const open(hot);
-      replace(stream, old, parts, places, temporary);
+      replace(growing, stream, old, parts, places, temporary);
     } catch (...) {
       for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
       addresses_.give_back(a, region);
@@ -17177,7 +17196,7 @@ class page_compact {
   }
 
   /// The driver calls of one handle: all or nothing, or has_unmapped_.
-  void replace(stream_ref stream, physical const& old, sequence<part>& parts,
+  void replace(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
                sequence<std::uintptr_t> const& places, std::uintptr_t temporary) {
     bool is_unmapped = false;
     try {
@@ -17186,7 +17205,7 @@ class page_compact {
         if (!p.is_kept) continue;
         p.id = source_.create(p.bytes);
         p.is_created = true;
-        counters_.hold(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
+        counters_.hold(growing, old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
         map(at, p.bytes, p.id);
         p.is_temporary = true;
         must_succeed(source_.driver(),
@@ -17206,16 +17225,16 @@ class page_compact {
         }
       }
     } catch (...) {
-      undo(stream, old, parts, places, temporary);
+      undo(growing, stream, old, parts, places, temporary);
       if (is_unmapped) has_unmapped_ = !map_again(old, places);
       throw;
     }
     source_.destroy(old.id, old.bytes);
-    counters_.release(old.home, old.bytes, addresses_.zone_at(old.home));
+    counters_.release(growing, old.home, old.bytes, addresses_.zone_at(old.home));
   }
 
   /// After a failure: the new handles are unmapped and destroyed.
-  void undo(stream_ref stream, physical const& old, sequence<part>& parts,
+  void undo(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
             sequence<std::uintptr_t> const& places, std::uintptr_t temporary) noexcept {
     if (!source_.driver().synchronize_stream(stream).ok()) (void)wait_past_captures(source_.driver());
     unmap_temporary(parts, temporary);
@@ -17225,7 +17244,7 @@ class page_compact {
     for (part const& p : parts) {
       if (!p.is_created) continue;
       source_.destroy(p.id, p.bytes);
-      counters_.release(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
+      counters_.release(growing, old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
     }
   }
   /// Maps the old handle where it was. Returns false if a call fails; it is then mapped nowhere.
@@ -17324,91 +17343,6 @@ class page_compact {
   address_space& addresses_;
   page_views<Source>& views_;
   bool has_unmapped_ = false;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/growth/page_making.hpp
-// The driver calls with which a growth by pages creates handles at their home addresses.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// A handle to create.
-struct made_handle {
-  page_handle id = 0;
-  std::size_t bytes = 0;
-  bool mapped = false;
-};
-
-/// The hot lock is not held.
-template <page_source Source>
-class page_making {
- public:
-  page_making(Source& source, growth_counters& counters, address_space const& space, page_map const& map)
-      : source_(source), counters_(counters), addresses_(space), map_(map) {}
-
-  /// Creates each handle and maps it behind the one before, from `address` on: all or none.
-  /// @throws out_of_memory, cuda_error, nothing has changed
-  void make(sequence<made_handle>& made, std::uintptr_t const address, std::size_t total) {
-    if (total >= ask_first_limit) refuse_what_is_not_free(total);
-    std::uintptr_t at = address;
-    try {
-      for (made_handle& c : made) {
-        make(c, at);
-        at += c.bytes;
-      }
-    } catch (...) {
-      unmake(made, address);
-      throw;
-    }
-  }
-
- private:
-  void make(made_handle& c, std::uintptr_t address) {
-    c.id = source_.create(c.bytes);
-    counters_.hold(address, c.bytes, addresses_.zone_at(address));
-    try {
-      source_.map(reinterpret_cast<void*>(address), c.bytes, c.id);
-    } catch (...) {
-      source_.destroy(c.id, c.bytes);
-      counters_.release(address, c.bytes, addresses_.zone_at(address));
-      throw;
-    }
-    ++counters_.maps;
-    c.mapped = true;
-  }
-  void unmake(sequence<made_handle> const& made, std::uintptr_t address) noexcept {
-    for (made_handle const& c : made) {
-      if (!c.mapped) break;
-      unmap(address, c.bytes);
-      source_.destroy(c.id, c.bytes);
-      counters_.release(address, c.bytes, addresses_.zone_at(address));
-      address += c.bytes;
-    }
-  }
-
-  /// A request this large is refused before its first handle is created if the device does not have that much free memory:
-  /// otherwise it would briefly take the whole device. The query costs 5-100 us.
-  static constexpr std::size_t ask_first_limit = 1_GiB;
-  void refuse_what_is_not_free(std::size_t total) {
-    std::size_t available = 0;
-    std::size_t all = 0;
-    if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
-    status const none{failure::out_of_memory, 0, "", name_of_memory(source_.driver())};
-    refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
-  }
-
-  void unmap(std::uintptr_t address, std::size_t bytes) noexcept {
-    source_.unmap(reinterpret_cast<void*>(address), bytes);
-    ++counters_.unmaps;
-  }
-
-  Source& source_;
-  growth_counters& counters_;
-  address_space const& addresses_;
-  page_map const& map_;
 };
 
 }  // namespace tarn::detail
@@ -17686,7 +17620,7 @@ class host_copy {
 
 namespace tarn::detail {
 
-/// Under the growth lock. Meanwhile nothing allocates from the pool, so no handle is created or taken, and other threads only
+/// Meanwhile nothing allocates from the pool, so no handle is created or taken, and other threads only
 /// free blocks: a stretch that was found live may be free later, which makes its copy superfluous and never wrong.
 template <page_source Source>
 class page_sleep {
@@ -17706,7 +17640,7 @@ class page_sleep {
   /// returns.
   /// @throws out_of_memory               pinned memory is lacking; nothing has changed
   /// @throws cuda_error, std::bad_alloc  nothing has changed
-  void save(arena const& a, may_release hot, contents const where) {
+  void save(growth_lock const&, arena const& a, may_release hot, contents const where) {
     sequence<stretch> found;
     std::size_t kept = 0;
     map_.keep_pinned();
@@ -17723,9 +17657,9 @@ class page_sleep {
   }
   /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so. If the
   /// driver does not report that a copy is complete, its handle and the later ones stay mapped.
-  std::size_t release() noexcept {
+  std::size_t release(growth_lock const& growing) noexcept {
     if (keeps_handles_) {
-      unmap();
+      unmap(growing);
       return 0;
     }
     views_.unmap_all();
@@ -17743,13 +17677,13 @@ class page_sleep {
         while (saved_.size() > first) saved_.pop_back();
         next = first;
       }
-      if (are_saved) given += destroy(h);
+      if (are_saved) given += destroy(growing, h);
     }
     copy_.end();
     return given;
   }
   /// Unmaps everything, and keeps the handles and what is in them for restore().
-  void unmap() noexcept {
+  void unmap(growth_lock const&) noexcept {
     keeps_handles_ = true;
     map_.keep_pinned();
     views_.unmap_all();
@@ -17759,14 +17693,14 @@ class page_sleep {
   /// Creates and maps what release() gave back, and copies the contents back; returns the bytes created.
   /// @throws out_of_memory  the device or a limit has not enough; still asleep, nothing is lost
   /// @throws cuda_error     likewise
-  std::size_t restore(may_release hot) {
+  std::size_t restore(growth_lock const& growing, may_release hot) {
     unlocked const open(hot);
     std::size_t const bytes = missing();
-    restore_all();
+    restore_all(growing);
     return bytes;
   }
   /// Ends the sleep after restore().
-  void keep(after_waking then) noexcept {
+  void keep(growth_lock const&, after_waking then) noexcept {
     keeps_handles_ = false;
     map_.treat_all_alike();
     if (then == after_waking::free_host_memory) copy_.close();
@@ -17783,34 +17717,34 @@ class page_sleep {
   }
 
   /// Waits for copies that the driver did not report as complete when it was asked last.
-  status finish_copies() noexcept {
+  status finish_copies(growth_lock const&) noexcept {
     if (!copies_may_run_) return {};
     status const done = wait_past_captures(source_.driver());
     copies_may_run_ = !done.ok();
     return done;
   }
   /// The same, before anything is destroyed or mapped again. @throws cuda_error  they may still run; nothing has changed
-  void require_finished_copies(may_release hot) {
+  void require_finished_copies(growth_lock const& growing, may_release hot) {
     if (!copies_may_run_) return;
     unlocked const open(hot);
-    if (status const done = finish_copies(); !done.ok())
+    if (status const done = finish_copies(growing); !done.ok())
       throw cuda_error(done, source_.driver().device().value);
   }
 
   /// Frees the contents on the host. The handles are as save() found them.
-  void forget() noexcept {
+  void forget(growth_lock const&) noexcept {
     map_.treat_all_alike();
     copy_.close();
     sequence<stretch>().swap(saved_);
   }
 
   /// Unmaps and destroys a handle that is in no view, as far as it is mapped and created; returns the bytes given back.
-  std::size_t destroy(handle_ref h) noexcept {
+  std::size_t destroy(growth_lock const& growing, handle_ref h) noexcept {
     physical const p = map_[h];
     if (p.state == backing::mapped) unmap_home(p);
     if (p.state == backing::released) return 0;
     source_.destroy(p.id, p.bytes);
-    counters_.release(p.home, p.bytes, addresses_.zone_at(p.home));
+    counters_.release(growing, p.home, p.bytes, addresses_.zone_at(p.home));
     map_.set(h, page_handle{}, backing::released);
     return p.bytes;
   }
@@ -17858,25 +17792,25 @@ class page_sleep {
     }
   }
   /// Restores all, or leaves the pool asleep.
-  void restore_all() {
+  void restore_all(growth_lock const& growing) {
     bool has_views = false;
     try {
-      make_handles();
+      make_handles(growing);
       views_.map_all();
       has_views = true;
       copy_.finish();
     } catch (...) {
       copy_.abandon();
       if (!has_views) unmap_homes();  // release() must not unmap a view then
-      (void)release();
+      (void)release(growing);
       throw;
     }
   }
   /// Creates and maps the handles, and enqueues the copies of what they held.
-  void make_handles() {
+  void make_handles(growth_lock const& growing) {
     std::size_t next = 0;
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes != 0 && map_[h].state == backing::released) create(h);
+      if (map_[h].bytes != 0 && map_[h].state == backing::released) create(growing, h);
       if (map_[h].bytes != 0 && map_[h].state == backing::unmapped) map_home(h);
       for (; next < saved_.size() && saved_[next].handle == h; ++next) {
         stretch const& s = saved_[next];
@@ -17885,10 +17819,10 @@ class page_sleep {
       }
     }
   }
-  void create(handle_ref h) {
+  void create(growth_lock const& growing, handle_ref h) {
     physical const p = map_[h];
     map_.set(h, source_.create(p.bytes), backing::unmapped);
-    counters_.hold(p.home, p.bytes, addresses_.zone_at(p.home));
+    counters_.hold(growing, p.home, p.bytes, addresses_.zone_at(p.home));
   }
   void map_home(handle_ref h) {
     physical const p = map_[h];
@@ -17921,7 +17855,6 @@ class page_growth {
   page_growth(Source& source, growth_counters& counters)
       : source_(source),
         counters_(counters),
-        making_(source_, counters_, addresses_, map_),
         views_(source_, counters_, map_, addresses_),
         sleep_(source_, counters_, map_, addresses_, views_),
         compact_(source_, counters_, map_, addresses_, views_),
@@ -17935,8 +17868,8 @@ class page_growth {
   /// Serves the request: sets `block` if it was assembled from pieces; otherwise leaves a free range of at least
   /// `request.bytes` in the taker's domain. Returns false if free memory does not suffice and nothing may be created.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
-  bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
-            void*& block) {
+  bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>& order,
+            growth_request const& request, void*& block) {
     if (!map_.is_open()) open(a, hot, request.device_bytes);
     // No address would be found, and creating handles first would briefly take the whole device.
     if (request.bytes > map_.bytes()) return false;
@@ -17948,13 +17881,13 @@ class page_growth {
       std::size_t const extended = e.get(hot.held()).bytes;
       std::size_t const missing = align_up(request.bytes - extended, grain);
       if (!request.may_remap || missing <= request.may_create)
-        return create(a, hot, request, e, request.bytes - extended);
+        return create(growing, a, hot, request, e, request.bytes - extended);
       if ((block = views_.reuse(a, hot.held(), request)) != nullptr) return true;
       std::size_t lack = missing;
       if (request.where == zone::smaller) {
         if (change_zone(a, request)) return true;
       } else {
-        looked_up<choice> const c = choose(a, hot.held(), request);
+        looked_up<choice> const c(hot.held(), choose_pieces(a, map_, request, request.bytes));
         lack = align_up(c.get(hot.held()).lack, grain);
         if (lack == 0 && views_.is_full() && !has_dropped) {
           views_.drop_idle(a, hot, order, request.taker);
@@ -17963,9 +17896,9 @@ class page_growth {
         if (lack == 0) return (block = views_.build(a, hot, order, c, request)) != nullptr;
       }
       if (!request.may_exceed && lack > request.may_create) return false;
-      if (lack >= missing) return create(a, hot, request, e, request.bytes - extended);
-      if (!create(a, hot, request, looked_up<extension>(hot.held(), {}), lack)) return false;
-      looked_up<choice> const c = choose(a, hot.held(), request);
+      if (lack >= missing) return create(growing, a, hot, request, e, request.bytes - extended);
+      if (!create(growing, a, hot, request, looked_up<extension>(hot.held(), {}), lack)) return false;
+      looked_up<choice> const c(hot.held(), choose_pieces(a, map_, request, request.bytes));
       return c.get(hot.held()).lack == 0 && (block = views_.build(a, hot, order, c, request)) != nullptr;
     }
   }
@@ -17984,47 +17917,35 @@ class page_growth {
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are
   /// reserved. Returns the bytes given back. Gives nothing back inside restore() and compact(), whose handles it could be: a
   /// handler of the source may call it there. O(handles + slots of views + free ranges).
-  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
+  std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     if (!map_.is_open() || is_moving_ || counters_.reserved <= keep || a.keeps_addresses) return 0;
-    return drop(a, hot, keep);
+    return drop(growing, a, hot, keep);
   }
 
-  // The steps of sleep and wake; see page_sleep.
-
-  void save(arena const& a, may_release hot, contents where) {
-    if (map_.is_open()) sleep_.save(a, hot, where);
-  }
-  std::size_t release() noexcept { return map_.is_open() ? sleep_.release() : 0; }
-  /// Gives up what was freed meanwhile; returns the bytes that restore() creates.
+  /// Gives up what was freed while the pool slept; returns the bytes that restore() creates.
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  std::size_t prepare_restore(arena& a, may_release hot) {
-    if (!map_.is_open()) return 0;
-    sleep_.require_finished_copies(hot);
-    if (!a.keeps_addresses) (void)drop(a, hot, 0);
+  std::size_t prepare_restore(growth_lock const& growing, arena& a, may_release hot) {
+    sleep_.require_finished_copies(growing, hot);
+    if (map_.is_open() && !a.keeps_addresses) (void)drop(growing, a, hot, 0);
     return sleep_.missing();
   }
-  std::size_t restore(may_release hot) {
-    if (!map_.is_open()) return 0;
+  /// See page_sleep.
+  std::size_t restore(growth_lock const& growing, may_release hot) {
     moving const now(*this);
-    return sleep_.restore(hot);
+    return sleep_.restore(growing, hot);
   }
-  void keep(after_waking then) noexcept { sleep_.keep(then); }
-  /// Frees the contents on the host: the pool does not fall asleep.
-  void forget() noexcept { sleep_.forget(); }
-
   /// Gives back the granules that hold no live byte; returns the number of stretches of live bytes. Copies on `stream`. See
   /// page_compact.
-  std::size_t compact(arena& a, may_release hot, stream_ref stream) {
-    if (!map_.is_open()) return 0;
+  std::size_t compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream) {
     moving const now(*this);
-    compact_.compact(a, hot, stream);
+    compact_.compact(growing, a, hot, stream);
     return compact_.stretches(a);
   }
   /// After a failure of compact(): if it left a handle that is mapped nowhere, unmaps all others as well and returns true. The
   /// pool is then asleep, and restore() maps them.
-  [[nodiscard]] bool unmap_incomplete() noexcept {
+  [[nodiscard]] bool unmap_incomplete(growth_lock const& growing) noexcept {
     if (!compact_.take_unmapped()) return false;
-    sleep_.unmap();
+    sleep_.unmap(growing);
     return true;
   }
 
@@ -18037,25 +17958,21 @@ class page_growth {
     }
   }
 
-  // Segments and pins; see page_segments.
-
-  template <class F>
-  [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
-    return map_.is_open() && segments_.each(a, address, bytes, f);
-  }
-  void pin(std::uintptr_t address, std::size_t bytes) noexcept { segments_.pin(address, bytes); }
-  void unpin(std::uintptr_t address, std::size_t bytes) noexcept { segments_.unpin(address, bytes); }
+  /// The other steps of sleep and wake.
+  [[nodiscard]] page_sleep<Source>& sleep() noexcept { return sleep_; }
+  /// Segments and pins.
+  [[nodiscard]] page_segments<Source>& segments() noexcept { return segments_; }
 
   /// Gives everything back. Nothing on the device uses it any more.
-  void close() noexcept {
+  void close(growth_lock const& growing) noexcept {
     if (!map_.is_open()) return;
-    (void)sleep_.finish_copies();
+    (void)sleep_.finish_copies(growing);
     map_.treat_all_alike();
     views_.unmap_all();
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes != 0) (void)sleep_.destroy(h);
+      if (map_[h].bytes != 0) (void)sleep_.destroy(growing, h);
     }
-    sleep_.forget();
+    sleep_.forget(growing);
     source_.unreserve(reserved_, map_.bytes() + map_.granularity());
   }
 
@@ -18076,29 +17993,10 @@ class page_growth {
     std::size_t bytes = 0;
   };
 
-  /// The wholly free handles whose work is complete, the largest first.
-  [[nodiscard]] sequence<piece> free_handles(arena const& a) const {
-    sequence<piece> whole;
-    for (domain_ref d = 0; d < a.streams.size(); ++d) {
-      for (zone const where : all_zones) {
-        for_each_piece(a, map_, d, where, map_.granularity(),
-                       [&](piece const& p, bool at_start, bool at_end) {
-                         if (at_start && at_end && map_[p.handle].pins == 0 && !must_stay(a, p.address) &&
-                             a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))
-                           whole.push_back(p);
-                       });
-      }
-    }
-    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
-      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
-    });
-    return whole;
-  }
-
   /// Takes wholly free handles out of the pool, as shrink() does, and gives back those that are not asleep.
-  std::size_t drop(arena& a, may_release hot, std::size_t keep) {
+  std::size_t drop(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
-    looked_up<sequence<piece>> const whole(hot.held(), free_handles(a));
+    looked_up<sequence<piece>> const whole(hot.held(), free_handles(a, map_));
     std::size_t const most = whole.get(hot.held()).size();
     sequence<handle_ref> handles;
     handles.reserve(most);
@@ -18118,7 +18016,7 @@ class page_growth {
     {
       unlocked const open(hot);
       views_.forget(leaves);
-      for (handle_ref const h : handles) (void)sleep_.destroy(h);
+      for (handle_ref const h : handles) (void)sleep_.destroy(growing, h);
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
@@ -18127,11 +18025,6 @@ class page_growth {
       a.note_hole_after(before);
     }
     return given;
-  }
-
-  [[nodiscard]] looked_up<choice> choose(arena const& a, hot_lock const& held,
-                                         growth_request const& request) const {
-    return {held, choose_pieces(a, map_, request, request.bytes)};
   }
 
   /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not known
@@ -18192,8 +18085,8 @@ class page_growth {
   }
 
   /// Creates handles for `need` bytes, after the free range of `e` or at a new address. Returns false if no address is left.
-  bool create(arena& a, may_release hot, growth_request const& request, looked_up<extension> const& found,
-              std::size_t need) {
+  bool create(growth_lock const& growing, arena& a, may_release hot, growth_request const& request,
+              looked_up<extension> const& found, std::size_t need) {
     extension const e = found.get(hot.held());
     std::size_t const grain = map_.granularity();
     std::size_t total = align_up(need, grain);
@@ -18202,34 +18095,30 @@ class page_growth {
     range_ref region = 0;
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
     if (e.range != 0 && region == 0)
-      return create(a, hot, request, looked_up<extension>(hot.held(), {}), request.bytes);
+      return create(growing, a, hot, request, looked_up<extension>(hot.held(), {}), request.bytes);
     if (e.range == 0) region = addresses_.find_home(a, request.where, total, grain);
     if (region == 0) return false;
     std::size_t const largest = max_of(align_down(request.largest_handle, grain), grain);
-    sequence<made_handle> made;
+    std::uintptr_t const address = a.ranges[region].address;
+    sequence<physical> made;
     made.reserve(total / largest + 1);
-    for (std::size_t left = total; left != 0; left -= made.back().bytes)
-      made.push_back(made_handle{0, min_of(left, largest), false});
+    for (std::size_t done = 0; done != total; done += made.back().bytes)
+      made.push_back(physical{0, min_of(total - done, largest), address + done, backing::released});
     map_.make_room(made.size());
     a.ranges.make_room(4);
 
     range const base = a.ranges[e.range];
     if (e.range != 0) a.claim(e.range);
     addresses_.take(a, region, total);
-    std::uintptr_t const address = a.ranges[region].address;
     try {
       unlocked const open(hot);
-      making_.make(made, address, total);
+      make(growing, made, total);
     } catch (...) {
       addresses_.give_back(a, region);
       if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
       throw;
     }
-    std::uintptr_t at = address;
-    for (made_handle const& c : made) {
-      (void)map_.add(c.id, c.bytes, at);
-      at += c.bytes;
-    }
+    for (physical const& p : made) (void)map_.add(p.id, p.bytes, p.home);
     a.ranges[region].where = request.where;
     if (e.range != 0) {
       a.merge(e.range, region);
@@ -18237,6 +18126,48 @@ class page_growth {
     }
     a.make_free(region, request.taker, e.range != 0 && base.domain == request.taker ? base.epoch : 0);
     return true;
+  }
+
+  /// Creates handles and maps them at their home addresses: all or none. The hot lock is not held.
+  /// @param total  their bytes
+  /// @throws out_of_memory, cuda_error, nothing has changed
+  void make(growth_lock const& growing, sequence<physical>& made, std::size_t total) {
+    if (total >= ask_first_limit) refuse_what_is_not_free(total);
+    try {
+      for (physical& p : made) {
+        p.id = source_.create(p.bytes);
+        p.state = backing::unmapped;
+        counters_.hold(growing, p.home, p.bytes, addresses_.zone_at(p.home));
+        source_.map(reinterpret_cast<void*>(p.home), p.bytes, p.id);
+        p.state = backing::mapped;
+        ++counters_.maps;
+      }
+    } catch (...) {
+      unmake(growing, made);
+      throw;
+    }
+  }
+  void unmake(growth_lock const& growing, sequence<physical> const& made) noexcept {
+    for (physical const& p : made) {
+      if (p.state == backing::released) return;
+      if (p.state == backing::mapped) {
+        source_.unmap(reinterpret_cast<void*>(p.home), p.bytes);
+        ++counters_.unmaps;
+      }
+      source_.destroy(p.id, p.bytes);
+      counters_.release(growing, p.home, p.bytes, addresses_.zone_at(p.home));
+    }
+  }
+
+  /// A request this large is refused before its first handle is created if the device does not have that much free memory:
+  /// otherwise it would briefly take the whole device. The query costs 5-100 us.
+  static constexpr std::size_t ask_first_limit = 1_GiB;
+  void refuse_what_is_not_free(std::size_t total) {
+    std::size_t available = 0;
+    std::size_t all = 0;
+    if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
+    status const none{failure::out_of_memory, 0, "", name_of_memory(source_.driver())};
+    refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
   /// Moves a wholly free handle of the large zone to the small zone.
@@ -18254,7 +18185,6 @@ class page_growth {
   growth_counters& counters_;
   page_map map_;
   address_space addresses_;
-  page_making<Source> making_;
   page_views<Source> views_;
   page_sleep<Source> sleep_;
   page_compact<Source> compact_;
@@ -18298,7 +18228,8 @@ class segment_growth {
 
   /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
   /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
-  bool grow(arena& a, may_release hot, ordering<driver_type>&, growth_request const& request, void*&) {
+  bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>&,
+            growth_request const& request, void*&) {
     if (request.may_create == 0 && !request.may_exceed) return false;
     segments_.reserve(segments_.size() + 1);
     a.ranges.make_room(1);
@@ -18316,8 +18247,8 @@ class segment_growth {
         // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
           give(base, bytes, alignment_);
-          count_made(base, bytes, request.where);
-          count_given(base, bytes, request.where);
+          count_made(growing, base, bytes, request.where);
+          count_given(growing, base, bytes, request.where);
           bytes = align_up(exact + range_grain, grain);
           base = take(bytes);
         }
@@ -18329,7 +18260,7 @@ class segment_growth {
       a.ranges.put_back(r);
       throw;
     }
-    count_made(base, bytes, request.where);
+    count_made(growing, base, bytes, request.where);
     auto const index = free_index();
     segments_[index] = {base, bytes, alignment_, request.where};
     range& node = a.ranges[r];
@@ -18354,7 +18285,7 @@ class segment_growth {
 
   /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
   /// back.
-  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
+  std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     while (counters_.reserved > keep && !a.keeps_addresses) {
       looked_up<range_ref> const found(hot.held(), free_segment(a));
@@ -18363,7 +18294,7 @@ class segment_growth {
       a.claim(whole);
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
       a.ranges.put_back(whole);
-      count_given(gone.base, gone.bytes, gone.where);
+      count_given(growing, gone.base, gone.bytes, gone.where);
       given += gone.bytes;
       unlocked const open(hot);
       give(gone.base, gone.bytes, gone.alignment);
@@ -18390,7 +18321,7 @@ class segment_growth {
   }
 
   /// Gives everything back; nothing on the device uses it any more.
-  void close() noexcept {
+  void close(growth_lock const&) noexcept {
     for (segment const& s : segments_) {
       if (s.base != nullptr) give(s.base, s.bytes, s.alignment);
     }
@@ -18401,11 +18332,11 @@ class segment_growth {
 
  private:
   using layer_type = layer_behind<Source>;
-  void count_made(void const* base, std::size_t bytes, zone where) noexcept {
-    counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, where);
+  void count_made(growth_lock const& growing, void const* base, std::size_t bytes, zone where) noexcept {
+    counters_.hold(growing, reinterpret_cast<std::uintptr_t>(base), bytes, where);
   }
-  void count_given(void const* base, std::size_t bytes, zone where) noexcept {
-    counters_.release(reinterpret_cast<std::uintptr_t>(base), bytes, where);
+  void count_given(growth_lock const& growing, void const* base, std::size_t bytes, zone where) noexcept {
+    counters_.release(growing, reinterpret_cast<std::uintptr_t>(base), bytes, where);
   }
   /// Takes a block with as much alignment as the source has.
   [[nodiscard]] void* take(std::size_t bytes) {
@@ -18512,71 +18443,31 @@ class pool_growth {
   }
   [[nodiscard]] bool uses_pages() const noexcept { return may_be_pages && !uses_plain_blocks(); }
 
-  // Of both kinds.
-
-  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    return of_memory(*this, [&](auto& memory) { return memory.contains(address); });
-  }
-  bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
-            void*& block) {
-    return of_memory(*this, [&](auto& memory) { return memory.grow(a, hot, order, request, block); });
-  }
-  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
-    return of_memory(*this, [&](auto& memory) { return memory.largest_block(a, left, may_remap); });
-  }
-  [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return of_memory(*this, [&](auto& memory) { return memory.keep_before(a, request); });
-  }
-  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
-    return of_memory(*this, [&](auto& memory) { return memory.shrink(a, hot, keep); });
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return of_memory(*this, [](auto& memory) { return memory.host_bytes(); });
-  }
+  /// Calls f with the pages or the segments, whichever the memory is.
   template <class F>
-  void for_each_held(F const& f) const {
-    of_memory(*this, [&](auto& memory) { memory.for_each_held(f); });
+  decltype(auto) visit(F const& f) {
+    if constexpr (!may_be_segments) {
+      return f(pages_);
+    } else if constexpr (!may_be_pages) {
+      return f(segments_);
+    } else {
+      return uses_pages() ? f(pages_) : f(segments_);
+    }
   }
-  void close() noexcept {
-    of_memory(*this, [](auto& memory) { memory.close(); });
+  /// Calls f with the pages, if the memory is pages; otherwise returns Result().
+  template <class Result = void, class F>
+  Result visit_pages(F const& f) {
+    if constexpr (may_be_pages) {
+      if (uses_pages()) return f(pages_);
+    }
+    return Result();
   }
 
-  // Of pages. Blocks cannot be given back and keep their addresses: under a tool, the pool sleeps and keeps its memory. On a device
-  // without pages, the pool refuses to sleep. Blocks have no handles: no segment is found.
-
-  void save(arena const& a, may_release hot, contents where) {
-    of_pages([&](auto& pages) { pages.save(a, hot, where); });
+  [[nodiscard]] bool contains(std::uintptr_t address) noexcept {
+    return visit([&](auto const& memory) { return memory.contains(address); });
   }
-  std::size_t release() noexcept {
-    return of_pages<std::size_t>([](auto& pages) { return pages.release(); });
-  }
-  std::size_t prepare_restore(arena& a, may_release hot) {
-    return of_pages<std::size_t>([&](auto& pages) { return pages.prepare_restore(a, hot); });
-  }
-  std::size_t restore(may_release hot) {
-    return of_pages<std::size_t>([&](auto& pages) { return pages.restore(hot); });
-  }
-  void keep(after_waking then) noexcept {
-    of_pages([&](auto& pages) { pages.keep(then); });
-  }
-  void forget() noexcept {
-    of_pages([](auto& pages) { pages.forget(); });
-  }
-  std::size_t compact(arena& a, may_release hot, stream_ref stream) {
-    return of_pages<std::size_t>([&](auto& pages) { return pages.compact(a, hot, stream); });
-  }
-  [[nodiscard]] bool unmap_incomplete() noexcept {
-    return of_pages<bool>([](auto& pages) { return pages.unmap_incomplete(); });
-  }
-  template <class F>
-  [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
-    return of_pages<bool>([&](auto& pages) { return pages.each_segment(a, address, bytes, f); });
-  }
-  void pin(std::uintptr_t address, std::size_t bytes) noexcept {
-    of_pages([&](auto& pages) { pages.pin(address, bytes); });
-  }
-  void unpin(std::uintptr_t address, std::size_t bytes) noexcept {
-    of_pages([&](auto& pages) { pages.unpin(address, bytes); });
+  std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
+    return visit([&](auto& memory) { return memory.shrink(growing, a, hot, keep); });
   }
 
  private:
@@ -18595,27 +18486,6 @@ class pool_growth {
   struct kind<true, Kind> {
     using type = Kind<Source>;
   };
-
-  /// Calls f with the pages or the segments.
-  template <class Self, class F>
-  static decltype(auto) of_memory(Self& self, F const& f) {
-    if constexpr (!may_be_segments) {
-      return f(self.pages_);
-    } else if constexpr (!may_be_pages) {
-      return f(self.segments_);
-    } else {
-      return self.uses_pages() ? f(self.pages_) : f(self.segments_);
-    }
-  }
-
-  /// Calls f with the pages, if the memory is pages.
-  template <class Result = void, class F>
-  Result of_pages(F const& f) {
-    if constexpr (may_be_pages) {
-      if (uses_pages()) return f(pages_);
-    }
-    return Result();
-  }
 
   Source source_;
   description_type& tool_;
@@ -18852,7 +18722,7 @@ class heap {
     } else {
       collect_finished(growing, space_, order_, may_release(held), neutral);
     }
-    std::size_t const given = growth_.shrink(space_, may_release(held), keep_bytes);
+    std::size_t const given = growth_.shrink(growing, space_, may_release(held), keep_bytes);
     // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
     // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
     if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters_.reserved));
@@ -18885,7 +18755,7 @@ class heap {
       if (!order_.is_running(space_, releasing, d)) (void)order_.settle(space_, releasing, d);
     }
     mark_other_streams(growing, releasing, id);
-    std::size_t const given = growth_.shrink(space_, releasing, keep);
+    std::size_t const given = growth_.shrink(growing, space_, releasing, keep);
     space_.window.note_given(given, counters_.reserved);
     if (counters_.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
     space_.count_splits();
@@ -18921,9 +18791,9 @@ class heap {
   void keep_mapped(growth_lock const&) noexcept { keeps_mapped_ = true; }
   [[nodiscard]] bool keeps_mapped() const noexcept { return keeps_mapped_; }
   /// Gives everything back to the source, unless keep_mapped() was called.
-  void close(growth_lock const&) noexcept {
+  void close(growth_lock const& growing) noexcept {
     order_.close(space_);
-    if (!keeps_mapped_) growth_.close();
+    if (!keeps_mapped_) growth_.visit([&](auto& memory) { memory.close(growing); });
   }
 
   // ---- fork
@@ -19227,8 +19097,10 @@ template <class Heap, class Front>
   bool are_live = false;
   {
     hot_lock const held = heap.lock_hot();
-    are_live = heap.growth(growing).each_segment(heap.space(held), address, wanted.bytes,
-                                                 [&](memory_segment const& s) { found.push_back(s); });
+    are_live = heap.growth(growing).template visit_pages<bool>([&](auto& pages) {
+      return pages.segments().each(heap.space(held), address, wanted.bytes,
+                                   [&](memory_segment const& s) { found.push_back(s); });
+    });
   }
   if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
   return true;
@@ -19302,10 +19174,13 @@ class pool_sleep {
       if (heap_.uses_pages()) {
         own_stream const stream(heap_.driver());  // not made or destroyed under the hot lock
         hot_lock held = heap_.lock_hot();
-        result.stretches = heap_.growth(growing).compact(heap_.space(held), may_release(held), stream.get());
+        result.stretches = of_pages<std::size_t>(growing, [&](auto& pages) {
+          return pages.compact(growing, heap_.space(held), may_release(held), stream.get());
+        });
       }
     } catch (...) {
-      if (heap_.growth(growing).unmap_incomplete()) refuse_allocations(growing);
+      if (of_pages<bool>(growing, [&](auto& pages) { return pages.unmap_incomplete(growing); }))
+        refuse_allocations(growing);
       throw;
     }
     hot_lock const held = heap_.lock_hot();
@@ -19324,6 +19199,13 @@ class pool_sleep {
     f(*this);
   }
 
+  /// Calls f with the pages. Blocks cannot be given back and keep their addresses: under a tool, the pool sleeps and keeps its memory. On
+  /// a device without pages, the pool refuses to sleep.
+  template <class Result = void, class F>
+  Result of_pages(growth_lock const& growing, F const& f) {
+    return heap_.growth(growing).template visit_pages<Result>(f);
+  }
+
   /// Step 1 of sleep(): all that can fail. Returns the bytes given back; after an exception call cancel_sleep().
   std::size_t prepare_sleep(growth_lock const& growing, contents where) {
     refuse_allocations(growing);
@@ -19331,18 +19213,20 @@ class pool_sleep {
     pool_.deferred_.release(growing, true);
     std::size_t const given = heap_.shrink(growing, 0);
     hot_lock held = heap_.lock_hot();
-    heap_.growth(growing).save(heap_.space(held), may_release(held), where);
+    of_pages(growing,
+             [&](auto& pages) { pages.sleep().save(growing, heap_.space(held), may_release(held), where); });
     return given;
   }
   /// Undoes step 1, also if it failed or was not reached.
   void cancel_sleep(growth_lock const& growing) noexcept {
     if (!heap_.is_asleep()) return;
-    heap_.growth(growing).forget();
+    of_pages(growing, [&](auto& pages) { pages.sleep().forget(growing); });
     let_allocate(growing);
   }
   /// Step 2 of sleep(), and undoes step 2 of wake(): gives everything back.
   std::size_t release(growth_lock const& growing) noexcept {
-    return heap_.is_asleep() ? heap_.growth(growing).release() : 0;
+    if (!heap_.is_asleep()) return 0;
+    return of_pages<std::size_t>(growing, [&](auto& pages) { return pages.sleep().release(growing); });
   }
   /// Step 1 of wake(): gives up what was freed meanwhile; returns the bytes that step 2 takes.
   std::size_t prepare_wake(growth_lock const& growing) {
@@ -19350,7 +19234,8 @@ class pool_sleep {
     hot_lock held = heap_.lock_hot();
     arena& space = heap_.space(held);
     finish_all(growing, space, heap_.order(growing), may_release(held));
-    std::size_t const bytes = heap_.growth(growing).prepare_restore(space, may_release(held));
+    std::size_t const bytes = of_pages<std::size_t>(
+        growing, [&](auto& pages) { return pages.prepare_restore(growing, space, may_release(held)); });
     space.count_splits();
     return bytes;
   }
@@ -19358,7 +19243,8 @@ class pool_sleep {
   std::size_t restore(growth_lock const& growing) {
     if (!heap_.is_asleep()) return 0;
     hot_lock held = heap_.lock_hot();
-    std::size_t const bytes = heap_.growth(growing).restore(may_release(held));
+    std::size_t const bytes = of_pages<std::size_t>(
+        growing, [&](auto& pages) { return pages.restore(growing, may_release(held)); });
     is_restored_ = true;
     return bytes;
   }
@@ -19366,7 +19252,7 @@ class pool_sleep {
   void end_sleep(growth_lock const& growing, after_waking then) noexcept {
     if (!heap_.is_asleep()) return;
     is_restored_ = false;
-    heap_.growth(growing).keep(then);
+    of_pages(growing, [&](auto& pages) { pages.sleep().keep(growing, then); });
     let_allocate(growing);
   }
 
@@ -19495,11 +19381,11 @@ class ladder {
       set_budget();
       if (grow(last)) return;
     }
-    heap_.left(growing_).forget();
+    heap_.left(growing_).forget(growing_);
     request_.segment = 0;
     ++heap_.counters(growing_).alloc_retries;
     if (take_what_is_waited_for() || put_together(last)) return;
-    bool const has_given = growth().shrink(space(), hot_, 0) != 0;
+    bool const has_given = growth().shrink(growing_, space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
       request_.may_exceed = true;
       request_.extend = true;
@@ -19551,7 +19437,9 @@ class ladder {
   bool grow(refusal& last) {
     void* block = nullptr;
     try {
-      if (!growth().grow(space(), hot_, order(), request_, block)) return false;
+      bool const grew = growth().visit(
+          [&](auto& memory) { return memory.grow(growing_, space(), hot_, order(), request_, block); });
+      if (!grew) return false;
     } catch (out_of_memory const& error) {
       last.why = error.report();
       last.by_source = true;
@@ -19568,13 +19456,15 @@ class ladder {
   /// capture, which the driver's calls could invalidate.
   void give_back_spare() {
     if (capture_gate::has_captures()) return;
-    if (counters().reserved <= growth().keep_before(space(), request_)) return;
+    std::size_t const keep =
+        growth().visit([&](auto const& memory) { return memory.keep_before(space(), request_); });
+    if (counters().reserved <= keep) return;
     if (domain_ref const taker = request_.taker; taker != neutral) {
       if (is_captured()) return;
       // Where the device is always behind, a new mark for each growth would never be found complete.
       if (!order().is_running(space(), hot_, taker)) (void)order().settle(space(), hot_, taker);
     }
-    (void)growth().shrink(space(), hot_, growth().keep_before(space(), request_));
+    (void)growth().shrink(growing_, space(), hot_, keep);
   }
 
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
@@ -19654,7 +19544,7 @@ class ladder {
       unlocked const open(hot_);
       found = memory_left(layer_of(heap_.upstream()));
     }
-    heap_.left(growing_).renew(found, counters().reserved);
+    heap_.left(growing_).renew(growing_, found, counters().reserved);
   }
   /// What can still be created, as known now.
   [[nodiscard]] std::size_t left() noexcept { return heap_.left(growing_).bytes(counters().reserved); }
@@ -20112,8 +20002,9 @@ class pool {
     detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));
     if (!left.query.ok()) throw cuda_error(left.query, heap_.driver().device().value);
     detail::hot_lock held = heap_.lock_hot();
-    return heap_.growth(growing).largest_block(heap_.space(held), left.bytes,
-                                               detail::may_remap(heap_.options()));
+    return heap_.growth(growing).visit([&](auto const& memory) {
+      return memory.largest_block(heap_.space(held), left.bytes, detail::may_remap(heap_.options()));
+    });
   }
 
   // ---- sleep, for pools over pages; see raii/sleep.hpp and raii/compact.hpp
@@ -20174,7 +20065,8 @@ class pool {
     detail::sequence<memory_segment> found;
     detail::growth_lock const growing = heap_.lock_growth();
     heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
-    with.growth(growing).pin(reinterpret_cast<std::uintptr_t>(p), bytes);
+    with.growth(growing).visit_pages(
+        [&](auto& pages) { pages.segments().pin(reinterpret_cast<std::uintptr_t>(p), bytes); });
     if (&with != &heap_) graphs_.add_reference(growing, p);
   }
   /// Waits for the growth lock.
@@ -20185,7 +20077,8 @@ class pool {
     if (heap_.is_lost()) return;
     for_each_heap(growing, [&](heap_type& each) {
       if (!each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p))) return;
-      each.growth(growing).unpin(reinterpret_cast<std::uintptr_t>(p), bytes);
+      each.growth(growing).visit_pages(
+          [&](auto& pages) { pages.segments().unpin(reinterpret_cast<std::uintptr_t>(p), bytes); });
       if (&each != &heap_) graphs_.remove_reference(growing, p);
     });
   }
@@ -20273,14 +20166,14 @@ class pool {
   /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
-    for_each_heap(growing, [&](heap_type& each) { each.counters(growing).notes.open(most, clock); });
+    for_each_heap(growing, [&](heap_type& each) { each.counters(growing).notes.open(growing, most, clock); });
   }
 
   /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
     for_each_heap(growing, [&](heap_type& each) {
-      if (!each.counters(growing).notes.is_open()) each.counters(growing).notes.open(most, clock);
+      if (!each.counters(growing).notes.is_open()) each.counters(growing).notes.open(growing, most, clock);
     });
   }
 

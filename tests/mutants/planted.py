@@ -500,8 +500,8 @@ PLANTED = {
         ),
         Mutant(
             "a page is unmapped while in use",
-            "pool/growth/page_growth.hpp",
-            "if (at_start && at_end && map_[p.handle].pins == 0 && !must_stay(a, p.address) &&",
+            "pool/growth/page_choice.hpp",
+            "if (at_start && at_end && map[p.handle].pins == 0 && !must_stay(a, p.address) &&",
             "if ((at_start || at_end) && !must_stay(a, p.address) &&",
         ),
         Mutant(
@@ -512,16 +512,16 @@ PLANTED = {
         ),
         Mutant(
             "trim frees memory that waits for a stream's work",
-            "pool/growth/page_growth.hpp",
-            "!must_stay(a, p.address) &&\n                             a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))",
+            "pool/growth/page_choice.hpp",
+            "!must_stay(a, p.address) &&\n            a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))",
             "!must_stay(a, p.address))",
         ),
     ],
     "a refusal changes nothing": [
         Mutant(
             "the failure path omits a reclaim",
-            "pool/growth/page_making.hpp",
-            "      unmake(made, address);\n",
+            "pool/growth/page_growth.hpp",
+            "      unmake(growing, made);\n",
             "",
         ),
         Mutant(
@@ -1076,8 +1076,8 @@ PLANTED = {
     "pinned pages stay where they are": [
         Mutant(
             "trim gives pinned handles back",
-            "pool/growth/page_growth.hpp",
-            "map_[p.handle].pins == 0 && ",
+            "pool/growth/page_choice.hpp",
+            "map[p.handle].pins == 0 && ",
             "",
             finder="tests/raii/page_pin.cpp",
         ),
@@ -1179,9 +1179,9 @@ PLANTED = {
         ),
         Mutant(
             "a pinned handle that is freed during sleep is given back",
-            "pool/growth/page_growth.hpp",
-            "map_[p.handle].pins == 0 && ",
-            "(map_[p.handle].pins == 0 || map_[p.handle].stays) && ",
+            "pool/growth/page_choice.hpp",
+            "map[p.handle].pins == 0 && ",
+            "(map[p.handle].pins == 0 || map[p.handle].stays) && ",
         ),
         Mutant(
             "a pin that ends while the pool sleeps stays counted",
@@ -1784,15 +1784,15 @@ PLANTED = {
         Mutant(
             "a failed wake keeps the handles that it created",
             "pool/growth/page_sleep.hpp",
-            "// release() must not unmap a view then\n      (void)release();\n",
+            "// release() must not unmap a view then\n      (void)release(growing);\n",
             "// release() must not unmap a view then\n",
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(
             "a failed wake drops the contents",
             "pool/growth/page_sleep.hpp",
-            "// release() must not unmap a view then\n      (void)release();\n",
-            "// release() must not unmap a view then\n      (void)release();\n      forget();\n",
+            "// release() must not unmap a view then\n      (void)release(growing);\n",
+            "// release() must not unmap a view then\n      (void)release(growing);\n      forget(growing);\n",
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(
@@ -1819,7 +1819,7 @@ PLANTED = {
         Mutant(
             "memory of handles whose blocks were freed meanwhile is taken again",
             "pool/growth/page_growth.hpp",
-            "    if (!a.keeps_addresses) (void)drop(a, hot, 0);\n",
+            "    if (map_.is_open() && !a.keeps_addresses) (void)drop(growing, a, hot, 0);\n",
             "",
             finder="tests/raii/sleep.cpp",
         ),
@@ -1847,7 +1847,7 @@ PLANTED = {
         Mutant(
             "wake maps and destroys handles before the copies of sleep are over",
             "pool/growth/page_growth.hpp",
-            "    sleep_.require_finished_copies(hot);\n",
+            "    sleep_.require_finished_copies(growing, hot);\n",
             "",
             finder="tests/raii/sleep.cpp",
         ),
@@ -1929,7 +1929,7 @@ PLANTED = {
         Mutant(
             "a handle that compact could not map stays unmapped",
             "pool/pool_sleep.hpp",
-            "      if (heap_.growth(growing).unmap_incomplete()) refuse_allocations(growing);\n",
+            "      if (of_pages<bool>(growing, [&](auto& pages) { return pages.unmap_incomplete(growing); }))\n        refuse_allocations(growing);\n",
             "",
             finder="tests/raii/compact.cpp",
         ),
@@ -2169,15 +2169,15 @@ PLANTED = {
         Mutant(
             "a small pool creates handles in place of a free start",
             "pool/growth/page_choice.hpp",
-            "c.lack = rest - (packs ? most.bytes() : end_most.bytes);",
-            "c.lack = rest - end_most.bytes;",
+            "c.lack = rest - (packs ? most.bytes() : end_most);",
+            "c.lack = rest - end_most;",
             finder="tests/pool/page_choice.cpp",
         ),
         Mutant(
             "a small pool takes the largest parts of handles where smaller ones fit",
             "pool/growth/page_choice.hpp",
-            "piece_pair const pair = smallest_pair(free, rest);",
-            "piece_pair const pair = most;",
+            "if (packs && rest <= most.bytes()) return smallest_pair(free, rest);",
+            "if (packs && rest <= most.bytes()) return most;",
             finder="tests/pool/page_choice.cpp",
         ),
         Mutant(
@@ -2217,8 +2217,8 @@ PLANTED = {
         Mutant(
             "spare segments are given back during a capture",
             "pool/ladder.hpp",
-            "if (capture_gate::has_captures()) return;\n    if (counters().reserved",
-            "if (counters().reserved",
+            "    if (capture_gate::has_captures()) return;\n    std::size_t const keep =",
+            "    std::size_t const keep =",
             finder="tests/pool/growth.cpp",
         ),
         Mutant(
@@ -2590,15 +2590,15 @@ PLANTED = {
         Mutant(
             "a pool without pages keeps its free segments",
             "pool/growth/pool_growth.hpp",
-            "    return of_memory(*this, [&](auto& memory) { return memory.shrink(a, hot, keep); });",
-            "    return uses_plain_blocks() ? 0 : of_memory(*this, [&](auto& memory) { return memory.shrink(a, hot, keep); });",
+            "    return visit([&](auto& memory) { return memory.shrink(growing, a, hot, keep); });",
+            "    return uses_plain_blocks() ? 0 : visit([&](auto& memory) { return memory.shrink(growing, a, hot, keep); });",
             finder="tests/pool/without_pages.cpp",
         ),
         Mutant(
             "a pool without pages does not know its memory",
             "pool/growth/pool_growth.hpp",
-            "    return of_memory(*this, [&](auto& memory) { return memory.contains(address); });",
-            "    return !uses_plain_blocks() && of_memory(*this, [&](auto& memory) { return memory.contains(address); });",
+            "    return visit([&](auto const& memory) { return memory.contains(address); });",
+            "    return !uses_plain_blocks() && visit([&](auto const& memory) { return memory.contains(address); });",
             finder="tests/pool/without_pages.cpp",
         ),
         Mutant(

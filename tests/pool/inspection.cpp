@@ -63,14 +63,16 @@ sums sums_of(detail::pool_contents const& contents) {
 }  // namespace
 
 TEST_CASE("growth_notes keeps the latest notes, oldest first, and none before open", "[pool][growth_notes]") {
+  detail::recursive_fork_mutex mutex;
+  detail::growth_lock const growing(mutex);
   detail::growth_notes notes;
-  notes.add(detail::growth_change::made, 1, 10);
+  notes.add(growing, detail::growth_change::made, 1, 10);
   CHECK(notes.size() == 0);
-  notes.open(3, ticks);
-  for (std::uintptr_t i = 1; i <= 2; ++i) notes.add(detail::growth_change::made, i, 10 * i);
+  notes.open(growing, 3, ticks);
+  for (std::uintptr_t i = 1; i <= 2; ++i) notes.add(growing, detail::growth_change::made, i, 10 * i);
   CHECK(notes.size() == 2);
   CHECK(notes[0].address == 1);
-  for (std::uintptr_t i = 3; i <= 8; ++i) notes.add(detail::growth_change::given_back, i, 10 * i);
+  for (std::uintptr_t i = 3; i <= 8; ++i) notes.add(growing, detail::growth_change::given_back, i, 10 * i);
   REQUIRE(notes.size() == 3);
   for (std::size_t i = 0; i < 3; ++i) {
     CHECK(notes[i].address == 6 + i);
@@ -78,7 +80,7 @@ TEST_CASE("growth_notes keeps the latest notes, oldest first, and none before op
     if (i != 0) CHECK(notes[i].time == notes[i - 1].time + 1);
   }
   CHECK(notes.host_bytes() == 3 * sizeof(detail::growth_note));
-  notes.open(0, ticks);
+  notes.open(growing, 0, ticks);
   CHECK(!notes.is_open());
   CHECK(notes.size() == 0);
 }

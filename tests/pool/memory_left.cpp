@@ -98,12 +98,14 @@ TEST_CASE("memory_left is the device's free memory, less headroom, within each l
 }
 
 TEST_CASE("known_left is renewed after a sixteenth of it was taken", "[pool][memory_left]") {
+  detail::recursive_fork_mutex mutex;
+  detail::growth_lock const growing(mutex);
   detail::known_left left;
   CHECK(left.is_old(0));
   CHECK(left.bytes(0) == detail::unknown_left);
   detail::memory_bound found;
   found.bytes = 160_MiB;
-  left.renew(found, 40_MiB);
+  left.renew(growing, found, 40_MiB);
   CHECK(left.bytes(40_MiB) == 160_MiB);
   CHECK(left.bytes(45_MiB) == 155_MiB);
   CHECK_FALSE(left.is_old(50_MiB));
@@ -111,9 +113,9 @@ TEST_CASE("known_left is renewed after a sixteenth of it was taken", "[pool][mem
   CHECK(left.bytes(300_MiB) == 0);
   CHECK(left.bytes(10_MiB) == 190_MiB);
   CHECK_FALSE(left.is_old(10_MiB));
-  left.forget();
+  left.forget(growing);
   CHECK(left.is_old(40_MiB));
-  left.renew(detail::memory_bound{}, 40_MiB);
+  left.renew(growing, detail::memory_bound{}, 40_MiB);
   CHECK(left.bytes(50_MiB) == detail::unknown_left);
 }
 

@@ -327,9 +327,11 @@ TEST_CASE("arena::take and arena::release split and coalesce ranges and keep str
   CHECK(space.largest_free() == 8_MiB);
   space.hand_over(a, neutral, ~std::uint64_t{0});
   CHECK(take(b, 8_MiB) != nullptr);
+  recursive_fork_mutex mutex;
+  growth_lock const growing(mutex);
   growth_counters counters;
-  counters.hold(0x1000, 10, zone::larger);
-  counters.release(0x1000, 4, zone::larger);
+  counters.hold(growing, 0x1000, 10, zone::larger);
+  counters.release(growing, 0x1000, 4, zone::larger);
   CHECK((counters.reserved == 6 && counters.reserved_peak == 10));
 }
 

@@ -7,11 +7,13 @@ using namespace tarn;
 using namespace tarn::detail;
 
 TEST_CASE("growth_counters count the bytes and handles of each zone, and the released bytes", "[pool]") {
+  recursive_fork_mutex mutex;
+  growth_lock const growing(mutex);
   growth_counters s;
-  s.hold(0, 4_MiB, zone::smaller);
-  s.hold(8_MiB, 6_MiB, zone::larger);
-  s.hold(16_MiB, 2_MiB, zone::larger);
-  s.release(16_MiB, 2_MiB, zone::larger);
+  s.hold(growing, 0, 4_MiB, zone::smaller);
+  s.hold(growing, 8_MiB, 6_MiB, zone::larger);
+  s.hold(growing, 16_MiB, 2_MiB, zone::larger);
+  s.release(growing, 16_MiB, 2_MiB, zone::larger);
   CHECK(s.reserved == 10_MiB);
   CHECK(s.reserved_peak == 12_MiB);
   CHECK(s.reserved_total == 12_MiB);

@@ -272,7 +272,7 @@ class heap {
     } else {
       collect_finished(growing, space_, order_, may_release(held), neutral);
     }
-    std::size_t const given = growth_.shrink(space_, may_release(held), keep_bytes);
+    std::size_t const given = growth_.shrink(growing, space_, may_release(held), keep_bytes);
     // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
     // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
     if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters_.reserved));
@@ -305,7 +305,7 @@ class heap {
       if (!order_.is_running(space_, releasing, d)) (void)order_.settle(space_, releasing, d);
     }
     mark_other_streams(growing, releasing, id);
-    std::size_t const given = growth_.shrink(space_, releasing, keep);
+    std::size_t const given = growth_.shrink(growing, space_, releasing, keep);
     space_.window.note_given(given, counters_.reserved);
     if (counters_.reserved <= keep) space_.live_peak = max_of(peak, space_.live_bytes);
     space_.count_splits();
@@ -341,9 +341,9 @@ class heap {
   void keep_mapped(growth_lock const&) noexcept { keeps_mapped_ = true; }
   [[nodiscard]] bool keeps_mapped() const noexcept { return keeps_mapped_; }
   /// Gives everything back to the source, unless keep_mapped() was called.
-  void close(growth_lock const&) noexcept {
+  void close(growth_lock const& growing) noexcept {
     order_.close(space_);
-    if (!keeps_mapped_) growth_.close();
+    if (!keeps_mapped_) growth_.visit([&](auto& memory) { memory.close(growing); });
   }
 
   // ---- fork

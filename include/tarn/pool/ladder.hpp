@@ -103,11 +103,11 @@ class ladder {
       set_budget();
       if (grow(last)) return;
     }
-    heap_.left(growing_).forget();
+    heap_.left(growing_).forget(growing_);
     request_.segment = 0;
     ++heap_.counters(growing_).alloc_retries;
     if (take_what_is_waited_for() || put_together(last)) return;
-    bool const has_given = growth().shrink(space(), hot_, 0) != 0;
+    bool const has_given = growth().shrink(growing_, space(), hot_, 0) != 0;
     if (has_given || !is_final(last)) {
       request_.may_exceed = true;
       request_.extend = true;
@@ -159,7 +159,9 @@ class ladder {
   bool grow(refusal& last) {
     void* block = nullptr;
     try {
-      if (!growth().grow(space(), hot_, order(), request_, block)) return false;
+      bool const grew = growth().visit(
+          [&](auto& memory) { return memory.grow(growing_, space(), hot_, order(), request_, block); });
+      if (!grew) return false;
     } catch (out_of_memory const& error) {
       last.why = error.report();
       last.by_source = true;
@@ -176,13 +178,15 @@ class ladder {
   /// capture, which the driver's calls could invalidate.
   void give_back_spare() {
     if (capture_gate::has_captures()) return;
-    if (counters().reserved <= growth().keep_before(space(), request_)) return;
+    std::size_t const keep =
+        growth().visit([&](auto const& memory) { return memory.keep_before(space(), request_); });
+    if (counters().reserved <= keep) return;
     if (domain_ref const taker = request_.taker; taker != neutral) {
       if (is_captured()) return;
       // Where the device is always behind, a new mark for each growth would never be found complete.
       if (!order().is_running(space(), hot_, taker)) (void)order().settle(space(), hot_, taker);
     }
-    (void)growth().shrink(space(), hot_, growth().keep_before(space(), request_));
+    (void)growth().shrink(growing_, space(), hot_, keep);
   }
 
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
@@ -262,7 +266,7 @@ class ladder {
       unlocked const open(hot_);
       found = memory_left(layer_of(heap_.upstream()));
     }
-    heap_.left(growing_).renew(found, counters().reserved);
+    heap_.left(growing_).renew(growing_, found, counters().reserved);
   }
   /// What can still be created, as known now.
   [[nodiscard]] std::size_t left() noexcept { return heap_.left(growing_).bytes(counters().reserved); }

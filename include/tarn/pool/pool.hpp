@@ -10,8 +10,8 @@
 //                            (arena/stream_order.hpp) and the runs that small blocks are cut from
 //   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
 //                            with an event (order/ordering.hpp, order/mark_work.hpp; the picture is in arena/stream_order.hpp), and
-//                            growth/pool_growth.hpp gets more: page_growth.hpp chooses (page_choice.hpp, page_views.hpp),
-//                            page_making.hpp creates and maps; over blocks: segment_growth.hpp
+//                            growth/page_growth.hpp gets more: new handles, or free ones in a view (page_choice.hpp,
+//                            page_views.hpp); over blocks: growth/segment_growth.hpp
 //   5 source/cuda_pages.hpp  pages by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are over (deferred_blocks.hpp).
@@ -207,8 +207,9 @@ class pool {
     detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));
     if (!left.query.ok()) throw cuda_error(left.query, heap_.driver().device().value);
     detail::hot_lock held = heap_.lock_hot();
-    return heap_.growth(growing).largest_block(heap_.space(held), left.bytes,
-                                               detail::may_remap(heap_.options()));
+    return heap_.growth(growing).visit([&](auto const& memory) {
+      return memory.largest_block(heap_.space(held), left.bytes, detail::may_remap(heap_.options()));
+    });
   }
 
   // ---- sleep, for pools over pages; see raii/sleep.hpp and raii/compact.hpp
@@ -269,7 +270,8 @@ class pool {
     detail::sequence<memory_segment> found;
     detail::growth_lock const growing = heap_.lock_growth();
     heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
-    with.growth(growing).pin(reinterpret_cast<std::uintptr_t>(p), bytes);
+    with.growth(growing).visit_pages(
+        [&](auto& pages) { pages.segments().pin(reinterpret_cast<std::uintptr_t>(p), bytes); });
     if (&with != &heap_) graphs_.add_reference(growing, p);
   }
   /// Waits for the growth lock.
@@ -280,7 +282,8 @@ class pool {
     if (heap_.is_lost()) return;
     for_each_heap(growing, [&](heap_type& each) {
       if (!each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p))) return;
-      each.growth(growing).unpin(reinterpret_cast<std::uintptr_t>(p), bytes);
+      each.growth(growing).visit_pages(
+          [&](auto& pages) { pages.segments().unpin(reinterpret_cast<std::uintptr_t>(p), bytes); });
       if (&each != &heap_) graphs_.remove_reference(growing, p);
     });
   }
@@ -368,14 +371,14 @@ class pool {
   /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
-    for_each_heap(growing, [&](heap_type& each) { each.counters(growing).notes.open(most, clock); });
+    for_each_heap(growing, [&](heap_type& each) { each.counters(growing).notes.open(growing, most, clock); });
   }
 
   /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
     for_each_heap(growing, [&](heap_type& each) {
-      if (!each.counters(growing).notes.is_open()) each.counters(growing).notes.open(most, clock);
+      if (!each.counters(growing).notes.is_open()) each.counters(growing).notes.open(growing, most, clock);
     });
   }
 

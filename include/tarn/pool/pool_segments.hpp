@@ -47,8 +47,10 @@ template <class Heap, class Front>
   bool are_live = false;
   {
     hot_lock const held = heap.lock_hot();
-    are_live = heap.growth(growing).each_segment(heap.space(held), address, wanted.bytes,
-                                                 [&](memory_segment const& s) { found.push_back(s); });
+    are_live = heap.growth(growing).template visit_pages<bool>([&](auto& pages) {
+      return pages.segments().each(heap.space(held), address, wanted.bytes,
+                                   [&](memory_segment const& s) { found.push_back(s); });
+    });
   }
   if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
   return true;

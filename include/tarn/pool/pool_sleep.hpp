@@ -79,10 +79,13 @@ class pool_sleep {
       if (heap_.uses_pages()) {
         own_stream const stream(heap_.driver());  // not made or destroyed under the hot lock
         hot_lock held = heap_.lock_hot();
-        result.stretches = heap_.growth(growing).compact(heap_.space(held), may_release(held), stream.get());
+        result.stretches = of_pages<std::size_t>(growing, [&](auto& pages) {
+          return pages.compact(growing, heap_.space(held), may_release(held), stream.get());
+        });
       }
     } catch (...) {
-      if (heap_.growth(growing).unmap_incomplete()) refuse_allocations(growing);
+      if (of_pages<bool>(growing, [&](auto& pages) { return pages.unmap_incomplete(growing); }))
+        refuse_allocations(growing);
       throw;
     }
     hot_lock const held = heap_.lock_hot();
@@ -101,6 +104,13 @@ class pool_sleep {
     f(*this);
   }
 
+  /// Calls f with the pages. Blocks cannot be given back and keep their addresses: under a tool, the pool sleeps and keeps its memory. On
+  /// a device without pages, the pool refuses to sleep.
+  template <class Result = void, class F>
+  Result of_pages(growth_lock const& growing, F const& f) {
+    return heap_.growth(growing).template visit_pages<Result>(f);
+  }
+
   /// Step 1 of sleep(): all that can fail. Returns the bytes given back; after an exception call cancel_sleep().
   std::size_t prepare_sleep(growth_lock const& growing, contents where) {
     refuse_allocations(growing);
@@ -108,18 +118,20 @@ class pool_sleep {
     pool_.deferred_.release(growing, true);
     std::size_t const given = heap_.shrink(growing, 0);
     hot_lock held = heap_.lock_hot();
-    heap_.growth(growing).save(heap_.space(held), may_release(held), where);
+    of_pages(growing,
+             [&](auto& pages) { pages.sleep().save(growing, heap_.space(held), may_release(held), where); });
     return given;
   }
   /// Undoes step 1, also if it failed or was not reached.
   void cancel_sleep(growth_lock const& growing) noexcept {
     if (!heap_.is_asleep()) return;
-    heap_.growth(growing).forget();
+    of_pages(growing, [&](auto& pages) { pages.sleep().forget(growing); });
     let_allocate(growing);
   }
   /// Step 2 of sleep(), and undoes step 2 of wake(): gives everything back.
   std::size_t release(growth_lock const& growing) noexcept {
-    return heap_.is_asleep() ? heap_.growth(growing).release() : 0;
+    if (!heap_.is_asleep()) return 0;
+    return of_pages<std::size_t>(growing, [&](auto& pages) { return pages.sleep().release(growing); });
   }
   /// Step 1 of wake(): gives up what was freed meanwhile; returns the bytes that step 2 takes.
   std::size_t prepare_wake(growth_lock const& growing) {
@@ -127,7 +139,8 @@ class pool_sleep {
     hot_lock held = heap_.lock_hot();
     arena& space = heap_.space(held);
     finish_all(growing, space, heap_.order(growing), may_release(held));
-    std::size_t const bytes = heap_.growth(growing).prepare_restore(space, may_release(held));
+    std::size_t const bytes = of_pages<std::size_t>(
+        growing, [&](auto& pages) { return pages.prepare_restore(growing, space, may_release(held)); });
     space.count_splits();
     return bytes;
   }
@@ -135,7 +148,8 @@ class pool_sleep {
   std::size_t restore(growth_lock const& growing) {
     if (!heap_.is_asleep()) return 0;
     hot_lock held = heap_.lock_hot();
-    std::size_t const bytes = heap_.growth(growing).restore(may_release(held));
+    std::size_t const bytes = of_pages<std::size_t>(
+        growing, [&](auto& pages) { return pages.restore(growing, may_release(held)); });
     is_restored_ = true;
     return bytes;
   }
@@ -143,7 +157,7 @@ class pool_sleep {
   void end_sleep(growth_lock const& growing, after_waking then) noexcept {
     if (!heap_.is_asleep()) return;
     is_restored_ = false;
-    heap_.growth(growing).keep(then);
+    of_pages(growing, [&](auto& pages) { pages.sleep().keep(growing, then); });
     let_allocate(growing);
   }
 

@@ -83,8 +83,9 @@ template <class Heap, class Front, class Deferred>
   add_free_ranges(s, space);
   s.host_waits = heap.order(growing).host_waits();
   s.device_waits = heap.order(growing).device_waits();
-  s.host_bytes +=
-      space.host_bytes() + heap.growth(growing).host_bytes() + heap.counters(growing).notes.host_bytes();
+  s.host_bytes += space.host_bytes() + heap.growth(growing).visit([](auto const& memory) {
+    return memory.host_bytes();
+  }) + heap.counters(growing).notes.host_bytes();
   return s;
 }
 

@@ -10,6 +10,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/range.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/growth/growth_notes.hpp"
 #include "tarn/pool/pool_state.hpp"
 
@@ -159,18 +160,18 @@ inline void count_given(pool_state& s, std::size_t bytes, std::size_t handles, z
   part.handles.decrease(static_cast<std::int64_t>(handles));
 }
 
-/// What a pool counts under its growth lock; `reserved` is also read without it. There is one writer, so plain loads are enough.
+/// What a pool counts as it grows and shrinks; `reserved` is also read without it. There is one writer, so plain loads are enough.
 struct growth_counters : pool_state {
   pool_state* sums = nullptr;  ///< of a pool and its graph memories, so that the peak of the sum is exact
   growth_notes notes;
 
-  void hold(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
-    notes.add(growth_change::made, address, bytes);
+  void hold(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growing, growth_change::made, address, bytes);
     count_taken(*this, bytes, where);
     if (sums != nullptr) count_taken(*sums, bytes, where);
   }
-  void release(std::uintptr_t address, std::size_t bytes, zone where) noexcept {
-    notes.add(growth_change::given_back, address, bytes);
+  void release(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growing, growth_change::given_back, address, bytes);
     count_given(*this, bytes, 1, where);
     if (sums != nullptr) count_given(*sums, bytes, 1, where);
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "tarn/core/sequence.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 
 namespace tarn::detail {
 
@@ -18,14 +19,14 @@ struct growth_note {
   growth_change what = growth_change::made;
 };
 
-/// Under the growth lock. Until open(), a record costs one null pointer check, next to driver calls of microseconds.
+/// Until open(), a record costs one null pointer check, next to driver calls of microseconds.
 class growth_notes {
  public:
   using clock_type = std::uint64_t (*)() noexcept;
 
   /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0 stops recording.
   /// @throws std::bad_alloc  nothing has changed
-  void open(std::size_t most, clock_type of_records) {
+  void open(growth_lock const&, std::size_t most, clock_type of_records) {
     sequence<growth_note> ring;
     ring.resize(most);
     ring_.swap(ring);
@@ -37,7 +38,7 @@ class growth_notes {
   [[nodiscard]] std::size_t most() const noexcept { return ring_.size(); }
   [[nodiscard]] clock_type clock() const noexcept { return clock_; }
 
-  void add(growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
+  void add(growth_lock const&, growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
     if (clock_ == nullptr) return;
     ring_[count_++ % ring_.size()] = {clock_(), address, bytes, what};
   }

@@ -13,6 +13,7 @@
 #include "tarn/core/property.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/no_driver.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/pool_state.hpp"
 
 namespace tarn::detail {
@@ -166,20 +167,20 @@ template <class Layer>
 }
 
 /// An estimate of memory_left() that is renewed after each sixteenth of it, so that a growth rarely queries the driver. Others may
-/// take memory meanwhile: then it is too high. Under the growth lock.
+/// take memory meanwhile: then it is too high.
 class known_left {
  public:
   [[nodiscard]] bool is_old(std::size_t reserved) const noexcept {
     return !is_known_ || (reserved > seen_at_ && reserved - seen_at_ > left_ / 16);
   }
-  void renew(memory_bound const& found, std::size_t reserved) noexcept {
+  void renew(growth_lock const&, memory_bound const& found, std::size_t reserved) noexcept {
     left_ = found.bytes;
     if (found.device_total != memory_report::unknown) device_total_ = found.device_total;
     seen_at_ = reserved;
     is_known_ = true;
   }
   /// The next growth queries the driver.
-  void forget() noexcept { is_known_ = false; }
+  void forget(growth_lock const&) noexcept { is_known_ = false; }
   [[nodiscard]] std::size_t bytes(std::size_t reserved) const noexcept {
     if (!is_known_ || left_ == unknown_left) return unknown_left;
     return reserved > seen_at_ ? left_ - min_of(left_, reserved - seen_at_) : left_ + (seen_at_ - reserved);

@@ -12,6 +12,7 @@
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/page_map.hpp"
 #include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/growth/kept_ranges.hpp"
 #include "tarn/pool/growth/view.hpp"
 
 namespace tarn::detail {
@@ -45,6 +46,25 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
       at = end;
     }
   });
+}
+
+/// The wholly free handles that may be given back, since their work is complete, the largest first. O(free ranges + handles), plus
+/// sorting. @throws std::bad_alloc
+[[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
+  sequence<piece> whole;
+  for (domain_ref d = 0; d < a.streams.size(); ++d) {
+    for (zone const where : all_zones) {
+      for_each_piece(a, map, d, where, map.granularity(), [&](piece const& p, bool at_start, bool at_end) {
+        if (at_start && at_end && map[p.handle].pins == 0 && !must_stay(a, p.address) &&
+            a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))
+          whole.push_back(p);
+      });
+    }
+  }
+  sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
+  });
+  return whole;
 }
 
 /// Free memory from which a block can be assembled: whole handles, the largest first, and the free ends and starts of others.
@@ -142,6 +162,32 @@ inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
   return best;
 }
 
+/// The parts of handles at the two ends of a block, for the `rest` bytes that whole handles leave: if parts are used up, the pair that
+/// fits best; otherwise the smallest sufficient free end or start of a handle, or the largest of each. O(pieces), plus sorting.
+/// @param most   the largest pair
+/// @param whole  the smallest wholly free handle that is not taken; bytes 0 if there is none
+/// @return       a pair of fewer bytes than `rest` if there are not enough
+inline piece_pair choose_ends(free_pieces& free, piece_pair const& most, piece const& whole, std::size_t rest,
+                              bool packs) noexcept {
+  if (packs && rest <= most.bytes()) return smallest_pair(free, rest);
+  auto const smallest_of = [rest](sequence<piece> const& from) {
+    piece best;
+    for (piece const& p : from) {
+      if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
+    }
+    return best;
+  };
+  piece const end = smallest_of(free.ends);
+  piece const start = smallest_of(free.starts);
+  bool const by_end = end.bytes != 0 && (start.bytes == 0 || end.bytes <= start.bytes);
+  piece const& best = by_end ? end : start;
+  bool const whole_does = whole.bytes >= rest;
+  if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= whole.bytes))
+    return by_end ? piece_pair{best, {}} : piece_pair{{}, best};
+  if (whole_does) return {{}, whole};
+  return most;
+}
+
 /// Assembles a block. If it uses up parts, from as few whole handles as the largest free end and start of handles leave necessary, and
 /// the pair of such parts that fits best. Otherwise from the largest wholly free handles that fit, then for the rest the
 /// smallest sufficient free end or start of a handle, or one of each, or the start of a wholly free handle: few pieces, since each costs
@@ -154,13 +200,12 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
   free_pieces free = find_pieces(a, map, request, after);
   piece_pair const most = largest_pair(free);
   bool const packs = request.uses_up_parts;
-  std::size_t const in_parts = packs ? most.bytes() : 0;
   choice c;
   std::size_t rest = bytes;
   c.pieces.push_back(piece{});  // reserved for the head
-  piece smallest_above;
+  piece smallest_above;         // did not fit the rest when it was looked at, so it is not taken
   for (piece const& p : free.whole) {
-    if (rest <= in_parts) break;
+    if (rest <= (packs ? most.bytes() : 0)) break;
     if (p.bytes <= rest) {
       c.pieces.push_back(p);
       rest -= p.bytes;
@@ -168,51 +213,25 @@ inline choice choose_pieces(arena const& a, page_map const& map, growth_request 
       smallest_above = p;
     }
   }
-  piece head;
-  piece tail;
+  piece_pair ends;
   if (rest != 0) {
-    piece end_best;
-    piece start_best;
-    piece end_most;
-    auto const consider = [&](piece const& p, piece& best) {
-      if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
-    };
-    for (piece const& p : free.ends) {
-      consider(p, end_best);
-      if (p.bytes > end_most.bytes) end_most = p;
-    }
-    for (piece const& p : free.starts) consider(p, start_best);
-    bool const by_end = end_best.bytes != 0 && (start_best.bytes == 0 || end_best.bytes <= start_best.bytes);
-    piece const& best = by_end ? end_best : start_best;
-    // smallest_above did not fit the rest when it was looked at, so it was not taken and is free.
-    bool const whole_does = smallest_above.bytes >= rest && smallest_above.bytes != 0;
-    if (rest <= in_parts) {
-      piece_pair const pair = smallest_pair(free, rest);
-      head = pair.end;
-      tail = pair.start;
-    } else if (best.bytes != 0 && (!whole_does || best.bytes / 4 <= smallest_above.bytes)) {
-      (by_end ? head : tail) = best;
-    } else if (whole_does) {
-      tail = smallest_above;
-    } else if (most.bytes() >= rest) {
-      head = most.end;
-      tail = most.start;
-    } else {
+    ends = choose_ends(free, most, smallest_above, rest, packs);
+    if (ends.bytes() < rest) {
       // New handles follow the head. The tail may follow them if parts are used up.
-      c.lack = rest - (packs ? most.bytes() : end_most.bytes);
+      std::size_t end_most = 0;
+      for (piece const& p : free.ends) end_most = max_of(end_most, p.bytes);
+      c.lack = rest - (packs ? most.bytes() : end_most);
       return c;
     }
-    c.left_over = head.bytes + tail.bytes - rest;
-    if (head.bytes != 0) {
-      std::size_t const used = min_of(rest, head.bytes);
-      head = {head.address + (head.bytes - used), used, head.handle};
-      rest -= used;
-    }
-    tail.bytes = rest;
+    c.left_over = ends.bytes() - rest;
+    std::size_t const used = min_of(rest, ends.end.bytes);
+    ends.end.address += ends.end.bytes - used;
+    ends.end.bytes = used;
+    ends.start.bytes = rest - used;
   }
-  if (tail.bytes != 0) c.pieces.push_back(tail);
-  if (head.bytes != 0) {
-    c.pieces[0] = head;
+  if (ends.start.bytes != 0) c.pieces.push_back(ends.start);
+  if (ends.end.bytes != 0) {
+    c.pieces[0] = ends.end;
   } else {
     for (std::size_t i = 1; i < c.pieces.size(); ++i) c.pieces[i - 1] = c.pieces[i];
     c.pieces.pop_back();

@@ -41,11 +41,11 @@ class page_compact {
   /// addresses left stays as it is.
   /// @throws cuda_error, std::bad_alloc  contents and addresses are kept; handles done before stay compacted
   /// @throws out_of_memory               only if take_unmapped(): the driver could not map a handle that it had unmapped
-  void compact(arena& a, may_release hot, stream_ref stream) {
+  void compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream) {
     for (handle_ref h = 1; h < map_.size(); ++h) {
       if (map_[h].bytes == 0 || map_[h].pins != 0) continue;
       try {
-        compact(a, hot, stream, h);
+        compact(growing, a, hot, stream, h);
       } catch (out_of_memory const&) {
         if (has_unmapped_) throw;
       }
@@ -75,7 +75,7 @@ class page_compact {
     bool is_temporary = false;  ///< mapped at its temporary address
   };
 
-  void compact(arena& a, may_release hot, stream_ref stream, handle_ref h) {
+  void compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream, handle_ref h) {
     physical const old = map_[h];
     sequence<part> parts = parts_of(a, old);
     std::size_t kept = 0;
@@ -106,7 +106,7 @@ class page_compact {
     }
     try {
       unlocked const open(hot);
-      replace(stream, old, parts, places, temporary);
+      replace(growing, stream, old, parts, places, temporary);
     } catch (...) {
       for (range_ref const r : carved) a.make_free(r, a.ranges[r].domain, a.ranges[r].epoch);
       addresses_.give_back(a, region);
@@ -126,7 +126,7 @@ class page_compact {
   }
 
   /// The driver calls of one handle: all or nothing, or has_unmapped_.
-  void replace(stream_ref stream, physical const& old, sequence<part>& parts,
+  void replace(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
                sequence<std::uintptr_t> const& places, std::uintptr_t temporary) {
     bool is_unmapped = false;
     try {
@@ -135,7 +135,7 @@ class page_compact {
         if (!p.is_kept) continue;
         p.id = source_.create(p.bytes);
         p.is_created = true;
-        counters_.hold(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
+        counters_.hold(growing, old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
         map(at, p.bytes, p.id);
         p.is_temporary = true;
         must_succeed(source_.driver(),
@@ -155,16 +155,16 @@ class page_compact {
         }
       }
     } catch (...) {
-      undo(stream, old, parts, places, temporary);
+      undo(growing, stream, old, parts, places, temporary);
       if (is_unmapped) has_unmapped_ = !map_again(old, places);
       throw;
     }
     source_.destroy(old.id, old.bytes);
-    counters_.release(old.home, old.bytes, addresses_.zone_at(old.home));
+    counters_.release(growing, old.home, old.bytes, addresses_.zone_at(old.home));
   }
 
   /// After a failure: the new handles are unmapped and destroyed.
-  void undo(stream_ref stream, physical const& old, sequence<part>& parts,
+  void undo(growth_lock const& growing, stream_ref stream, physical const& old, sequence<part>& parts,
             sequence<std::uintptr_t> const& places, std::uintptr_t temporary) noexcept {
     if (!source_.driver().synchronize_stream(stream).ok()) (void)wait_past_captures(source_.driver());
     unmap_temporary(parts, temporary);
@@ -174,7 +174,7 @@ class page_compact {
     for (part const& p : parts) {
       if (!p.is_created) continue;
       source_.destroy(p.id, p.bytes);
-      counters_.release(old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
+      counters_.release(growing, old.home + p.offset, p.bytes, addresses_.zone_at(old.home));
     }
   }
   /// Maps the old handle where it was. Returns false if a call fails; it is then mapped nowhere.

@@ -26,11 +26,9 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/growth/growth.hpp"
-#include "tarn/pool/growth/kept_ranges.hpp"
 #include "tarn/pool/growth/largest_block.hpp"
 #include "tarn/pool/growth/page_choice.hpp"
 #include "tarn/pool/growth/page_compact.hpp"
-#include "tarn/pool/growth/page_making.hpp"
 #include "tarn/pool/growth/page_segments.hpp"
 #include "tarn/pool/growth/page_sleep.hpp"
 #include "tarn/pool/growth/page_views.hpp"
@@ -46,7 +44,6 @@ class page_growth {
   page_growth(Source& source, growth_counters& counters)
       : source_(source),
         counters_(counters),
-        making_(source_, counters_, addresses_, map_),
         views_(source_, counters_, map_, addresses_),
         sleep_(source_, counters_, map_, addresses_, views_),
         compact_(source_, counters_, map_, addresses_, views_),
@@ -60,8 +57,8 @@ class page_growth {
   /// Serves the request: sets `block` if it was assembled from pieces; otherwise leaves a free range of at least
   /// `request.bytes` in the taker's domain. Returns false if free memory does not suffice and nothing may be created.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
-  bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
-            void*& block) {
+  bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>& order,
+            growth_request const& request, void*& block) {
     if (!map_.is_open()) open(a, hot, request.device_bytes);
     // No address would be found, and creating handles first would briefly take the whole device.
     if (request.bytes > map_.bytes()) return false;
@@ -73,13 +70,13 @@ class page_growth {
       std::size_t const extended = e.get(hot.held()).bytes;
       std::size_t const missing = align_up(request.bytes - extended, grain);
       if (!request.may_remap || missing <= request.may_create)
-        return create(a, hot, request, e, request.bytes - extended);
+        return create(growing, a, hot, request, e, request.bytes - extended);
       if ((block = views_.reuse(a, hot.held(), request)) != nullptr) return true;
       std::size_t lack = missing;
       if (request.where == zone::smaller) {
         if (change_zone(a, request)) return true;
       } else {
-        looked_up<choice> const c = choose(a, hot.held(), request);
+        looked_up<choice> const c(hot.held(), choose_pieces(a, map_, request, request.bytes));
         lack = align_up(c.get(hot.held()).lack, grain);
         if (lack == 0 && views_.is_full() && !has_dropped) {
           views_.drop_idle(a, hot, order, request.taker);
@@ -88,9 +85,9 @@ class page_growth {
         if (lack == 0) return (block = views_.build(a, hot, order, c, request)) != nullptr;
       }
       if (!request.may_exceed && lack > request.may_create) return false;
-      if (lack >= missing) return create(a, hot, request, e, request.bytes - extended);
-      if (!create(a, hot, request, looked_up<extension>(hot.held(), {}), lack)) return false;
-      looked_up<choice> const c = choose(a, hot.held(), request);
+      if (lack >= missing) return create(growing, a, hot, request, e, request.bytes - extended);
+      if (!create(growing, a, hot, request, looked_up<extension>(hot.held(), {}), lack)) return false;
+      looked_up<choice> const c(hot.held(), choose_pieces(a, map_, request, request.bytes));
       return c.get(hot.held()).lack == 0 && (block = views_.build(a, hot, order, c, request)) != nullptr;
     }
   }
@@ -109,47 +106,35 @@ class page_growth {
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are
   /// reserved. Returns the bytes given back. Gives nothing back inside restore() and compact(), whose handles it could be: a
   /// handler of the source may call it there. O(handles + slots of views + free ranges).
-  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
+  std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     if (!map_.is_open() || is_moving_ || counters_.reserved <= keep || a.keeps_addresses) return 0;
-    return drop(a, hot, keep);
+    return drop(growing, a, hot, keep);
   }
 
-  // The steps of sleep and wake; see page_sleep.
-
-  void save(arena const& a, may_release hot, contents where) {
-    if (map_.is_open()) sleep_.save(a, hot, where);
-  }
-  std::size_t release() noexcept { return map_.is_open() ? sleep_.release() : 0; }
-  /// Gives up what was freed meanwhile; returns the bytes that restore() creates.
+  /// Gives up what was freed while the pool slept; returns the bytes that restore() creates.
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  std::size_t prepare_restore(arena& a, may_release hot) {
-    if (!map_.is_open()) return 0;
-    sleep_.require_finished_copies(hot);
-    if (!a.keeps_addresses) (void)drop(a, hot, 0);
+  std::size_t prepare_restore(growth_lock const& growing, arena& a, may_release hot) {
+    sleep_.require_finished_copies(growing, hot);
+    if (map_.is_open() && !a.keeps_addresses) (void)drop(growing, a, hot, 0);
     return sleep_.missing();
   }
-  std::size_t restore(may_release hot) {
-    if (!map_.is_open()) return 0;
+  /// See page_sleep.
+  std::size_t restore(growth_lock const& growing, may_release hot) {
     moving const now(*this);
-    return sleep_.restore(hot);
+    return sleep_.restore(growing, hot);
   }
-  void keep(after_waking then) noexcept { sleep_.keep(then); }
-  /// Frees the contents on the host: the pool does not fall asleep.
-  void forget() noexcept { sleep_.forget(); }
-
   /// Gives back the granules that hold no live byte; returns the number of stretches of live bytes. Copies on `stream`. See
   /// page_compact.
-  std::size_t compact(arena& a, may_release hot, stream_ref stream) {
-    if (!map_.is_open()) return 0;
+  std::size_t compact(growth_lock const& growing, arena& a, may_release hot, stream_ref stream) {
     moving const now(*this);
-    compact_.compact(a, hot, stream);
+    compact_.compact(growing, a, hot, stream);
     return compact_.stretches(a);
   }
   /// After a failure of compact(): if it left a handle that is mapped nowhere, unmaps all others as well and returns true. The
   /// pool is then asleep, and restore() maps them.
-  [[nodiscard]] bool unmap_incomplete() noexcept {
+  [[nodiscard]] bool unmap_incomplete(growth_lock const& growing) noexcept {
     if (!compact_.take_unmapped()) return false;
-    sleep_.unmap();
+    sleep_.unmap(growing);
     return true;
   }
 
@@ -162,25 +147,21 @@ class page_growth {
     }
   }
 
-  // Segments and pins; see page_segments.
-
-  template <class F>
-  [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
-    return map_.is_open() && segments_.each(a, address, bytes, f);
-  }
-  void pin(std::uintptr_t address, std::size_t bytes) noexcept { segments_.pin(address, bytes); }
-  void unpin(std::uintptr_t address, std::size_t bytes) noexcept { segments_.unpin(address, bytes); }
+  /// The other steps of sleep and wake.
+  [[nodiscard]] page_sleep<Source>& sleep() noexcept { return sleep_; }
+  /// Segments and pins.
+  [[nodiscard]] page_segments<Source>& segments() noexcept { return segments_; }
 
   /// Gives everything back. Nothing on the device uses it any more.
-  void close() noexcept {
+  void close(growth_lock const& growing) noexcept {
     if (!map_.is_open()) return;
-    (void)sleep_.finish_copies();
+    (void)sleep_.finish_copies(growing);
     map_.treat_all_alike();
     views_.unmap_all();
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes != 0) (void)sleep_.destroy(h);
+      if (map_[h].bytes != 0) (void)sleep_.destroy(growing, h);
     }
-    sleep_.forget();
+    sleep_.forget(growing);
     source_.unreserve(reserved_, map_.bytes() + map_.granularity());
   }
 
@@ -201,29 +182,10 @@ class page_growth {
     std::size_t bytes = 0;
   };
 
-  /// The wholly free handles whose work is complete, the largest first.
-  [[nodiscard]] sequence<piece> free_handles(arena const& a) const {
-    sequence<piece> whole;
-    for (domain_ref d = 0; d < a.streams.size(); ++d) {
-      for (zone const where : all_zones) {
-        for_each_piece(a, map_, d, where, map_.granularity(),
-                       [&](piece const& p, bool at_start, bool at_end) {
-                         if (at_start && at_end && map_[p.handle].pins == 0 && !must_stay(a, p.address) &&
-                             a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))
-                           whole.push_back(p);
-                       });
-      }
-    }
-    sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
-      return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
-    });
-    return whole;
-  }
-
   /// Takes wholly free handles out of the pool, as shrink() does, and gives back those that are not asleep.
-  std::size_t drop(arena& a, may_release hot, std::size_t keep) {
+  std::size_t drop(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
-    looked_up<sequence<piece>> const whole(hot.held(), free_handles(a));
+    looked_up<sequence<piece>> const whole(hot.held(), free_handles(a, map_));
     std::size_t const most = whole.get(hot.held()).size();
     sequence<handle_ref> handles;
     handles.reserve(most);
@@ -243,7 +205,7 @@ class page_growth {
     {
       unlocked const open(hot);
       views_.forget(leaves);
-      for (handle_ref const h : handles) (void)sleep_.destroy(h);
+      for (handle_ref const h : handles) (void)sleep_.destroy(growing, h);
     }
     for (std::size_t i = 0; i < handles.size(); ++i) {
       map_.remove(handles[i]);
@@ -252,11 +214,6 @@ class page_growth {
       a.note_hole_after(before);
     }
     return given;
-  }
-
-  [[nodiscard]] looked_up<choice> choose(arena const& a, hot_lock const& held,
-                                         growth_request const& request) const {
-    return {held, choose_pieces(a, map_, request, request.bytes)};
   }
 
   /// Reserves the virtual range, for the first growth. @param total  memory of the device, 0 if it is not known
@@ -317,8 +274,8 @@ class page_growth {
   }
 
   /// Creates handles for `need` bytes, after the free range of `e` or at a new address. Returns false if no address is left.
-  bool create(arena& a, may_release hot, growth_request const& request, looked_up<extension> const& found,
-              std::size_t need) {
+  bool create(growth_lock const& growing, arena& a, may_release hot, growth_request const& request,
+              looked_up<extension> const& found, std::size_t need) {
     extension const e = found.get(hot.held());
     std::size_t const grain = map_.granularity();
     std::size_t total = align_up(need, grain);
@@ -327,34 +284,30 @@ class page_growth {
     range_ref region = 0;
     if (e.range != 0 && a.ranges[a.ranges[e.range].next].bytes >= total) region = a.ranges[e.range].next;
     if (e.range != 0 && region == 0)
-      return create(a, hot, request, looked_up<extension>(hot.held(), {}), request.bytes);
+      return create(growing, a, hot, request, looked_up<extension>(hot.held(), {}), request.bytes);
     if (e.range == 0) region = addresses_.find_home(a, request.where, total, grain);
     if (region == 0) return false;
     std::size_t const largest = max_of(align_down(request.largest_handle, grain), grain);
-    sequence<made_handle> made;
+    std::uintptr_t const address = a.ranges[region].address;
+    sequence<physical> made;
     made.reserve(total / largest + 1);
-    for (std::size_t left = total; left != 0; left -= made.back().bytes)
-      made.push_back(made_handle{0, min_of(left, largest), false});
+    for (std::size_t done = 0; done != total; done += made.back().bytes)
+      made.push_back(physical{0, min_of(total - done, largest), address + done, backing::released});
     map_.make_room(made.size());
     a.ranges.make_room(4);
 
     range const base = a.ranges[e.range];
     if (e.range != 0) a.claim(e.range);
     addresses_.take(a, region, total);
-    std::uintptr_t const address = a.ranges[region].address;
     try {
       unlocked const open(hot);
-      making_.make(made, address, total);
+      make(growing, made, total);
     } catch (...) {
       addresses_.give_back(a, region);
       if (e.range != 0) a.make_free(e.range, base.domain, base.epoch);
       throw;
     }
-    std::uintptr_t at = address;
-    for (made_handle const& c : made) {
-      (void)map_.add(c.id, c.bytes, at);
-      at += c.bytes;
-    }
+    for (physical const& p : made) (void)map_.add(p.id, p.bytes, p.home);
     a.ranges[region].where = request.where;
     if (e.range != 0) {
       a.merge(e.range, region);
@@ -362,6 +315,48 @@ class page_growth {
     }
     a.make_free(region, request.taker, e.range != 0 && base.domain == request.taker ? base.epoch : 0);
     return true;
+  }
+
+  /// Creates handles and maps them at their home addresses: all or none. The hot lock is not held.
+  /// @param total  their bytes
+  /// @throws out_of_memory, cuda_error, nothing has changed
+  void make(growth_lock const& growing, sequence<physical>& made, std::size_t total) {
+    if (total >= ask_first_limit) refuse_what_is_not_free(total);
+    try {
+      for (physical& p : made) {
+        p.id = source_.create(p.bytes);
+        p.state = backing::unmapped;
+        counters_.hold(growing, p.home, p.bytes, addresses_.zone_at(p.home));
+        source_.map(reinterpret_cast<void*>(p.home), p.bytes, p.id);
+        p.state = backing::mapped;
+        ++counters_.maps;
+      }
+    } catch (...) {
+      unmake(growing, made);
+      throw;
+    }
+  }
+  void unmake(growth_lock const& growing, sequence<physical> const& made) noexcept {
+    for (physical const& p : made) {
+      if (p.state == backing::released) return;
+      if (p.state == backing::mapped) {
+        source_.unmap(reinterpret_cast<void*>(p.home), p.bytes);
+        ++counters_.unmaps;
+      }
+      source_.destroy(p.id, p.bytes);
+      counters_.release(growing, p.home, p.bytes, addresses_.zone_at(p.home));
+    }
+  }
+
+  /// A request this large is refused before its first handle is created if the device does not have that much free memory:
+  /// otherwise it would briefly take the whole device. The query costs 5-100 us.
+  static constexpr std::size_t ask_first_limit = 1_GiB;
+  void refuse_what_is_not_free(std::size_t total) {
+    std::size_t available = 0;
+    std::size_t all = 0;
+    if (!source_.driver().memory_info(available, all).ok() || available >= total) return;
+    status const none{failure::out_of_memory, 0, "", name_of_memory(source_.driver())};
+    refuse(source_.driver(), none, stream_ref{}, total, map_.granularity());
   }
 
   /// Moves a wholly free handle of the large zone to the small zone.
@@ -379,7 +374,6 @@ class page_growth {
   growth_counters& counters_;
   page_map map_;
   address_space addresses_;
-  page_making<Source> making_;
   page_views<Source> views_;
   page_sleep<Source> sleep_;
   page_compact<Source> compact_;

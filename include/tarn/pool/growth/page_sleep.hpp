@@ -32,7 +32,7 @@
 
 namespace tarn::detail {
 
-/// Under the growth lock. Meanwhile nothing allocates from the pool, so no handle is created or taken, and other threads only
+/// Meanwhile nothing allocates from the pool, so no handle is created or taken, and other threads only
 /// free blocks: a stretch that was found live may be free later, which makes its copy superfluous and never wrong.
 template <page_source Source>
 class page_sleep {
@@ -52,7 +52,7 @@ class page_sleep {
   /// returns.
   /// @throws out_of_memory               pinned memory is lacking; nothing has changed
   /// @throws cuda_error, std::bad_alloc  nothing has changed
-  void save(arena const& a, may_release hot, contents const where) {
+  void save(growth_lock const&, arena const& a, may_release hot, contents const where) {
     sequence<stretch> found;
     std::size_t kept = 0;
     map_.keep_pinned();
@@ -69,9 +69,9 @@ class page_sleep {
   }
   /// Gives all physical memory back, and keeps what save() copied; returns its bytes. Handles that unmap() kept stay so. If the
   /// driver does not report that a copy is complete, its handle and the later ones stay mapped.
-  std::size_t release() noexcept {
+  std::size_t release(growth_lock const& growing) noexcept {
     if (keeps_handles_) {
-      unmap();
+      unmap(growing);
       return 0;
     }
     views_.unmap_all();
@@ -89,13 +89,13 @@ class page_sleep {
         while (saved_.size() > first) saved_.pop_back();
         next = first;
       }
-      if (are_saved) given += destroy(h);
+      if (are_saved) given += destroy(growing, h);
     }
     copy_.end();
     return given;
   }
   /// Unmaps everything, and keeps the handles and what is in them for restore().
-  void unmap() noexcept {
+  void unmap(growth_lock const&) noexcept {
     keeps_handles_ = true;
     map_.keep_pinned();
     views_.unmap_all();
@@ -105,14 +105,14 @@ class page_sleep {
   /// Creates and maps what release() gave back, and copies the contents back; returns the bytes created.
   /// @throws out_of_memory  the device or a limit has not enough; still asleep, nothing is lost
   /// @throws cuda_error     likewise
-  std::size_t restore(may_release hot) {
+  std::size_t restore(growth_lock const& growing, may_release hot) {
     unlocked const open(hot);
     std::size_t const bytes = missing();
-    restore_all();
+    restore_all(growing);
     return bytes;
   }
   /// Ends the sleep after restore().
-  void keep(after_waking then) noexcept {
+  void keep(growth_lock const&, after_waking then) noexcept {
     keeps_handles_ = false;
     map_.treat_all_alike();
     if (then == after_waking::free_host_memory) copy_.close();
@@ -129,34 +129,34 @@ class page_sleep {
   }
 
   /// Waits for copies that the driver did not report as complete when it was asked last.
-  status finish_copies() noexcept {
+  status finish_copies(growth_lock const&) noexcept {
     if (!copies_may_run_) return {};
     status const done = wait_past_captures(source_.driver());
     copies_may_run_ = !done.ok();
     return done;
   }
   /// The same, before anything is destroyed or mapped again. @throws cuda_error  they may still run; nothing has changed
-  void require_finished_copies(may_release hot) {
+  void require_finished_copies(growth_lock const& growing, may_release hot) {
     if (!copies_may_run_) return;
     unlocked const open(hot);
-    if (status const done = finish_copies(); !done.ok())
+    if (status const done = finish_copies(growing); !done.ok())
       throw cuda_error(done, source_.driver().device().value);
   }
 
   /// Frees the contents on the host. The handles are as save() found them.
-  void forget() noexcept {
+  void forget(growth_lock const&) noexcept {
     map_.treat_all_alike();
     copy_.close();
     sequence<stretch>().swap(saved_);
   }
 
   /// Unmaps and destroys a handle that is in no view, as far as it is mapped and created; returns the bytes given back.
-  std::size_t destroy(handle_ref h) noexcept {
+  std::size_t destroy(growth_lock const& growing, handle_ref h) noexcept {
     physical const p = map_[h];
     if (p.state == backing::mapped) unmap_home(p);
     if (p.state == backing::released) return 0;
     source_.destroy(p.id, p.bytes);
-    counters_.release(p.home, p.bytes, addresses_.zone_at(p.home));
+    counters_.release(growing, p.home, p.bytes, addresses_.zone_at(p.home));
     map_.set(h, page_handle{}, backing::released);
     return p.bytes;
   }
@@ -204,25 +204,25 @@ class page_sleep {
     }
   }
   /// Restores all, or leaves the pool asleep.
-  void restore_all() {
+  void restore_all(growth_lock const& growing) {
     bool has_views = false;
     try {
-      make_handles();
+      make_handles(growing);
       views_.map_all();
       has_views = true;
       copy_.finish();
     } catch (...) {
       copy_.abandon();
       if (!has_views) unmap_homes();  // release() must not unmap a view then
-      (void)release();
+      (void)release(growing);
       throw;
     }
   }
   /// Creates and maps the handles, and enqueues the copies of what they held.
-  void make_handles() {
+  void make_handles(growth_lock const& growing) {
     std::size_t next = 0;
     for (handle_ref h = 1; h < map_.size(); ++h) {
-      if (map_[h].bytes != 0 && map_[h].state == backing::released) create(h);
+      if (map_[h].bytes != 0 && map_[h].state == backing::released) create(growing, h);
       if (map_[h].bytes != 0 && map_[h].state == backing::unmapped) map_home(h);
       for (; next < saved_.size() && saved_[next].handle == h; ++next) {
         stretch const& s = saved_[next];
@@ -231,10 +231,10 @@ class page_sleep {
       }
     }
   }
-  void create(handle_ref h) {
+  void create(growth_lock const& growing, handle_ref h) {
     physical const p = map_[h];
     map_.set(h, source_.create(p.bytes), backing::unmapped);
-    counters_.hold(p.home, p.bytes, addresses_.zone_at(p.home));
+    counters_.hold(growing, p.home, p.bytes, addresses_.zone_at(p.home));
   }
   void map_home(handle_ref h) {
     physical const p = map_[h];

@@ -48,71 +48,31 @@ class pool_growth {
   }
   [[nodiscard]] bool uses_pages() const noexcept { return may_be_pages && !uses_plain_blocks(); }
 
-  // Of both kinds.
-
-  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    return of_memory(*this, [&](auto& memory) { return memory.contains(address); });
-  }
-  bool grow(arena& a, may_release hot, ordering<driver_type>& order, growth_request const& request,
-            void*& block) {
-    return of_memory(*this, [&](auto& memory) { return memory.grow(a, hot, order, request, block); });
-  }
-  [[nodiscard]] std::size_t largest_block(arena const& a, std::size_t left, bool may_remap) const {
-    return of_memory(*this, [&](auto& memory) { return memory.largest_block(a, left, may_remap); });
-  }
-  [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return of_memory(*this, [&](auto& memory) { return memory.keep_before(a, request); });
-  }
-  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
-    return of_memory(*this, [&](auto& memory) { return memory.shrink(a, hot, keep); });
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return of_memory(*this, [](auto& memory) { return memory.host_bytes(); });
-  }
+  /// Calls f with the pages or the segments, whichever the memory is.
   template <class F>
-  void for_each_held(F const& f) const {
-    of_memory(*this, [&](auto& memory) { memory.for_each_held(f); });
+  decltype(auto) visit(F const& f) {
+    if constexpr (!may_be_segments) {
+      return f(pages_);
+    } else if constexpr (!may_be_pages) {
+      return f(segments_);
+    } else {
+      return uses_pages() ? f(pages_) : f(segments_);
+    }
   }
-  void close() noexcept {
-    of_memory(*this, [](auto& memory) { memory.close(); });
+  /// Calls f with the pages, if the memory is pages; otherwise returns Result().
+  template <class Result = void, class F>
+  Result visit_pages(F const& f) {
+    if constexpr (may_be_pages) {
+      if (uses_pages()) return f(pages_);
+    }
+    return Result();
   }
 
-  // Of pages. Blocks cannot be given back and keep their addresses: under a tool, the pool sleeps and keeps its memory. On a device
-  // without pages, the pool refuses to sleep. Blocks have no handles: no segment is found.
-
-  void save(arena const& a, may_release hot, contents where) {
-    of_pages([&](auto& pages) { pages.save(a, hot, where); });
+  [[nodiscard]] bool contains(std::uintptr_t address) noexcept {
+    return visit([&](auto const& memory) { return memory.contains(address); });
   }
-  std::size_t release() noexcept {
-    return of_pages<std::size_t>([](auto& pages) { return pages.release(); });
-  }
-  std::size_t prepare_restore(arena& a, may_release hot) {
-    return of_pages<std::size_t>([&](auto& pages) { return pages.prepare_restore(a, hot); });
-  }
-  std::size_t restore(may_release hot) {
-    return of_pages<std::size_t>([&](auto& pages) { return pages.restore(hot); });
-  }
-  void keep(after_waking then) noexcept {
-    of_pages([&](auto& pages) { pages.keep(then); });
-  }
-  void forget() noexcept {
-    of_pages([](auto& pages) { pages.forget(); });
-  }
-  std::size_t compact(arena& a, may_release hot, stream_ref stream) {
-    return of_pages<std::size_t>([&](auto& pages) { return pages.compact(a, hot, stream); });
-  }
-  [[nodiscard]] bool unmap_incomplete() noexcept {
-    return of_pages<bool>([](auto& pages) { return pages.unmap_incomplete(); });
-  }
-  template <class F>
-  [[nodiscard]] bool each_segment(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
-    return of_pages<bool>([&](auto& pages) { return pages.each_segment(a, address, bytes, f); });
-  }
-  void pin(std::uintptr_t address, std::size_t bytes) noexcept {
-    of_pages([&](auto& pages) { pages.pin(address, bytes); });
-  }
-  void unpin(std::uintptr_t address, std::size_t bytes) noexcept {
-    of_pages([&](auto& pages) { pages.unpin(address, bytes); });
+  std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
+    return visit([&](auto& memory) { return memory.shrink(growing, a, hot, keep); });
   }
 
  private:
@@ -131,27 +91,6 @@ class pool_growth {
   struct kind<true, Kind> {
     using type = Kind<Source>;
   };
-
-  /// Calls f with the pages or the segments.
-  template <class Self, class F>
-  static decltype(auto) of_memory(Self& self, F const& f) {
-    if constexpr (!may_be_segments) {
-      return f(self.pages_);
-    } else if constexpr (!may_be_pages) {
-      return f(self.segments_);
-    } else {
-      return self.uses_pages() ? f(self.pages_) : f(self.segments_);
-    }
-  }
-
-  /// Calls f with the pages, if the memory is pages.
-  template <class Result = void, class F>
-  Result of_pages(F const& f) {
-    if constexpr (may_be_pages) {
-      if (uses_pages()) return f(pages_);
-    }
-    return Result();
-  }
 
   Source source_;
   description_type& tool_;

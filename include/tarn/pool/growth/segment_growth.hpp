@@ -47,7 +47,8 @@ class segment_growth {
 
   /// Makes a free range of at least `request.bytes`. Returns false if nothing may be created. The hot lock is held on entry and
   /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
-  bool grow(arena& a, may_release hot, ordering<driver_type>&, growth_request const& request, void*&) {
+  bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>&,
+            growth_request const& request, void*&) {
     if (request.may_create == 0 && !request.may_exceed) return false;
     segments_.reserve(segments_.size() + 1);
     a.ranges.make_room(1);
@@ -65,8 +66,8 @@ class segment_growth {
         // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
           give(base, bytes, alignment_);
-          count_made(base, bytes, request.where);
-          count_given(base, bytes, request.where);
+          count_made(growing, base, bytes, request.where);
+          count_given(growing, base, bytes, request.where);
           bytes = align_up(exact + range_grain, grain);
           base = take(bytes);
         }
@@ -78,7 +79,7 @@ class segment_growth {
       a.ranges.put_back(r);
       throw;
     }
-    count_made(base, bytes, request.where);
+    count_made(growing, base, bytes, request.where);
     auto const index = free_index();
     segments_[index] = {base, bytes, alignment_, request.where};
     range& node = a.ranges[r];
@@ -103,7 +104,7 @@ class segment_growth {
 
   /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
   /// back.
-  std::size_t shrink(arena& a, may_release hot, std::size_t keep) {
+  std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
     while (counters_.reserved > keep && !a.keeps_addresses) {
       looked_up<range_ref> const found(hot.held(), free_segment(a));
@@ -112,7 +113,7 @@ class segment_growth {
       a.claim(whole);
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
       a.ranges.put_back(whole);
-      count_given(gone.base, gone.bytes, gone.where);
+      count_given(growing, gone.base, gone.bytes, gone.where);
       given += gone.bytes;
       unlocked const open(hot);
       give(gone.base, gone.bytes, gone.alignment);
@@ -139,7 +140,7 @@ class segment_growth {
   }
 
   /// Gives everything back; nothing on the device uses it any more.
-  void close() noexcept {
+  void close(growth_lock const&) noexcept {
     for (segment const& s : segments_) {
       if (s.base != nullptr) give(s.base, s.bytes, s.alignment);
     }
@@ -150,11 +151,11 @@ class segment_growth {
 
  private:
   using layer_type = layer_behind<Source>;
-  void count_made(void const* base, std::size_t bytes, zone where) noexcept {
-    counters_.hold(reinterpret_cast<std::uintptr_t>(base), bytes, where);
+  void count_made(growth_lock const& growing, void const* base, std::size_t bytes, zone where) noexcept {
+    counters_.hold(growing, reinterpret_cast<std::uintptr_t>(base), bytes, where);
   }
-  void count_given(void const* base, std::size_t bytes, zone where) noexcept {
-    counters_.release(reinterpret_cast<std::uintptr_t>(base), bytes, where);
+  void count_given(growth_lock const& growing, void const* base, std::size_t bytes, zone where) noexcept {
+    counters_.release(growing, reinterpret_cast<std::uintptr_t>(base), bytes, where);
   }
   /// Takes a block with as much alignment as the source has.
   [[nodiscard]] void* take(std::size_t bytes) {

@@ -77,7 +77,8 @@ struct pool_facts {
   /// Copies them from a pool. @throws std::bad_alloc
   template <class Heap, class Front, class Deferred>
   void copy(growth_lock const& growing, Heap& heap, Front& front, Deferred const& blocks) {
-    heap.growth(growing).for_each_held([&](held_memory const& h) { held.push_back(h); });
+    heap.growth(growing).visit(
+        [&](auto const& memory) { memory.for_each_held([&](held_memory const& h) { held.push_back(h); }); });
     for (std::size_t i = 0; i < heap.counters(growing).notes.size(); ++i)
       notes.push_back(heap.counters(growing).notes[i]);
     reserved = heap.counters(growing).reserved;
