@@ -16043,51 +16043,6 @@ void sort(T* items, std::size_t count, Before const& before) {
 }
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/kept_ranges.hpp
-// Which bytes of a handle must keep their addresses and contents while the pool sleeps or is compacted. Pure.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Whether a free range must keep its address and its pages although no block lies in it: then its handle is neither given back
-/// nor shrunk, and its contents are kept: in the pool of a graph_memory all do, since captured graphs use them.
-[[nodiscard]] inline bool must_stay(arena const& a, range const&) noexcept {
-  return a.keeps_addresses;
-}
-
-[[nodiscard]] inline bool must_stay(arena const& a, std::uintptr_t address) noexcept {
-  return must_stay(a, a.ranges[a.starts.find(a.ranges, address)]);
-}
-
-/// Whether the bytes of a range are kept.
-[[nodiscard]] inline bool is_kept(arena const& a, range const& node) noexcept {
-  return node.state == range_state::live || (node.state == range_state::free && must_stay(a, node));
-}
-
-/// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the handle)
-template <class F>
-void for_each_kept(arena const& a, physical const& handle, F&& f) {
-  std::uintptr_t const handle_end = handle.home + handle.bytes;
-  std::uintptr_t begin = handle.home;
-  std::uintptr_t end = handle.home;
-  for (range_ref r = a.starts.find(a.ranges, handle.home); r != 0 && a.ranges[r].address < handle_end;
-       r = a.ranges[r].next) {
-    range const& node = a.ranges[r];
-    if (!is_kept(a, node)) continue;
-    std::uintptr_t const from = max_of(node.address, handle.home);
-    if (from != end) {
-      if (begin != end)
-        f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
-      begin = from;
-    }
-    end = min_of(node.end(), handle_end);
-  }
-  if (begin != end) f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
-}
-
-}  // namespace tarn::detail
 // ---- tarn/pool/growth/view.hpp
 // A view: a second mapping that places handles next to each other that are not neighbours at their home addresses. A block
 // without a sufficient contiguous free range is assembled from free pieces: the free end of one handle, any number of wholly
@@ -16177,14 +16132,14 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   });
 }
 
-/// The wholly free handles that may be given back, since their work is complete, the largest first. O(free ranges + handles), plus
-/// sorting. @throws std::bad_alloc
+/// The wholly free handles that may be given back, since their work is complete, the largest first. Not for an arena that keeps its
+/// addresses. O(free ranges + handles), plus sorting. @throws std::bad_alloc
 [[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
   sequence<piece> whole;
   for (domain_ref d = 0; d < a.streams.size(); ++d) {
     for (zone const where : all_zones) {
       for_each_piece(a, map, d, where, map.granularity(), [&](piece const& p, bool at_start, bool at_end) {
-        if (at_start && at_end && map[p.handle].pins == 0 && !must_stay(a, p.address) &&
+        if (at_start && at_end && map[p.handle].pins == 0 &&
             a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))
           whole.push_back(p);
       });
@@ -16667,6 +16622,42 @@ class address_space {
   range_index homes_[zone_count];
   range_index views_;
 };
+
+}  // namespace tarn::detail
+// ---- tarn/pool/growth/kept_ranges.hpp
+// Which bytes of a handle must keep their addresses and contents while the pool sleeps or is compacted. Pure.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Whether the address and the contents of a range are kept. Of the pool of a graph_memory free ranges are kept, too, since captured
+/// graphs use them.
+[[nodiscard]] inline bool is_kept(arena const& a, range const& node) noexcept {
+  return node.state == range_state::live || (node.state == range_state::free && a.keeps_addresses);
+}
+
+/// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the handle)
+template <class F>
+void for_each_kept(arena const& a, physical const& handle, F&& f) {
+  std::uintptr_t const handle_end = handle.home + handle.bytes;
+  std::uintptr_t begin = handle.home;
+  std::uintptr_t end = handle.home;
+  for (range_ref r = a.starts.find(a.ranges, handle.home); r != 0 && a.ranges[r].address < handle_end;
+       r = a.ranges[r].next) {
+    range const& node = a.ranges[r];
+    if (!is_kept(a, node)) continue;
+    std::uintptr_t const from = max_of(node.address, handle.home);
+    if (from != end) {
+      if (begin != end)
+        f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
+      begin = from;
+    }
+    end = min_of(node.end(), handle_end);
+  }
+  if (begin != end) f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
+}
 
 }  // namespace tarn::detail
 // ---- tarn/pool/growth/page_views.hpp
@@ -19592,7 +19583,7 @@ class ladder {
     request_.may_remap = may_remap(options);
     request_.uses_up_parts = uses_up_parts(live, left());
     request_.device_bytes = heap_.left(growing_).device_total();
-    request_.segment = segment_to_share();
+    if (!heap_.uses_pages()) request_.segment = segment_to_share();
     if (!request_.may_remap) {
       if (options.handles == handles_per_block::one) {
         request_.largest_handle = max_request_bytes;
@@ -19608,12 +19599,11 @@ class ladder {
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
 
-  /// The bytes of a new segment that other blocks share, over a source that has no pages; 0 if only the request uses it. Not where
-  /// another layer could find memory for the request alone, and not of host memory, which takes long to pin.
+  /// The bytes of a new segment that other blocks share; 0 if only the request uses it. Not where another layer could find memory for
+  /// the request alone, and not of host memory, which takes long to pin.
   [[nodiscard]] std::size_t segment_to_share() noexcept {
     if constexpr (is_bounded_source && !is_host_memory<source_type>) {
-      if (!heap_.uses_pages() && request_.where == zone::larger)
-        return segment_for(space(), counters().reserved, request_.bytes);
+      if (request_.where == zone::larger) return segment_for(space(), counters().reserved, request_.bytes);
     }
     return 0;
   }

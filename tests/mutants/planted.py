@@ -501,8 +501,8 @@ PLANTED = {
         Mutant(
             "a page is unmapped while in use",
             "pool/growth/page_choice.hpp",
-            "if (at_start && at_end && map[p.handle].pins == 0 && !must_stay(a, p.address) &&",
-            "if ((at_start || at_end) && !must_stay(a, p.address) &&",
+            "if (at_start && at_end && map[p.handle].pins == 0 &&",
+            "if ((at_start || at_end) &&",
         ),
         Mutant(
             "a segment is freed with a live block at its end",
@@ -513,8 +513,8 @@ PLANTED = {
         Mutant(
             "trim frees memory that waits for a stream's work",
             "pool/growth/page_choice.hpp",
-            "!must_stay(a, p.address) &&\n            a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))",
-            "!must_stay(a, p.address))",
+            "map[p.handle].pins == 0 &&\n            a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))",
+            "map[p.handle].pins == 0)",
         ),
     ],
     "a refusal changes nothing": [
@@ -1077,8 +1077,8 @@ PLANTED = {
         Mutant(
             "trim gives pinned handles back",
             "pool/growth/page_choice.hpp",
-            "map[p.handle].pins == 0 && ",
-            "",
+            "at_end && map[p.handle].pins == 0 &&",
+            "at_end &&",
             finder="tests/raii/page_pin.cpp",
         ),
         Mutant(
@@ -1180,8 +1180,8 @@ PLANTED = {
         Mutant(
             "a pinned handle that is freed during sleep is given back",
             "pool/growth/page_choice.hpp",
-            "map[p.handle].pins == 0 && ",
-            "(map[p.handle].pins == 0 || map[p.handle].stays) && ",
+            "map[p.handle].pins == 0 &&",
+            "(map[p.handle].pins == 0 || map[p.handle].stays) &&",
         ),
         Mutant(
             "a pin that ends while the pool sleeps stays counted",

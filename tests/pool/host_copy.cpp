@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// host_copy: contents of device memory in host memory; for_each_kept: which bytes are kept.
+// host_copy: contents of device memory in host memory; kept_ranges: which bytes are kept.
 
 #include "tarn/pool/growth/host_copy.hpp"
 

@@ -314,7 +314,7 @@ class ladder {
     request_.may_remap = may_remap(options);
     request_.uses_up_parts = uses_up_parts(live, left());
     request_.device_bytes = heap_.left(growing_).device_total();
-    request_.segment = segment_to_share();
+    if (!heap_.uses_pages()) request_.segment = segment_to_share();
     if (!request_.may_remap) {
       if (options.handles == handles_per_block::one) {
         request_.largest_handle = max_request_bytes;
@@ -330,12 +330,11 @@ class ladder {
     request_.may_create = min_of(target > reserved ? target - reserved : 0, left());
   }
 
-  /// The bytes of a new segment that other blocks share, over a source that has no pages; 0 if only the request uses it. Not where
-  /// another layer could find memory for the request alone, and not of host memory, which takes long to pin.
+  /// The bytes of a new segment that other blocks share; 0 if only the request uses it. Not where another layer could find memory for
+  /// the request alone, and not of host memory, which takes long to pin.
   [[nodiscard]] std::size_t segment_to_share() noexcept {
     if constexpr (is_bounded_source && !is_host_memory<source_type>) {
-      if (!heap_.uses_pages() && request_.where == zone::larger)
-        return segment_for(space(), counters().reserved, request_.bytes);
+      if (request_.where == zone::larger) return segment_for(space(), counters().reserved, request_.bytes);
     }
     return 0;
   }

@@ -11,19 +11,10 @@
 
 namespace tarn::detail {
 
-/// Whether a free range must keep its address and its pages although no block lies in it: then its handle is neither given back
-/// nor shrunk, and its contents are kept: in the pool of a graph_memory all do, since captured graphs use them.
-[[nodiscard]] inline bool must_stay(arena const& a, range const&) noexcept {
-  return a.keeps_addresses;
-}
-
-[[nodiscard]] inline bool must_stay(arena const& a, std::uintptr_t address) noexcept {
-  return must_stay(a, a.ranges[a.starts.find(a.ranges, address)]);
-}
-
-/// Whether the bytes of a range are kept.
+/// Whether the address and the contents of a range are kept. Of the pool of a graph_memory free ranges are kept, too, since captured
+/// graphs use them.
 [[nodiscard]] inline bool is_kept(arena const& a, range const& node) noexcept {
-  return node.state == range_state::live || (node.state == range_state::free && must_stay(a, node));
+  return node.state == range_state::live || (node.state == range_state::free && a.keeps_addresses);
 }
 
 /// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the handle)

@@ -12,7 +12,6 @@
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/page_map.hpp"
 #include "tarn/pool/growth/growth.hpp"
-#include "tarn/pool/growth/kept_ranges.hpp"
 #include "tarn/pool/growth/view.hpp"
 
 namespace tarn::detail {
@@ -48,14 +47,14 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   });
 }
 
-/// The wholly free handles that may be given back, since their work is complete, the largest first. O(free ranges + handles), plus
-/// sorting. @throws std::bad_alloc
+/// The wholly free handles that may be given back, since their work is complete, the largest first. Not for an arena that keeps its
+/// addresses. O(free ranges + handles), plus sorting. @throws std::bad_alloc
 [[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
   sequence<piece> whole;
   for (domain_ref d = 0; d < a.streams.size(); ++d) {
     for (zone const where : all_zones) {
       for_each_piece(a, map, d, where, map.granularity(), [&](piece const& p, bool at_start, bool at_end) {
-        if (at_start && at_end && map[p.handle].pins == 0 && !must_stay(a, p.address) &&
+        if (at_start && at_end && map[p.handle].pins == 0 &&
             a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))
           whole.push_back(p);
       });
