@@ -6868,17 +6868,17 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 //
 // Peaks are exact as long as no two calls overlap. Then one thread at a time is the `owner`: all other slots are published, so the owner
 // knows how far each number is below its peak. Another thread that counts finds a new generation or a slot that is not open, takes
-// the lock, becomes the owner, and publishes all slots. The former owner finds that the generation has changed:
+// the lock, becomes the owner, and publishes the former owner's slot. That one finds that the generation has changed:
 //
 //   owner                          another thread
 //   counts in its slot
-//   (hands over, by whatever)      takes the lock, ++generation, publishes all slots twice: the second time nothing has moved
+//   (hands over, by whatever)      takes the lock, ++generation, publishes that slot twice: the second time nothing has moved
 //                                  counts in its slot
 //
 // If something moves meanwhile, or a call waits for the lock while another one is counted, calls overlap. From then on there is no
 // owner: each thread publishes when it differs from what it published by more than the bound, and a peak is that of the published
-// sums. Each thread is within the bound of what it published at each moment, so a peak is within the sum of the bounds. A peak that
-// is reset, or a scope that begins, starts anew: it is exact until calls overlap after it.
+// sums. What was counted is within the sum of the bounds of what was published, and so is a peak. A peak that is reset, or a scope
+// that begins, starts anew: it is exact until calls overlap after it.
 //
 // Large blocks are counted under the lock.
 
@@ -6888,6 +6888,7 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 // ---- tarn/core/combining_lock.hpp
 // A lock around small updates that lets its holder apply the updates of waiting threads. A thread that finds the lock held
@@ -7116,6 +7117,12 @@ class place_holder {
     if (unsigned const place = places_of_threads.take(); place != thread_places)
       this_thread_place = {&places_of_threads, place};
   }
+  /// The same. A thread that gets none has none for good.
+  static void take_now_or_never() noexcept {
+    if (this_thread_place.table != nullptr) return;
+    take();
+    over = this_thread_place.table == nullptr;
+  }
 
  private:
   static inline thread_local constinit bool over =
@@ -7133,12 +7140,47 @@ class place_holder {
 #include <cstddef>
 #include <cstdint>
 
+// ---- tarn/policy/tracked_statistics.hpp
+// What `tracked` reports: the statistics of all blocks, and high-water marks over scopes.
+
+#include <array>
+#include <cstdint>
+
 namespace tarn {
 
 /// PyTorch's three groups; a block is small up to 1 MiB.
 enum class block_group : std::uint8_t { all, smaller, larger };
 
-namespace detail {
+/// Statistics of the blocks that were handed out; each array is indexed by block_group.
+struct tracked_statistics {
+  std::array<stat, 3> allocations;      ///< blocks
+  std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
+  std::array<stat, 3> requested_bytes;  ///< as requested
+  std::uint64_t ooms = 0;               ///< requests refused
+  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block counts with the
+  /// bytes requested from the pool.
+  std::array<stat, 3> active;
+  std::array<stat, 3> active_bytes;
+  std::array<stat, 3> active_requested_bytes;
+};
+
+/// Which threads' calls a high-water mark counts.
+enum class peak_of { all_threads, this_thread };
+
+/// A high-water mark over a scope; linked into its tracked_layer while it lives.
+struct high_water_mark {
+  std::int64_t start = 0;        ///< allocated bytes when it began (0 for one thread's)
+  std::int64_t current = 0;      ///< current value
+  std::int64_t peak = 0;         ///< the maximum since it began
+  std::int64_t allocations = 0;  ///< blocks handed out since it began
+  peak_of whose = peak_of::all_threads;
+  std::uint64_t thread = 0;  ///< number of the thread whose calls count, for peak_of::this_thread
+  high_water_mark* next = nullptr;
+};
+
+}  // namespace tarn
+
+namespace tarn::detail {
 
 /// Blocks, rounded bytes, requested bytes.
 using tracked_kinds = std::array<std::int64_t, 3>;
@@ -7309,48 +7351,20 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   tracked_totals published_{};  ///< by the holder of the lock
 };
 
-}  // namespace detail
-}  // namespace tarn
+}  // namespace tarn::detail
 
-namespace tarn {
+namespace tarn::detail {
 
-/// Statistics of the blocks that were handed out; each array is indexed by block_group.
-struct tracked_statistics {
-  std::array<stat, 3> allocations;      ///< blocks
-  std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
-  std::array<stat, 3> requested_bytes;  ///< as requested
-  std::uint64_t ooms = 0;               ///< requests refused
-  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block counts with the
-  /// bytes requested from the pool.
-  std::array<stat, 3> active;
-  std::array<stat, 3> active_bytes;
-  std::array<stat, 3> active_requested_bytes;
-};
-
-/// Which threads' calls a high-water mark counts.
-enum class peak_of { all_threads, this_thread };
-
-/// A high-water mark over a scope; linked into its tracked_layer while it lives.
-struct high_water_mark {
-  std::int64_t start = 0;        ///< allocated bytes when it began (0 for one thread's)
-  std::int64_t current = 0;      ///< current value
-  std::int64_t peak = 0;         ///< the maximum since it began
-  std::int64_t allocations = 0;  ///< blocks handed out since it began
-  peak_of whose = peak_of::all_threads;
-  std::uint64_t thread = 0;  ///< number of the thread whose calls count, for peak_of::this_thread
-  high_water_mark* next = nullptr;
-};
-
-namespace detail {
-
-/// Counting a call is O(1). Reading, and counting after another thread's call, is O(threads that have counted, at most 32).
+/// Counting a call in a slot is O(1), under the lock O(marks). Reading is O(threads that have counted, at most 32).
 class tracked_numbers {
  public:
   /// @param peak_error  bytes; 0: each call is counted under the lock
   explicit tracked_numbers(std::size_t peak_error) noexcept
       : table_(peak_error != 0 ? &places_of_threads : nullptr) {
     auto const bytes = static_cast<std::int64_t>(min_of(peak_error, std::size_t{1} << 60));
-    bound_ = {max_of(bytes / bytes_per_block, std::int64_t{1}), bytes, bytes};
+    // A call that another thread has overtaken may add a small block to what its slot differs by.
+    std::int64_t const most = bytes < std::int64_t{1_MiB} ? bytes / 2 : bytes;
+    bound_ = {max_of(bytes / bytes_per_block, std::int64_t{1}), most, most};
   }
   tracked_numbers(tracked_numbers const&) = delete;
   tracked_numbers& operator=(tracked_numbers const&) = delete;
@@ -7413,7 +7427,7 @@ class tracked_numbers {
   }
   void reset_peaks() noexcept {
     std::lock_guard const guard(lock_);
-    both_totals const now = totals();
+    both_totals const now = totals_at_once();
     for_each_amount([&](std::size_t g, std::size_t k) {
       peak_[g][k] = live(now, g, k);
       active_peak_[g][k] = live(now, g, k) + deferred_[g][k];
@@ -7438,6 +7452,8 @@ class tracked_numbers {
   }
 
   void add(high_water_mark& mark, peak_of whose) noexcept {
+    // A thread that has no place now must not get one, and with it the slot of a thread that has ended.
+    if (whose == peak_of::this_thread) place_holder::take_now_or_never();
     std::lock_guard const guard(lock_);
     mark = {};
     mark.whose = whose;
@@ -7448,9 +7464,8 @@ class tracked_numbers {
       if (unsigned const place = my_place(); place != common) slots_[place].close();
       return;
     }
-    both_totals const now = totals();
-    mark.start = mark.current = mark.peak = live(now, 0, 1);
-    mark.allocations = -allocations(now);  // while it is linked, less those of all time
+    mark.start = mark.current = mark.peak = live(totals_at_once(), 0, 1);
+    mark.allocations = -allocations(totals());  // while it is linked, less those of all time
     start_anew();
   }
   void remove(high_water_mark& mark) noexcept {
@@ -7529,9 +7544,9 @@ class tracked_numbers {
     (void)mine.publish(sums_[0]);
     if (!overlapped_ && owner_ != place) {
       ++generation_;
-      owner_ = place;
-      (void)publish_all();
-      if (publish_all()) note_overlap();
+      unsigned const former = std::exchange(owner_, place);
+      (void)publish_of(former);
+      if (publish_of(former)) note_overlap();
     }
     raise_peaks(block_group::smaller);
     raise_peaks(block_group::larger);
@@ -7564,8 +7579,9 @@ class tracked_numbers {
     for (std::uint64_t left = used_; left != 0; left &= left - 1)
       f(slots_[static_cast<unsigned>(std::countr_zero(left))]);
   }
-  /// Returns whether anything had not been published.
-  bool publish_all() noexcept {
+  /// Publishes what an owner has counted; without one, what all threads have. Returns whether there was anything.
+  bool publish_of(unsigned owner) noexcept {
+    if (owner != unowned) return slots_[owner].publish(sums_[0]);
     bool any = false;
     for_each_slot([&](tracked_slot& s) { any |= s.publish(sums_[0]); });
     return any;
@@ -7574,6 +7590,15 @@ class tracked_numbers {
   [[nodiscard]] both_totals totals() noexcept {
     both_totals all = sums_;
     for_each_slot([&](tracked_slot const& s) { all[0].add(s.read(), s.published()); });
+    return without_debt(all);
+  }
+  /// The same for a peak to start from: while threads count, what is published, which is within the bound. Slots that are read one after
+  /// the other may add up to more than ever was allocated.
+  [[nodiscard]] both_totals totals_at_once() noexcept {
+    both_totals const all = totals();
+    return all == totals() ? all : without_debt(sums_);
+  }
+  [[nodiscard]] static both_totals without_debt(both_totals all) noexcept {
     for (std::size_t k = 0; k < 3; ++k) all[0].left[k] = min_of(all[0].left[k], all[0].came[k]);
     return all;
   }
@@ -7624,7 +7649,7 @@ class tracked_numbers {
     stat s = allocated(now, group, k);
     s.current += deferred_[group][k];
     s.peak = max_of(active_peak_[group][k], s.current);
-    s.freed -= deferred_[group][k] - deferred_at_reset_[group][k];
+    s.freed = max_of(s.freed - (deferred_[group][k] - deferred_at_reset_[group][k]), std::int64_t{0});
     return s;
   }
   [[nodiscard]] static std::int64_t allocations(both_totals const& now) noexcept {
@@ -7636,10 +7661,9 @@ class tracked_numbers {
   /// Gives a linked mark its current values.
   void complete(high_water_mark& mark) noexcept {
     if (mark.whose == peak_of::this_thread) return;
-    both_totals const now = totals();
-    mark.current = live(now, 0, 1);
+    mark.current = live(totals_at_once(), 0, 1);
     mark.peak = max_of(mark.peak, mark.current);
-    mark.allocations += allocations(now);
+    mark.allocations += allocations(totals());
   }
 
   static constexpr unsigned unowned = common + 1;
@@ -7670,8 +7694,7 @@ class tracked_numbers {
       [](void* self, fork_side) noexcept { static_cast<tracked_numbers*>(self)->lock_.unlock(); }};
 };
 
-}  // namespace detail
-}  // namespace tarn
+}  // namespace tarn::detail
 // ---- tarn/pool/arena/size_class.hpp
 // Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized deallocation needs no
 // lookup because of it.
@@ -7793,10 +7816,9 @@ class tracked_layer;
 /// A read contains each call that ended before it began, and may contain calls in progress, also in part. It is never negative, and exact
 /// while no call is in progress.
 struct tracked {
-  /// By how many bytes a peak may be off for each thread, of n threads that allocate and free at the same time: at most n * peak_error
-  /// bytes above or below the exact one, and n * max(1, peak_error / 1024) blocks. (n counts up to 32 running threads; others are exact.)
-  /// A peak since the last reset, and that of a high_water_mark since its begin, is exact as long as no two calls overlapped since then:
-  /// with one thread, and with threads that take turns.
+  /// By how many bytes a peak may be off for each thread: at most n * peak_error bytes above or below the exact one, and n * max(1,
+  /// peak_error / 1024) blocks, for the n threads, at most 32, that have counted since the peak was reset or the high_water_mark began. It
+  /// is exact if no call was in progress then and no two calls have overlapped since: with one thread, and with threads that take turns.
   ///
   /// 0: always exact. Each call is counted under one lock, which 16 threads that do nothing but allocate wait for.
   std::size_t peak_error = 1_MiB;
@@ -7806,7 +7828,7 @@ struct tracked {
 };
 
 /// A block is counted before its address is returned and uncounted before it is freed, so an address that another thread gets at once
-/// is never counted twice. No call waits for another thread's, except for a lock that is held for a fraction of a microsecond.
+/// is never counted twice. No call waits for another thread's, except for a lock that is held for less than a microsecond.
 /// Of several layers over one pool, each counts as active all deferred blocks of the pool. A block that is deferred first
 /// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
 template <class Upstream>
@@ -7889,7 +7911,7 @@ class tracked_layer {
 
   /// Starts a high-water mark; it must stay in place until remove(). O(threads that have counted).
   void add(high_water_mark& mark, peak_of whose) noexcept { numbers_.add(mark, whose); }
-  /// Ends a high-water mark. O(marks).
+  /// Ends a high-water mark. O(marks, and threads that have counted).
   void remove(high_water_mark& mark) noexcept { numbers_.remove(mark); }
   /// The current values of the mark.
   [[nodiscard]] high_water_mark read(high_water_mark const& mark) const noexcept {
@@ -22875,9 +22897,10 @@ class [[nodiscard]] capture_scope {
 namespace tarn {
 
 /// Observes memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap freely: each has its
-/// own mark and does not affect other scopes or the pool's peak. Exact; bytes as the pool rounds them. With
-/// peak_of::this_thread only calls of the constructing thread count, starting from zero; memory freed by another thread does
-/// not lower it. Thread-safe. Each live scope adds a few instructions to every call.
+/// own mark and does not affect other scopes or the pool's peak. Exact while no two calls overlap, else within tracked::peak_error for
+/// each thread; bytes as the pool rounds them. With peak_of::this_thread only calls of the constructing thread count, starting from
+/// zero, exactly; memory freed by another thread does not lower it. Thread-safe. While such a scope lives, calls of its thread take a
+/// lock; other scopes cost other calls nothing, but the next call of each thread takes it once.
 template <class Resource>
 class peak_scope {
  public:

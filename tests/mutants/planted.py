@@ -660,15 +660,15 @@ PLANTED = {
         Mutant(
             "a thread takes over without what the others have counted",
             "policy/tracked_numbers.hpp",
-            "      (void)publish_all();\n      if (publish_all()) note_overlap();\n",
+            "      (void)publish_of(former);\n      if (publish_of(former)) note_overlap();\n",
             "",
             finder="tests/policy/tracked_numbers.cpp",
         ),
         Mutant(
             "a thread goes on as the owner after another one has taken over",
             "policy/tracked_numbers.hpp",
-            "      ++generation_;\n      owner_ = place;\n",
-            "      owner_ = place;\n",
+            "      ++generation_;\n      unsigned const former",
+            "      unsigned const former",
             finder="tests/policy/tracked_numbers.cpp",
         ),
         Mutant(
@@ -704,6 +704,13 @@ PLANTED = {
             "policy/tracked_numbers.hpp",
             "    if (is_watched) return mine.close();\n",
             "",
+            finder="tests/policy/tracked_numbers.cpp",
+        ),
+        Mutant(
+            "a thread that begins with a mark of its own gets the open slot of an ended one",
+            "policy/tracked_numbers.hpp",
+            "place_holder::take_now_or_never();",
+            "(void)0;",
             finder="tests/policy/tracked_numbers.cpp",
         ),
         Mutant(
@@ -2545,7 +2552,7 @@ PLANTED = {
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
-            "a stream of another owner's capture joins without a word",
+            "a stream of another owner's capture joins silently",
             "pool/graph/graph_captures.hpp",
             "    if (known(stream.id()).owner != &owner)\n",
             "    if (false)\n",

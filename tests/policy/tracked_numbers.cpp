@@ -409,6 +409,56 @@ TEST_CASE("tracked_numbers counts exactly with threads that end, one after the o
   numbers.remove(mark);
 }
 
+TEST_CASE("high_water_mark of this_thread counts a thread that begins with it",
+          "[policy][tracked][threads]") {
+  tracked_numbers numbers(1_MiB);
+  for (int t = 0; t < 3; ++t) {  // each gets the place of the one before, whose slot is open
+    std::thread([&] {
+      high_water_mark own;
+      numbers.add(own, peak_of::this_thread);
+      come_here(numbers, 5000);
+      come_here(numbers, 3000);
+      go_here(numbers, 5000);
+      high_water_mark const now = numbers.read(own);
+      CHECK(now.peak == 8000);
+      CHECK(now.current == 3000);
+      CHECK(now.allocations == 2);
+      numbers.remove(own);
+      go_here(numbers, 3000);
+      come_here(numbers, 100);
+      go_here(numbers, 100);
+    }).join();
+  }
+}
+
+TEST_CASE("high_water_mark of this_thread counts a thread that had no place when it began",
+          "[policy][tracked][threads]") {
+  tracked_numbers numbers(1_MiB);
+  std::atomic<int> begun{0};
+  std::atomic<bool> enough = false;
+  std::vector<std::thread> holders;
+  for (unsigned i = 0; i < detail::thread_places; ++i) {
+    holders.emplace_back([&] {
+      come_here(numbers, 100);
+      go_here(numbers, 100);
+      ++begun;
+      while (!enough) std::this_thread::yield();
+    });
+  }
+  while (begun != static_cast<int>(detail::thread_places)) std::this_thread::yield();
+  std::thread([&] {
+    high_water_mark own;
+    numbers.add(own, peak_of::this_thread);
+    come_here(numbers, 2000);
+    enough = true;
+    for (std::thread& t : holders) t.join();  // their places are free now
+    come_here(numbers, 1000);
+    CHECK(numbers.read(own).peak == 3000);
+    CHECK(numbers.read(own).allocations == 2);
+    numbers.remove(own);
+  }).join();
+}
+
 TEST_CASE("tracked_numbers counts more threads than there are places", "[policy][tracked][threads]") {
   constexpr int count = detail::thread_places + 8;
   tracked_numbers numbers(10'000);

@@ -71,6 +71,12 @@ class place_holder {
     if (unsigned const place = places_of_threads.take(); place != thread_places)
       this_thread_place = {&places_of_threads, place};
   }
+  /// The same. A thread that gets none has none for good.
+  static void take_now_or_never() noexcept {
+    if (this_thread_place.table != nullptr) return;
+    take();
+    over = this_thread_place.table == nullptr;
+  }
 
  private:
   static inline thread_local constinit bool over =

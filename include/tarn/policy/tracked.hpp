@@ -25,10 +25,9 @@ class tracked_layer;
 /// A read contains each call that ended before it began, and may contain calls in progress, also in part. It is never negative, and exact
 /// while no call is in progress.
 struct tracked {
-  /// By how many bytes a peak may be off for each thread, of n threads that allocate and free at the same time: at most n * peak_error
-  /// bytes above or below the exact one, and n * max(1, peak_error / 1024) blocks. (n counts up to 32 running threads; others are exact.)
-  /// A peak since the last reset, and that of a high_water_mark since its begin, is exact as long as no two calls overlapped since then:
-  /// with one thread, and with threads that take turns.
+  /// By how many bytes a peak may be off for each thread: at most n * peak_error bytes above or below the exact one, and n * max(1,
+  /// peak_error / 1024) blocks, for the n threads, at most 32, that have counted since the peak was reset or the high_water_mark began. It
+  /// is exact if no call was in progress then and no two calls have overlapped since: with one thread, and with threads that take turns.
   ///
   /// 0: always exact. Each call is counted under one lock, which 16 threads that do nothing but allocate wait for.
   std::size_t peak_error = 1_MiB;
@@ -38,7 +37,7 @@ struct tracked {
 };
 
 /// A block is counted before its address is returned and uncounted before it is freed, so an address that another thread gets at once
-/// is never counted twice. No call waits for another thread's, except for a lock that is held for a fraction of a microsecond.
+/// is never counted twice. No call waits for another thread's, except for a lock that is held for less than a microsecond.
 /// Of several layers over one pool, each counts as active all deferred blocks of the pool. A block that is deferred first
 /// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
 template <class Upstream>
@@ -121,7 +120,7 @@ class tracked_layer {
 
   /// Starts a high-water mark; it must stay in place until remove(). O(threads that have counted).
   void add(high_water_mark& mark, peak_of whose) noexcept { numbers_.add(mark, whose); }
-  /// Ends a high-water mark. O(marks).
+  /// Ends a high-water mark. O(marks, and threads that have counted).
   void remove(high_water_mark& mark) noexcept { numbers_.remove(mark); }
   /// The current values of the mark.
   [[nodiscard]] high_water_mark read(high_water_mark const& mark) const noexcept {

@@ -6,17 +6,17 @@
 //
 // Peaks are exact as long as no two calls overlap. Then one thread at a time is the `owner`: all other slots are published, so the owner
 // knows how far each number is below its peak. Another thread that counts finds a new generation or a slot that is not open, takes
-// the lock, becomes the owner, and publishes all slots. The former owner finds that the generation has changed:
+// the lock, becomes the owner, and publishes the former owner's slot. That one finds that the generation has changed:
 //
 //   owner                          another thread
 //   counts in its slot
-//   (hands over, by whatever)      takes the lock, ++generation, publishes all slots twice: the second time nothing has moved
+//   (hands over, by whatever)      takes the lock, ++generation, publishes that slot twice: the second time nothing has moved
 //                                  counts in its slot
 //
 // If something moves meanwhile, or a call waits for the lock while another one is counted, calls overlap. From then on there is no
 // owner: each thread publishes when it differs from what it published by more than the bound, and a peak is that of the published
-// sums. Each thread is within the bound of what it published at each moment, so a peak is within the sum of the bounds. A peak that
-// is reset, or a scope that begins, starts anew: it is exact until calls overlap after it.
+// sums. What was counted is within the sum of the bounds of what was published, and so is a peak. A peak that is reset, or a scope
+// that begins, starts anew: it is exact until calls overlap after it.
 //
 // Large blocks are counted under the lock.
 
@@ -26,8 +26,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/bytes.hpp"
 #include "tarn/core/combining_lock.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
@@ -36,46 +38,20 @@
 #include "tarn/core/thread_place.hpp"
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/policy/tracked_slot.hpp"
+#include "tarn/policy/tracked_statistics.hpp"
 
-namespace tarn {
+namespace tarn::detail {
 
-/// Statistics of the blocks that were handed out; each array is indexed by block_group.
-struct tracked_statistics {
-  std::array<stat, 3> allocations;      ///< blocks
-  std::array<stat, 3> allocated_bytes;  ///< as the pool rounds them
-  std::array<stat, 3> requested_bytes;  ///< as requested
-  std::uint64_t ooms = 0;               ///< requests refused
-  /// The same, including freed blocks that the pool holds back for the work of other streams. Such a block counts with the
-  /// bytes requested from the pool.
-  std::array<stat, 3> active;
-  std::array<stat, 3> active_bytes;
-  std::array<stat, 3> active_requested_bytes;
-};
-
-/// Which threads' calls a high-water mark counts.
-enum class peak_of { all_threads, this_thread };
-
-/// A high-water mark over a scope; linked into its tracked_layer while it lives.
-struct high_water_mark {
-  std::int64_t start = 0;        ///< allocated bytes when it began (0 for one thread's)
-  std::int64_t current = 0;      ///< current value
-  std::int64_t peak = 0;         ///< the maximum since it began
-  std::int64_t allocations = 0;  ///< blocks handed out since it began
-  peak_of whose = peak_of::all_threads;
-  std::uint64_t thread = 0;  ///< number of the thread whose calls count, for peak_of::this_thread
-  high_water_mark* next = nullptr;
-};
-
-namespace detail {
-
-/// Counting a call is O(1). Reading, and counting after another thread's call, is O(threads that have counted, at most 32).
+/// Counting a call in a slot is O(1), under the lock O(marks). Reading is O(threads that have counted, at most 32).
 class tracked_numbers {
  public:
   /// @param peak_error  bytes; 0: each call is counted under the lock
   explicit tracked_numbers(std::size_t peak_error) noexcept
       : table_(peak_error != 0 ? &places_of_threads : nullptr) {
     auto const bytes = static_cast<std::int64_t>(min_of(peak_error, std::size_t{1} << 60));
-    bound_ = {max_of(bytes / bytes_per_block, std::int64_t{1}), bytes, bytes};
+    // A call that another thread has overtaken may add a small block to what its slot differs by.
+    std::int64_t const most = bytes < std::int64_t{1_MiB} ? bytes / 2 : bytes;
+    bound_ = {max_of(bytes / bytes_per_block, std::int64_t{1}), most, most};
   }
   tracked_numbers(tracked_numbers const&) = delete;
   tracked_numbers& operator=(tracked_numbers const&) = delete;
@@ -138,7 +114,7 @@ class tracked_numbers {
   }
   void reset_peaks() noexcept {
     std::lock_guard const guard(lock_);
-    both_totals const now = totals();
+    both_totals const now = totals_at_once();
     for_each_amount([&](std::size_t g, std::size_t k) {
       peak_[g][k] = live(now, g, k);
       active_peak_[g][k] = live(now, g, k) + deferred_[g][k];
@@ -163,6 +139,8 @@ class tracked_numbers {
   }
 
   void add(high_water_mark& mark, peak_of whose) noexcept {
+    // A thread that has no place now must not get one, and with it the slot of a thread that has ended.
+    if (whose == peak_of::this_thread) place_holder::take_now_or_never();
     std::lock_guard const guard(lock_);
     mark = {};
     mark.whose = whose;
@@ -173,9 +151,8 @@ class tracked_numbers {
       if (unsigned const place = my_place(); place != common) slots_[place].close();
       return;
     }
-    both_totals const now = totals();
-    mark.start = mark.current = mark.peak = live(now, 0, 1);
-    mark.allocations = -allocations(now);  // while it is linked, less those of all time
+    mark.start = mark.current = mark.peak = live(totals_at_once(), 0, 1);
+    mark.allocations = -allocations(totals());  // while it is linked, less those of all time
     start_anew();
   }
   void remove(high_water_mark& mark) noexcept {
@@ -254,9 +231,9 @@ class tracked_numbers {
     (void)mine.publish(sums_[0]);
     if (!overlapped_ && owner_ != place) {
       ++generation_;
-      owner_ = place;
-      (void)publish_all();
-      if (publish_all()) note_overlap();
+      unsigned const former = std::exchange(owner_, place);
+      (void)publish_of(former);
+      if (publish_of(former)) note_overlap();
     }
     raise_peaks(block_group::smaller);
     raise_peaks(block_group::larger);
@@ -289,8 +266,9 @@ class tracked_numbers {
     for (std::uint64_t left = used_; left != 0; left &= left - 1)
       f(slots_[static_cast<unsigned>(std::countr_zero(left))]);
   }
-  /// Returns whether anything had not been published.
-  bool publish_all() noexcept {
+  /// Publishes what an owner has counted; without one, what all threads have. Returns whether there was anything.
+  bool publish_of(unsigned owner) noexcept {
+    if (owner != unowned) return slots_[owner].publish(sums_[0]);
     bool any = false;
     for_each_slot([&](tracked_slot& s) { any |= s.publish(sums_[0]); });
     return any;
@@ -299,6 +277,15 @@ class tracked_numbers {
   [[nodiscard]] both_totals totals() noexcept {
     both_totals all = sums_;
     for_each_slot([&](tracked_slot const& s) { all[0].add(s.read(), s.published()); });
+    return without_debt(all);
+  }
+  /// The same for a peak to start from: while threads count, what is published, which is within the bound. Slots that are read one after
+  /// the other may add up to more than ever was allocated.
+  [[nodiscard]] both_totals totals_at_once() noexcept {
+    both_totals const all = totals();
+    return all == totals() ? all : without_debt(sums_);
+  }
+  [[nodiscard]] static both_totals without_debt(both_totals all) noexcept {
     for (std::size_t k = 0; k < 3; ++k) all[0].left[k] = min_of(all[0].left[k], all[0].came[k]);
     return all;
   }
@@ -349,7 +336,7 @@ class tracked_numbers {
     stat s = allocated(now, group, k);
     s.current += deferred_[group][k];
     s.peak = max_of(active_peak_[group][k], s.current);
-    s.freed -= deferred_[group][k] - deferred_at_reset_[group][k];
+    s.freed = max_of(s.freed - (deferred_[group][k] - deferred_at_reset_[group][k]), std::int64_t{0});
     return s;
   }
   [[nodiscard]] static std::int64_t allocations(both_totals const& now) noexcept {
@@ -361,10 +348,9 @@ class tracked_numbers {
   /// Gives a linked mark its current values.
   void complete(high_water_mark& mark) noexcept {
     if (mark.whose == peak_of::this_thread) return;
-    both_totals const now = totals();
-    mark.current = live(now, 0, 1);
+    mark.current = live(totals_at_once(), 0, 1);
     mark.peak = max_of(mark.peak, mark.current);
-    mark.allocations += allocations(now);
+    mark.allocations += allocations(totals());
   }
 
   static constexpr unsigned unowned = common + 1;
@@ -395,5 +381,4 @@ class tracked_numbers {
       [](void* self, fork_side) noexcept { static_cast<tracked_numbers*>(self)->lock_.unlock(); }};
 };
 
-}  // namespace detail
-}  // namespace tarn
+}  // namespace tarn::detail

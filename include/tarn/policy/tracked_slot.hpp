@@ -11,13 +11,9 @@
 
 #include "tarn/core/config.hpp"
 #include "tarn/core/min_max.hpp"
+#include "tarn/policy/tracked_statistics.hpp"
 
-namespace tarn {
-
-/// PyTorch's three groups; a block is small up to 1 MiB.
-enum class block_group : std::uint8_t { all, smaller, larger };
-
-namespace detail {
+namespace tarn::detail {
 
 /// Blocks, rounded bytes, requested bytes.
 using tracked_kinds = std::array<std::int64_t, 3>;
@@ -188,5 +184,4 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   tracked_totals published_{};  ///< by the holder of the lock
 };
 
-}  // namespace detail
-}  // namespace tarn
+}  // namespace tarn::detail
