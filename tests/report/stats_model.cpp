@@ -84,7 +84,7 @@ struct counted_splits {
       detail::range const& node = space.ranges[r];
       if (node.state != detail::range_state::free) continue;
       std::int64_t split = 0;
-      heap.growth(growing).for_each_held([&](detail::held_memory const& h) {
+      auto const count = [&](detail::held_memory const& h) {
         // The unaligned ends of a segment, which no range can cover, count as part of it.
         std::uintptr_t const from = h.is_handle ? h.address : align_up(h.address, std::size_t{512});
         std::uintptr_t const to =
@@ -92,7 +92,8 @@ struct counted_splits {
         std::uintptr_t const first = std::max(from, node.address);
         std::uintptr_t const last = std::min(to, node.end());
         if (first < last && (first != from || last != to)) split += static_cast<std::int64_t>(last - first);
-      });
+      };
+      heap.growth(growing).visit([&](auto const& memory) { memory.for_each_held(count); });
       if (split == 0) continue;
       std::size_t const group = node.where == detail::zone::smaller ? 1 : 2;
       for (std::size_t const g : {std::size_t{0}, group}) {
