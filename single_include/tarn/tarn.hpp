@@ -7586,17 +7586,22 @@ class tracked_numbers {
     for_each_slot([&](tracked_slot& s) { any |= s.publish(sums_[0]); });
     return any;
   }
-  /// All that was counted. Of a block that moved from one thread to another meanwhile, only the free may have been read.
-  [[nodiscard]] both_totals totals() noexcept {
+  [[nodiscard]] both_totals read_slots() noexcept {
     both_totals all = sums_;
     for_each_slot([&](tracked_slot const& s) { all[0].add(s.read(), s.published()); });
-    return without_debt(all);
+    return all;
+  }
+  /// All that was counted. While threads count, of a block that moved from one to another only the free may have been read. Otherwise a
+  /// negative number shows that more was freed than allocated.
+  [[nodiscard]] both_totals totals() noexcept {
+    both_totals const all = read_slots();
+    return all == read_slots() ? all : without_debt(all);
   }
   /// The same for a peak to start from: while threads count, what is published, which is within the bound. Slots that are read one after
   /// the other may add up to more than ever was allocated.
   [[nodiscard]] both_totals totals_at_once() noexcept {
-    both_totals const all = totals();
-    return all == totals() ? all : without_debt(sums_);
+    both_totals const all = read_slots();
+    return all == read_slots() ? all : without_debt(sums_);
   }
   [[nodiscard]] static both_totals without_debt(both_totals all) noexcept {
     for (std::size_t k = 0; k < 3; ++k) all[0].left[k] = min_of(all[0].left[k], all[0].came[k]);
