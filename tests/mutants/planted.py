@@ -559,7 +559,7 @@ PLANTED = {
         Mutant(
             "a peak is missed",
             "policy/tracked_numbers.hpp",
-            "        peak_[g][k] = max_of(peak_[g][k], now);\n",
+            "      peak_[g][k] = max_of(peak_[g][k], now);\n",
             "",
         ),
         Mutant(

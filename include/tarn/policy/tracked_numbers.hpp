@@ -210,7 +210,7 @@ class tracked_numbers {
     if (in_slot) {
       mine.count(u);
     } else {
-      sums_[index_of(u.group)].add(u);
+      sums_[u.group == block_group::larger ? 1 : 0].add(u);
     }
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
       if (!is_of(*m, u.thread)) continue;
@@ -219,7 +219,7 @@ class tracked_numbers {
       m->allocations += u.is_free ? 0 : 1;
     }
     if (!in_slot && owner_ == u.place) {  // as nothing else has changed, this is enough
-      if (u.place == common) return u.is_free ? void() : raise_peaks(u.group);
+      if (u.place == common) return u.is_free ? void() : raise_peaks();
       if (mine.is_open(generation()) && mine.fits(u)) return;
     }
     settle(u.place, u.thread);
@@ -235,8 +235,7 @@ class tracked_numbers {
       (void)publish_of(former);
       if (publish_of(former)) note_overlap();
     }
-    raise_peaks(block_group::smaller);
-    raise_peaks(block_group::larger);
+    raise_peaks();
     if (place == common) return;
     bool is_watched = false;
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) is_watched |= is_of(*m, thread);
@@ -294,22 +293,16 @@ class tracked_numbers {
     for (std::size_t k = 0; k < 3; ++k) all[0].left[k] = min_of(all[0].left[k], all[0].came[k]);
     return all;
   }
-  [[nodiscard]] static constexpr std::size_t index_of(block_group group) noexcept {
-    return group == block_group::larger ? 1 : 0;
-  }
   [[nodiscard]] static std::int64_t live(both_totals const& of, std::size_t group, std::size_t k) noexcept {
     return group == 0 ? of[0].live(k) + of[1].live(k) : of[group - 1].live(k);
   }
 
-  /// Raises the peaks of a group, and those of all blocks.
-  void raise_peaks(block_group group) noexcept {
-    for (std::size_t const g : {std::size_t{0}, index_of(group) + 1}) {
-      for (std::size_t k = 0; k < 3; ++k) {
-        std::int64_t const now = live(sums_, g, k);
-        peak_[g][k] = max_of(peak_[g][k], now);
-        active_peak_[g][k] = max_of(active_peak_[g][k], now + deferred_[g][k]);
-      }
-    }
+  void raise_peaks() noexcept {
+    for_each_amount([&](std::size_t g, std::size_t k) {
+      std::int64_t const now = live(sums_, g, k);
+      peak_[g][k] = max_of(peak_[g][k], now);
+      active_peak_[g][k] = max_of(active_peak_[g][k], now + deferred_[g][k]);
+    });
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
       if (m->whose == peak_of::all_threads) m->peak = max_of(m->peak, live(sums_, 0, 1));
     }
