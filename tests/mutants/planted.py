@@ -2491,7 +2491,7 @@ PLANTED = {
         Mutant(
             "graph_memory::allocate inside the owner's capture does not follow the order of its stream",
             "pool/graph/graph_memories.hpp",
-            "at.owner == &from ? at.kept_as : neutral_id",
+            "is_own ? at.kept_as : neutral_id",
             "neutral_id",
             finder="tests/raii/graph_memory.cpp",
         ),
@@ -2567,9 +2567,9 @@ PLANTED = {
         ),
         Mutant(
             "what a capture received is handed out outside captures",
-            "pool/graph/graph_owner_of.hpp",
-            "is_captured_for(part_, id, stream) ? part_ : outside();",
-            "is_captured_for(part_, id, stream) ? part_ : part_;",
+            "pool/graph/graph_memories.hpp",
+            "part& from = is_own ? captured : outside();",
+            "part& from = captured;",
         ),
         Mutant(
             "what a warm-up freed is not given back for the capture",

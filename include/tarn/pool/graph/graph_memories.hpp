@@ -95,19 +95,18 @@ class graph_memories {
     return p;
   }
 
-  /// Whether a stream is part of a capture of this owner. @throws as allocate()
-  [[nodiscard]] bool is_captured_for(part const& owner, stream_id id, stream_ref stream) {
-    return is_watching() && captures_.of_allocation(id, stream).owner == &owner;
-  }
-  /// Serves a request from a part, whether its stream is captured or not; see graph_memory::allocate().
-  /// @throws as allocate()
-  template <class Pool>
-  [[nodiscard]] void* allocate_from(Pool& whole, part& from, stream_id id, stream_ref stream,
-                                    std::size_t bytes, std::size_t alignment) {
+  /// Serves a request of an owner, whether its stream is captured or not; see graph_memory::allocate().
+  /// @param captured  the part of the owner's captures
+  /// @param outside   called as outside() for the part of other requests @throws as allocate()
+  template <class Pool, class Outside>
+  [[nodiscard]] void* allocate_for(Pool& whole, part& captured, Outside const& outside, stream_id id,
+                                   stream_ref stream, std::size_t bytes, std::size_t alignment) {
     capture const at = is_watching() ? captures_.of_allocation(id, stream) : capture{};
+    bool const is_own = at.owner == &captured;
+    part& from = is_own ? captured : outside();
     stream_ref as = stream_ref::from(stream.handle(), id);
     // The part keeps no order of the streams of another owner's capture.
-    if (at.kept_as != 0) as = stream_ref::from(nullptr, at.owner == &from ? at.kept_as : neutral_id);
+    if (at.kept_as != 0) as = stream_ref::from(nullptr, is_own ? at.kept_as : neutral_id);
     void* const p = take(whole, from, as, id, bytes, alignment);
     record(p, from, as, bytes, alignment, nullptr);
     return p;

@@ -70,8 +70,8 @@ class graph_owner_of final : public graph_owner {
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     stream_id const id = whole_.heap_.identity(stream);
     whole_.heap_.require_ready(id, bytes, alignment);
-    part_type& from = whole_.graphs_.is_captured_for(part_, id, stream) ? part_ : outside();
-    return whole_.graphs_.allocate_from(whole_, from, id, stream, bytes, alignment);
+    return whole_.graphs_.allocate_for(
+        whole_, part_, [this]() -> part_type& { return outside(); }, id, stream, bytes, alignment);
   }
 
  private:
