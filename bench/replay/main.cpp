@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -176,7 +177,12 @@ void replay(arguments const& a) {
   if (a.choose_options && pools.size() != 1) throw usage_error("--choose-options takes one pool");
   if (a.in_turn && std::find(a.files.begin(), a.files.end(), "-") != a.files.end())
     throw usage_error("--in-turn reads standard input, and so does the file -");
-  for (std::string const& file : a.files) traces.push_back(read_trace(file));
+  for (std::string const& file : a.files) {
+    std::error_code ignored;  // a report that does not exist yet is another file
+    if (std::filesystem::equivalent(a.report, file == "-" ? "/dev/stdin" : file, ignored))
+      throw usage_error("--report names the trace " + file + ", which it would overwrite");
+    traces.push_back(read_trace(file));
+  }
   setup made_for;
   made_for.capacity = a.capacity;
   made_for.threads = a.threads;

@@ -2,9 +2,6 @@
 #include "replay/report_file.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <ostream>
 
 #include "replay/table.hpp"
@@ -13,11 +10,9 @@
 namespace tarn::bench {
 
 void write_report_file(std::string const& path, snapshot const& s) {
-  errno = 0;
-  std::ofstream file(path, std::ios::binary);
-  if (file) write_timeline_html(file, s, {.time = time_axis::calls});
-  file.close();
-  if (!file) throw report_error(path + ": cannot be written: " + std::strerror(errno != 0 ? errno : EIO));
+  tarn::detail::write_file(path, "the page", [&](std::ostream& file) {
+    write_timeline_html(file, s, {.time = time_axis::calls});
+  });
 }
 
 void write_report_line(std::ostream& out, std::string const& path, snapshot const& s) {

@@ -3,20 +3,13 @@
 // Writes the report page of a replay, and one line about its contents.
 
 #include <iosfwd>
-#include <stdexcept>
 #include <string>
 
 #include "tarn/report/snapshot.hpp"
 
 namespace tarn::bench {
 
-/// The page cannot be written; the text contains the file and the system's reason.
-class report_error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-/// Writes the page of a replayed trace. @throws report_error  the file cannot be opened, or not completely written
+/// Writes the page of a replayed trace, as save_timeline_html() does. @throws file_error
 void write_report_file(std::string const& path, snapshot const& s);
 
 /// Writes a line about the page: file, calls, peak.

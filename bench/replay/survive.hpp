@@ -28,7 +28,8 @@ template <peer P>
   s.pool = P::name;
   s.device = to_text(P::where);
   s.factor = factor;
-  auto const wanted = static_cast<std::uint64_t>(static_cast<double>(t.peak_live) * factor);
+  constexpr double most = 0x1p60;  // as --capacity
+  auto const wanted = static_cast<std::uint64_t>(std::min(static_cast<double>(t.peak_live) * factor, most));
   s.cap = (wanted + page_of_device - 1) / page_of_device * page_of_device;
   s.events = t.events.size();
   line.begin(s.trace + ", " + s.pool + ", capped");

@@ -29,6 +29,8 @@ class trace_builder {
     return static_cast<std::uint16_t>(trace_.stream_numbers.size() - 1);
   }
   [[nodiscard]] std::size_t streams() const noexcept { return trace_.stream_numbers.size(); }
+  /// Bytes of the blocks that are live now.
+  [[nodiscard]] std::uint64_t live() const noexcept { return live_; }
 
   /// Appends an allocation.
   /// @param stream  an index that add_stream returned

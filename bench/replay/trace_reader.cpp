@@ -2,23 +2,23 @@
 #include "replay/trace_reader.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <span>
 #include <vector>
 
 #include "replay/input.hpp"
-#include "tarn/policy/trace_format.hpp"
 
 namespace tarn::bench {
 
 namespace {
 
-/// Longest valid line: three 20-digit numbers; a longer one is a comment or invalid.
-constexpr std::size_t longest_event_line = 128;
+/// Longest line that is kept whole: three 20-digit numbers and some blanks; a longer one is a comment or invalid.
+constexpr std::size_t longest_line = 1024;
 
-/// Above any device of this decade, far below the overflow of sums of sizes.
+/// Above any device of this decade.
 constexpr std::uint64_t largest_block = std::uint64_t{1} << 50;
+/// Of all blocks that are live at once: sums of rounded sizes do not overflow.
+constexpr std::uint64_t largest_sum = std::uint64_t{1} << 60;
 
 std::string shown(std::string_view line) {
   std::string text;
@@ -45,17 +45,6 @@ void trace_parser::fail(std::string const& what) const {
   throw trace_error(file_, line_, what);
 }
 
-std::uint64_t trace_parser::number(std::string_view& rest, char const* what) const {
-  while (!rest.empty() && (rest.front() == ' ' || rest.front() == '\t')) rest.remove_prefix(1);
-  std::uint64_t value = 0;
-  auto const [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
-  bool const whole = end == rest.data() + rest.size() || *end == ' ' || *end == '\t';
-  if (error == std::errc::result_out_of_range) fail(std::string(what) + " is too large for 64 bits");
-  if (error != std::errc{} || !whole) fail(std::string(what) + " is not a number: " + shown(rest));
-  rest.remove_prefix(static_cast<std::size_t>(end - rest.data()));
-  return value;
-}
-
 std::uint16_t trace_parser::stream_index(std::uint64_t number) {
   if (auto const found = streams_.find(number); found != streams_.end()) return found->second;
   static_assert(most_trace_streams <= std::numeric_limits<std::uint16_t>::max());
@@ -67,22 +56,23 @@ std::uint16_t trace_parser::stream_index(std::uint64_t number) {
 
 void trace_parser::take(std::string_view line) {
   ++line_;
-  while (!line.empty() && (line.back() == '\r' || line.back() == ' ' || line.back() == '\t')) {
-    line.remove_suffix(1);
+  trace_event e;
+  try {
+    e = parse_trace_line(line, line_);
+  } catch (tarn::trace_error const& error) {
+    fail(std::string(error.reason()) + ": " + shown(line));
   }
-  if (line.empty() || line.front() == '#') return;
-  bool const separated = line.size() > 1 && (line[1] == ' ' || line[1] == '\t');
-  if (separated && line.front() == 'a') return allocate(line.substr(1));
-  if (separated && line.front() == 'f') return release(line.substr(1));
-  fail("broken line " + shown(line) + "; expected 'a <id> <bytes> <stream>', 'f <id>' or '# comment'");
+  if (e.kind == trace_event_kind::comment) return;
+  if (line.size() > longest_line) fail("the line is too long: " + shown(line));
+  if (e.kind == trace_event_kind::allocate) return allocate(e);
+  release(e.id);
 }
 
-void trace_parser::allocate(std::string_view rest) {
-  std::uint64_t const id = number(rest, "the id");
-  std::uint64_t const bytes = number(rest, "the size in bytes");
-  std::uint64_t const stream = number(rest, "the stream");
-  if (!rest.empty()) fail("something follows the stream: " + shown(rest));
+void trace_parser::allocate(trace_event const& e) {
+  auto const [kind, id, bytes, stream] = e;
   if (bytes > largest_block) fail("no device has " + std::to_string(bytes) + " bytes");
+  if (built_.live() + bytes > largest_sum)
+    fail("no device has " + std::to_string(built_.live() + bytes) + " bytes, which are live at once");
   block& b = blocks_[id];
   if (b.live) {
     fail("id " + std::to_string(id) + " is still live: it was allocated at line " + std::to_string(b.line));
@@ -92,9 +82,7 @@ void trace_parser::allocate(std::string_view rest) {
   b.live = true;
 }
 
-void trace_parser::release(std::string_view rest) {
-  std::uint64_t const id = number(rest, "the id");
-  if (!rest.empty()) fail("something follows the id: " + shown(rest));
+void trace_parser::release(std::uint64_t id) {
   auto const found = blocks_.find(id);
   if (found == blocks_.end()) fail("unknown id " + std::to_string(id) + ": it was never allocated");
   block& b = found->second;
@@ -132,7 +120,7 @@ trace read_trace(std::string const& path) {
         }
         bytes.remove_prefix(end + 1);
       }
-      if (left_over.size() < longest_event_line) left_over.append(bytes);  // the rest cannot matter
+      if (left_over.size() <= longest_line) left_over.append(bytes);  // the rest cannot matter
     }
     if (!left_over.empty()) parser.take(left_over);
   } catch (input_error const& error) {

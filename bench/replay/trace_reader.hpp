@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reads the trace format: `a <id> <bytes> <stream>`, `f <id>`, `# comment`. Validates everything, so that a replay need not.
+// Reads the trace format (tarn/policy/trace_format.hpp). Validates everything, so that a replay need not.
 
 #include <cstdint>
 #include <stdexcept>
@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "replay/trace_builder.hpp"
+#include "tarn/policy/trace_format.hpp"
 
 namespace tarn::bench {
 
@@ -31,7 +32,7 @@ class trace_parser {
   explicit trace_parser(std::string file);
 
   /// Takes one line, without its end of line.
-  /// @throws trace_error  broken line, unknown id, double free, id still live, a size or count out of range
+  /// @throws trace_error  broken line, unknown id, double free, id still live, a size, a sum of sizes or a count out of range
   void take(std::string_view line);
 
   /// Returns the number of lines taken so far.
@@ -47,10 +48,9 @@ class trace_parser {
     bool live = false;
   };
   [[noreturn]] void fail(std::string const& what) const;
-  std::uint64_t number(std::string_view& rest, char const* what) const;
   std::uint16_t stream_index(std::uint64_t number);
-  void allocate(std::string_view rest);
-  void release(std::string_view rest);
+  void allocate(trace_event const& e);
+  void release(std::uint64_t id);
 
   std::string file_;
   std::uint64_t line_ = 0;

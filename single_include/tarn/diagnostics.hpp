@@ -3828,35 +3828,107 @@ template <class Resource>
 // ---- tarn/report/write_file.hpp
 // write_file: writes a report to a file, whole or not at all.
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <ostream>
 #include <string>
 
 namespace tarn::detail {
 
-/// Calls write(std::ostream&) on the file, which replaces an existing one; if anything fails, the file is removed.
+/// A new file in the folder of `path`, which takes the place of what is there once it is whole. The destructor removes it if it did not.
+/// What is there and is not a regular file (a device, a pipe) is not replaced: name() is then the path itself, and nothing is removed.
+class file_beside {
+ public:
+  /// @param path  a symbolic link stays, and its target is replaced
+  explicit file_beside(std::string const& path) : target_(path), name_(path) {
+    struct ::stat facts {};
+    bool const exists = ::lstat(path.c_str(), &facts) == 0;
+    if (exists && !(::stat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode) && follow_links())) return;
+    if (exists && ::access(target_.c_str(), W_OK) != 0) {
+      error_ = errno;
+      return;
+    }
+    create();
+    if (is_new_ && exists) (void)::chmod(name_.c_str(), facts.st_mode & 0777U);
+  }
+  file_beside(file_beside const&) = delete;
+  file_beside& operator=(file_beside const&) = delete;
+  ~file_beside() {
+    if (is_new_) (void)std::remove(name_.c_str());
+  }
+
+  /// errno: why there is no file to write to; 0: there is one.
+  [[nodiscard]] int error() const noexcept { return error_; }
+  /// The file to write to.
+  [[nodiscard]] std::string const& name() const noexcept { return name_; }
+  /// Replaces what is at the path by the file. Returns false, with errno, if the system refuses.
+  [[nodiscard]] bool take_place() noexcept {
+    if (is_new_ && std::rename(name_.c_str(), target_.c_str()) != 0) return false;
+    is_new_ = false;
+    return true;
+  }
+
+ private:
+  /// Returns false if the target has no path: a deleted file that is still open.
+  [[nodiscard]] bool follow_links() {
+    char* const real = ::realpath(target_.c_str(), nullptr);
+    if (real == nullptr) return false;
+    try {
+      target_ = real;
+    } catch (...) {
+      std::free(real);
+      throw;
+    }
+    std::free(real);
+    return true;
+  }
+  void create() {
+    static std::atomic<unsigned> last{0};
+    std::string const folder = target_.substr(0, target_.find_last_of('/') + 1);
+    do {
+      message<48> own;
+      own.add(".tarn_").add_number(static_cast<std::uint64_t>(::getpid()));
+      own.add("_").add_number(std::uint64_t{last.fetch_add(1, std::memory_order_relaxed)});
+      name_ = folder + own.c_str();
+      int const file = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      error_ = file < 0 ? errno : 0;
+      is_new_ = file >= 0;
+      if (is_new_) (void)::close(file);
+    } while (error_ == EEXIST);
+  }
+
+  std::string target_;
+  std::string name_;
+  int error_ = 0;
+  bool is_new_ = false;
+};
+
+/// Calls write(std::ostream&) on a new file, which then replaces what is at the path. If anything fails, what was there stays. A device
+/// or a pipe is written to as it is. Needs a folder in which files can be created.
 /// @param what  of the report, for errors: "the snapshot"
 /// @throws file_error  the file cannot be created or not completely written; and what write() throws
 template <class Write>
 void write_file(std::string const& path, char const* what, Write const& write) {
+  file_beside beside(path);
   errno = 0;
   std::ofstream file;
-  try {
-    file.open(path, std::ios::binary | std::ios::trunc);
-    if (file.is_open()) write(file);
-  } catch (...) {
-    (void)std::remove(path.c_str());
-    throw;
+  if (beside.error() == 0) file.open(beside.name(), std::ios::binary | std::ios::trunc);
+  if (!file.is_open()) {
+    int const why = beside.error() != 0 ? beside.error() : errno != 0 ? errno : EIO;
+    throw file_error(path, message<96>().add(what).add(" cannot be written; check the path").view(), why);
   }
-  if (!file.is_open())
-    throw file_error(path, message<96>().add(what).add(" cannot be written; check the path").view(),
-                     errno != 0 ? errno : EIO);
+  write(file);
   file.close();
-  if (!file) {
+  if (!file || !beside.take_place()) {
     int const why = errno != 0 ? errno : EIO;
-    (void)std::remove(path.c_str());
     throw file_error(path, message<96>().add("writing ").add(what).add(" failed; is the disk full?").view(),
                      why);
   }
@@ -3891,10 +3963,11 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 }  // namespace detail
 
 /// Writes a snapshot to a file in the format of its extension: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
-/// Perfetto and Chrome, `.json` for other programs. An existing file is replaced.
-/// @throws unknown_format  another extension; nothing was changed
-/// @throws file_error      the file cannot be created or not completely written; then it is removed
-/// @throws std::bad_alloc  the file is removed, too
+/// Perfetto and Chrome, `.json` for other programs. A file beside it is written, which then replaces an existing one.
+/// @throws unknown_format  another extension
+/// @throws file_error      the file cannot be created or not completely written
+/// @throws std::bad_alloc
+/// After an error an existing file is as it was.
 inline void save_snapshot(snapshot const& s, std::string const& path,
                           source_location where = source_location::current()) {
   detail::called_from(where, [&] {
@@ -6235,8 +6308,8 @@ inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_h
   }
 }
 
-/// Writes the page to a file; an existing file is replaced.
-/// @throws file_error  the file cannot be created or not completely written; then it is removed
+/// Writes the page to a file beside `path`, which then replaces an existing one.
+/// @throws file_error  the file cannot be created or not completely written; an existing file is as it was
 inline void save_timeline_html(snapshot const& s, std::string const& path, timeline_html_options options = {},
                                source_location where = source_location::current()) {
   detail::called_from(where, [&] {

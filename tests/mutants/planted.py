@@ -1571,9 +1571,23 @@ PLANTED = {
         Mutant(
             "a partly written snapshot file is left behind",
             "report/write_file.hpp",
-            "    int const why = errno != 0 ? errno : EIO;\n    (void)std::remove(path.c_str());\n",
-            "    int const why = errno != 0 ? errno : EIO;\n",
-            finder="tests/report/json.cpp",
+            "    if (is_new_) (void)std::remove(name_.c_str());\n",
+            "",
+            finder="tests/report/write_file.cpp",
+        ),
+        Mutant(
+            "a report is written over the earlier one",
+            "report/write_file.hpp",
+            "    if (exists && !(",
+            "    if (exists || !(",
+            finder="tests/report/write_file.cpp",
+        ),
+        Mutant(
+            "a device is replaced by a report",
+            "report/write_file.hpp",
+            "S_ISREG(facts.st_mode) && follow_links()",
+            "follow_links()",
+            finder="tests/report/write_file.cpp",
         ),
         Mutant(
             "deferred blocks have no tag",

@@ -207,7 +207,7 @@ TEST_CASE("recorded gives streams beyond the format's last number that number", 
     use(1);  // the first streams keep their numbers
     CHECK(memory->flush());
   }
-  std::vector<std::uint32_t> numbers;
+  std::vector<std::uint64_t> numbers;
   for (trace_event const& e : s.events()) {
     if (e.kind == trace_event_kind::allocate) numbers.push_back(e.stream);
   }

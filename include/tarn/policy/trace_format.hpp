@@ -2,7 +2,7 @@
 #pragma once
 // The trace format: one line per event, readable by people and by tarn_replay.
 //
-//   a <id> <bytes> <stream>   allocate: requested bytes; stream is a small number, 0 the first one seen
+//   a <id> <bytes> <stream>   allocate: requested bytes; stream is a number, 0 the first one seen
 //   f <id>                    free
 //   # ...                     a comment
 //
@@ -22,12 +22,16 @@ namespace tarn {
 class trace_error : public detail::error_of<std::runtime_error, 448> {
  public:
   trace_error(std::uint64_t line, std::string_view reason) : line_(line) {
-    text_.add("line ").add_number(line).add(": ").add(reason);
+    begin_ = text_.add("line ").add_number(line).add(": ").size();
+    text_.add(reason);
   }
   [[nodiscard]] std::uint64_t line() const noexcept { return line_; }
+  /// What is wrong with the line, without its number.
+  [[nodiscard]] std::string_view reason() const noexcept { return std::string_view(what()).substr(begin_); }
 
  private:
   std::uint64_t line_;
+  std::size_t begin_ = 0;  ///< of the reason in the text
 };
 
 /// Streams that a trace can distinguish, including the default one. The limit of `traced` and of tarn_replay.
@@ -39,7 +43,7 @@ struct trace_event {
   trace_event_kind kind = trace_event_kind::comment;
   std::uint64_t id = 0;
   std::uint64_t bytes = 0;   ///< allocate only
-  std::uint32_t stream = 0;  ///< allocate only
+  std::uint64_t stream = 0;  ///< allocate only
 };
 
 /// Reads one line, without its line feed. Blank lines are comments.
@@ -74,7 +78,7 @@ struct trace_event {
   if (line.empty() || line.front() == '#') return event;
   char const letter = line.front();
   if ((letter != 'a' && letter != 'f') || (line.size() > 1 && line[1] != ' ' && line[1] != '\t')) {
-    throw trace_error(number, "an event must begin with a, f or #");
+    throw trace_error(number, "no event; expected 'a <id> <bytes> <stream>', 'f <id>' or '# comment'");
   }
   line.remove_prefix(1);
   event.kind = letter == 'a' ? trace_event_kind::allocate : trace_event_kind::free;
@@ -92,7 +96,7 @@ struct trace_event {
   message<72> line;
   if (event.kind == trace_event_kind::allocate) {
     line.add("a ").add_number(event.id).add(" ").add_number(event.bytes).add(" ");
-    line.add_number(std::uint64_t{event.stream});
+    line.add_number(event.stream);
   } else if (event.kind == trace_event_kind::free) {
     line.add("f ").add_number(event.id);
   } else {

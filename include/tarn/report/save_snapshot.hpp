@@ -43,10 +43,11 @@ using snapshot_writer = void (*)(std::ostream&, snapshot const&);
 }  // namespace detail
 
 /// Writes a snapshot to a file in the format of its extension: `.pickle` or `.pkl` for PyTorch's memory_viz, `.trace.json` for
-/// Perfetto and Chrome, `.json` for other programs. An existing file is replaced.
-/// @throws unknown_format  another extension; nothing was changed
-/// @throws file_error      the file cannot be created or not completely written; then it is removed
-/// @throws std::bad_alloc  the file is removed, too
+/// Perfetto and Chrome, `.json` for other programs. A file beside it is written, which then replaces an existing one.
+/// @throws unknown_format  another extension
+/// @throws file_error      the file cannot be created or not completely written
+/// @throws std::bad_alloc
+/// After an error an existing file is as it was.
 inline void save_snapshot(snapshot const& s, std::string const& path,
                           source_location where = source_location::current()) {
   detail::called_from(where, [&] {

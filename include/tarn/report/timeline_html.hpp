@@ -134,8 +134,8 @@ inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_h
   }
 }
 
-/// Writes the page to a file; an existing file is replaced.
-/// @throws file_error  the file cannot be created or not completely written; then it is removed
+/// Writes the page to a file beside `path`, which then replaces an existing one.
+/// @throws file_error  the file cannot be created or not completely written; an existing file is as it was
 inline void save_timeline_html(snapshot const& s, std::string const& path, timeline_html_options options = {},
                                source_location where = source_location::current()) {
   detail::called_from(where, [&] {
