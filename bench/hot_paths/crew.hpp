@@ -18,7 +18,8 @@ class crew {
  public:
   /// @param work  called as work(thread) in every thread, once per batch
   template <class Work>
-  crew(std::size_t count, Work const& work) : seconds_(count) {
+  crew(std::size_t count, Work const& work) : crew(count) {
+    // If a thread cannot be created, the destructor runs, since the delegated-to constructor has completed.
     threads_.reserve(count);
     for (std::size_t t = 0; t < count; ++t) {
       threads_.emplace_back([this, t, &work] {
@@ -58,6 +59,7 @@ class crew {
   using clock = std::chrono::steady_clock;
   static constexpr unsigned over = ~0U;
 
+  explicit crew(std::size_t count) : seconds_(count) {}
   bool wait_for(unsigned batch) const {
     unsigned now = 0;
     while ((now = batch_.load(std::memory_order_acquire)) < batch) std::this_thread::yield();

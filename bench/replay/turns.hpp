@@ -16,7 +16,9 @@ namespace tarn::bench {
 /// Threads that execute tasks one after the other. With one, the calling thread executes them.
 class turns {
  public:
-  explicit turns(unsigned threads) {
+  /// @throws std::system_error  no thread can be created; std::bad_alloc
+  explicit turns(unsigned threads) : turns() {
+    // If a thread cannot be created, the destructor runs, since the delegated-to constructor has completed.
     for (unsigned i = 0; threads > 1 && i < threads; ++i) threads_.emplace_back([this, i] { serve(i); });
   }
   turns(turns const&) = delete;
@@ -45,6 +47,7 @@ class turns {
   static constexpr std::size_t nobody = ~std::size_t{0};
   static constexpr std::size_t over = nobody - 1;
 
+  turns() = default;
   void give(std::size_t whose) {
     {
       std::lock_guard const guard(mutex_);

@@ -80,7 +80,7 @@ class work {
 
   /// All tasks come at once, and wait for their peaks.
   [[nodiscard]] outcome come_at_once(std::vector<unsigned> const& order) {
-    return timed([&](std::vector<std::thread>& threads) {
+    return timed([&](std::vector<std::jthread>& threads) {
       for (unsigned const t : order) {
         threads.emplace_back(
             [this, t] { counted([&] { run(t, reserve(memory_, tasks_[t].peak, 10min)); }); });
@@ -89,7 +89,7 @@ class work {
   }
   /// Each task is started as soon as its peak fits, in exactly this order.
   [[nodiscard]] outcome start_in(std::vector<unsigned> const& order) {
-    return timed([&](std::vector<std::thread>& threads) {
+    return timed([&](std::vector<std::jthread>& threads) {
       for (unsigned const t : order) {
         auto room = reserve(memory_, tasks_[t].peak, 10min);
         threads.emplace_back(
@@ -99,7 +99,7 @@ class work {
   }
   /// One after the other.
   [[nodiscard]] outcome one_by_one() {
-    return timed([&](std::vector<std::thread>&) {
+    return timed([&](std::vector<std::jthread>&) {
       for (unsigned t = 0; t < tasks_.size(); ++t) counted([&] { run(t, reserve(memory_, tasks_[t].peak)); });
     });
   }
@@ -109,9 +109,9 @@ class work {
   outcome timed(Start const& start) {
     refused_ = 0;
     auto const begin = std::chrono::steady_clock::now();
-    std::vector<std::thread> threads;
+    std::vector<std::jthread> threads;
     start(threads);
-    for (std::thread& thread : threads) thread.join();
+    for (std::jthread& thread : threads) thread.join();
     std::chrono::duration<double> const took = std::chrono::steady_clock::now() - begin;
     return {took.count(), refused_};
   }

@@ -367,7 +367,8 @@ class allocator final : public native::CUDAAllocator {
   }
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
     int const device = c10::cuda::current_device();
-    return with_torch_errors([&] { return imported_.open(handle, device); });
+    return with_torch_errors(
+        [&] { return imported_.open(handle, tarn::cuda_pages{tarn::device_id{device}}); });
   }
   void enablePeerAccess(DeviceIndex device, DeviceIndex to) override {
     device_memory& its = memory_of(to);

@@ -3,13 +3,14 @@
 // Sharing with other processes. PyTorch sends a handle of text from one process to another; what it names are file descriptors,
 // which travel only over a Unix socket. So a thread of the exporting process answers on a socket, and the handle has its address.
 
-#include <c10/util/Exception.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -18,29 +19,16 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <system_error>
 #include <tarn/sharing.hpp>
 #include <tarn/tarn.hpp>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 namespace tarn_torch {
 
 namespace detail {
-
-/// Closes the socket at the end of a scope.
-class socket_owner {
- public:
-  explicit socket_owner(int s) noexcept : socket_(s) {}
-  socket_owner(socket_owner const&) = delete;
-  socket_owner& operator=(socket_owner const&) = delete;
-  ~socket_owner() {
-    if (socket_ >= 0) (void)::close(socket_);
-  }
-  [[nodiscard]] int get() const noexcept { return socket_; }
-
- private:
-  int socket_;
-};
 
 /// What an importer sends: the secret that the handle has, and the number of the block.
 struct wanted_block {
@@ -59,6 +47,15 @@ inline void limit_waits(int socket) noexcept {
   (void)::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   (void)::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
+/// Whether the process at the other end of a connection is one of this user: any user may bind the name of a process that has ended.
+inline bool is_of_this_user(int socket) noexcept {
+  ::ucred who{};
+  ::socklen_t size = sizeof who;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0 && who.uid == ::getuid();
+}
+[[noreturn]] inline void fail(tarn::sharing_failure kind, char const* text, int error = 0) {
+  throw tarn::sharing_error(kind, text, error);
+}
 /// An abstract address, which ends with the process.
 inline ::socklen_t address_of(std::string const& name, ::sockaddr_un& address) noexcept {
   address = {};
@@ -69,11 +66,12 @@ inline ::socklen_t address_of(std::string const& name, ::sockaddr_un& address) n
 
 }  // namespace detail
 
-/// The blocks that this process lets others import. The thread starts with the first of them. Thread-safe.
+/// The blocks that this process lets others import. A thread that answers starts with the first of them. Thread-safe. Never destroyed.
 template <class Memory>
 class block_server {
  public:
-  /// Returns the handle of a live block, the same each time. @throws c10::Error, tarn's errors
+  /// Returns the handle of a live block, the same each time. @throws tarn's errors; std::system_error  no thread can be created: the
+  /// next call tries again
   std::string share(Memory const& memory, void* p, std::size_t bytes) {
     std::lock_guard const guard(mutex_);
     start();
@@ -108,95 +106,124 @@ class block_server {
   using exported = tarn::exported_block<Memory>;
 
   void start() {
-    if (listener_ >= 0) return;
+    if (is_listening_) return;
     std::random_device random;
     for (std::uint64_t& part : secret_) part = (std::uint64_t{random()} << 32) | random();
     name_ = "tarn_torch." + std::to_string(::getpid()) + "." + std::to_string(random());
     ::sockaddr_un address;
     ::socklen_t const size = detail::address_of(name_, address);
-    int const s = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    TORCH_CHECK(s >= 0 && ::bind(s, reinterpret_cast<::sockaddr const*>(&address), size) == 0 &&
-                    ::listen(s, 128) == 0,
-                "tarn_torch: cannot listen on a Unix socket to share tensors: ", std::strerror(errno));
-    listener_ = s;
-    std::thread([this] { serve(); }).detach();
+    tarn::unique_descriptor listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!listener || ::bind(listener.get(), reinterpret_cast<::sockaddr const*>(&address), size) != 0 ||
+        ::listen(listener.get(), 128) != 0)
+      detail::fail(tarn::sharing_failure::system, "cannot listen on a Unix socket to share tensors", errno);
+    std::thread([this, own = std::move(listener)] { serve(own.get()); }).detach();
+    is_listening_ = true;
   }
-  void serve() {
+  [[noreturn]] void serve(int listener) {
     for (;;) {
-      int const peer = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-      if (peer < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
-      if (peer < 0) return;
+      tarn::unique_descriptor peer(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+      if (!peer) {
+        // Without a descriptor or memory for the connection, the importer waits.
+        if (errno != EINTR && errno != ECONNABORTED)
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        continue;
+      }
       try {
-        answer(peer);
+        answer(peer.get());
       } catch (std::exception const&) {
         // The importer reports it.
       }
     }
   }
-  void answer(int connection) {
-    detail::socket_owner const peer(connection);
-    detail::limit_waits(peer.get());
-    ::ucred who{};
-    ::socklen_t size = sizeof who;
-    if (::getsockopt(peer.get(), SOL_SOCKET, SO_PEERCRED, &who, &size) != 0 || who.uid != ::getuid()) return;
+  void answer(int peer) {
+    detail::limit_waits(peer);
+    if (!detail::is_of_this_user(peer)) return;
     detail::wanted_block wanted;
-    if (!detail::receive_all(peer.get(), &wanted, sizeof wanted) || wanted.secret != secret_) return;
+    if (!detail::receive_all(peer, &wanted, sizeof wanted) || wanted.secret != secret_) return;
     std::shared_ptr<exported> block;
     {
       std::lock_guard const guard(mutex_);
       if (auto const it = exported_.find(wanted.number); it != exported_.end()) block = it->second;
     }
     char const there = block != nullptr ? 1 : 0;
-    if (!detail::send_all(peer.get(), &there, 1) || block == nullptr) return;
-    tarn::send_block(peer.get(), *block);
+    if (!detail::send_all(peer, &there, 1) || block == nullptr) return;
+    tarn::send_block(peer, *block);
   }
 
   std::mutex mutex_;
   std::array<std::uint64_t, 2> secret_{};
   std::string name_;
-  int listener_ = -1;
+  bool is_listening_ = false;
   std::uint64_t last_ = 0;
   std::unordered_map<void*, std::uint64_t> numbers_;
   std::unordered_map<std::uint64_t, std::shared_ptr<exported>> exported_;
 };
 
-/// The blocks that this process has imported, by handle: a block is mapped once however many tensors are made of it.
+/// The blocks that this process has imported, by handle: a block is mapped once however many tensors are made of it. Thread-safe.
 class imported_blocks {
  public:
-  /// Maps the block of a handle on a device; the mapping lives as long as the pointer. @throws c10::Error, tarn's errors
-  std::shared_ptr<void> open(std::string const& handle, int device) {
-    std::lock_guard const guard(mutex_);
-    if (std::shared_ptr<void> known = open_[handle].lock()) return known;
-    detail::wanted_block wanted;
-    char name[100] = {};
-    unsigned long long first = 0, second = 0, number = 0;
-    TORCH_CHECK(
-        std::sscanf(handle.c_str(), "tarn1 %99s %16llx%16llx %llu", name, &first, &second, &number) == 4,
-        "tarn_torch: this CUDA memory was shared by a process that does not use tarn_torch. Call "
-        "tarn_torch.install() in both processes.");
-    wanted = {{first, second}, number};
-    detail::socket_owner const peer(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    detail::limit_waits(peer.get());
-    ::sockaddr_un address;
-    ::socklen_t const size = detail::address_of(name, address);
-    TORCH_CHECK(
-        ::connect(peer.get(), reinterpret_cast<::sockaddr const*>(&address), size) == 0,
-        "tarn_torch: the process that shared this CUDA memory has ended, or runs in another container");
-    char there = 0;
-    TORCH_CHECK(detail::send_all(peer.get(), &wanted, sizeof wanted) &&
-                    detail::receive_all(peer.get(), &there, 1) && there == 1,
-                "tarn_torch: the process that shared this CUDA memory has freed it");
-    auto block = std::make_shared<imported>(
-        tarn::receive_block(peer.get(), tarn::cuda_pages{tarn::device_id{device}}));
-    std::shared_ptr<void> const p(block, block->data());
-    open_[handle] = p;
+  /// Maps the block of a handle on the device of `memory`; the mapping lives as long as the pointer. Waits at most for the process that
+  /// shared it, 30 s for each of its steps, and for other threads that open the same handle. @throws tarn's errors
+  template <class Memory>
+  std::shared_ptr<void> open(std::string const& handle, Memory const& memory) {
+    std::shared_ptr<entry> const its = entry_of(handle);
+    std::lock_guard const guard(its->mutex);
+    if (std::shared_ptr<void> known = its->block.lock()) return known;
+    std::shared_ptr<void> p = import(handle, memory);
+    its->block = p;
     return p;
   }
 
  private:
-  using imported = decltype(tarn::receive_block(0, std::declval<tarn::cuda_pages const&>()));
+  struct entry {
+    std::mutex mutex;  ///< held while the block is imported
+    std::weak_ptr<void> block;
+  };
+
+  /// Forgets the handles that no tensor and no other thread uses.
+  std::shared_ptr<entry> entry_of(std::string const& handle) {
+    std::lock_guard const guard(mutex_);
+    std::erase_if(entries_, [](auto const& known) {
+      if (known.second.use_count() != 1) return false;
+      std::lock_guard const its(known.second->mutex);
+      return known.second->block.expired();
+    });
+    std::shared_ptr<entry>& its = entries_[handle];
+    if (its == nullptr) its = std::make_shared<entry>();
+    return its;
+  }
+  template <class Memory>
+  static std::shared_ptr<void> import(std::string const& handle, Memory const& memory) {
+    char name[100] = {};
+    unsigned long long first = 0, second = 0, number = 0;
+    if (std::sscanf(handle.c_str(), "tarn1 %99s %16llx%16llx %llu", name, &first, &second, &number) != 4) {
+      detail::fail(tarn::sharing_failure::damaged,
+                   "this CUDA memory was shared by a process that does not use tarn_torch. Call "
+                   "tarn_torch.install() in both "
+                   "processes.");
+    }
+    tarn::unique_descriptor const peer(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    detail::limit_waits(peer.get());
+    ::sockaddr_un address;
+    ::socklen_t const size = detail::address_of(name, address);
+    if (::connect(peer.get(), reinterpret_cast<::sockaddr const*>(&address), size) != 0 ||
+        !detail::is_of_this_user(peer.get())) {
+      detail::fail(tarn::sharing_failure::exporter_ended,
+                   "the process that shared this CUDA memory has ended, or runs in another container or as "
+                   "another user");
+    }
+    detail::wanted_block const wanted{{first, second}, number};
+    char there = 0;
+    if (!detail::send_all(peer.get(), &wanted, sizeof wanted) ||
+        !detail::receive_all(peer.get(), &there, 1) || there != 1)
+      detail::fail(tarn::sharing_failure::refused, "the process that shared this CUDA memory has freed it");
+    auto block =
+        std::make_shared<decltype(tarn::receive_block(0, memory))>(tarn::receive_block(peer.get(), memory));
+    return {block, block->data()};
+  }
+
   std::mutex mutex_;
-  std::unordered_map<std::string, std::weak_ptr<void>> open_;
+  std::unordered_map<std::string, std::shared_ptr<entry>> entries_;
 };
 
 }  // namespace tarn_torch

@@ -6,11 +6,15 @@
 #include <sys/socket.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <vector>
 
 #include "faults/held_blocks.hpp"
 #include "faults/scene_memory.hpp"
@@ -214,9 +218,51 @@ void received(trial& t) {
   theirs.deallocate({}, p, 6_MiB);
 }
 
+/// Receives a message with more descriptors than tarn sends in one. All are closed, also where there is no memory for them.
+void crowded(trial& t) {
+  for (int round = 0; round < 2; ++round) {
+    std::optional<connection> c;
+    int before = 0;
+    {
+      host_faults::not_counted const test;
+      c.emplace();
+      std::vector<int> const numbers(100, c->other.get());
+      alignas(::cmsghdr) char space[CMSG_SPACE(100 * sizeof(int))]{};
+      char byte = 0;
+      ::iovec part{&byte, 1};
+      ::msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = space;
+      message.msg_controllen = sizeof space;
+      ::cmsghdr* const header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(100 * sizeof(int));
+      std::memcpy(CMSG_DATA(header), numbers.data(), 100 * sizeof(int));
+      if (::sendmsg(c->other.get(), &message, 0) != 1) std::abort();
+      before = open_descriptors(t);
+    }
+    t.attempt("receive descriptors", [&] {
+      std::vector<unique_descriptor> got;
+      std::byte byte{};
+      try {
+        detail::unix_socket(c->own.get(), transfer_limit).receive(std::span(&byte, 1), got);
+        t.complain("a message with too many descriptors was accepted");
+      } catch (sharing_error const&) {
+      }
+    });
+    host_faults::not_counted const test;
+    t.check_equal(open_descriptors(t), before, "open descriptors before and after");
+    c.reset();
+    t.heal();
+  }
+}
+
 constexpr scene all[] = {{"sharing", sharing_machine, sharing},
                          {"sent_block", sharing_machine, sent},
-                         {"received_block", sharing_machine, received}};
+                         {"received_block", sharing_machine, received},
+                         {"crowded_message", sharing_machine, crowded}};
 
 }  // namespace of_sharing
 

@@ -65,13 +65,15 @@ class unix_socket {
   struct control {
     // The system adds the sender's credentials if the socket's owner asked for them.
     alignas(::cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * most_descriptors) + CMSG_SPACE(sizeof(::ucred))]{};
+    /// A message without credentials may have more than most_descriptors: this many fill all bytes.
+    static constexpr std::size_t most_received = sizeof bytes / sizeof(int);
   };
 
   void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>* descriptors) const {
     auto const until = std::chrono::steady_clock::now() + limit_;
     while (!bytes.empty()) {
       wait_for(POLLIN, until);
-      if (descriptors != nullptr) descriptors->reserve(descriptors->size() + most_descriptors);
+      if (descriptors != nullptr) descriptors->reserve(descriptors->size() + control::most_received);
       ::iovec part{bytes.data(), bytes.size()};
       ::msghdr message = message_of(part);
       control space;
@@ -109,7 +111,7 @@ class unix_socket {
     header->cmsg_len = CMSG_LEN(descriptors.size_bytes());
     std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
   }
-  static void take(::msghdr& message, std::vector<unique_descriptor>& descriptors) {
+  static void take(::msghdr& message, std::vector<unique_descriptor>& descriptors) noexcept {
     for (::cmsghdr* h = CMSG_FIRSTHDR(&message); h != nullptr; h = CMSG_NXTHDR(&message, h)) {
       if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS) continue;
       std::size_t const count = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
