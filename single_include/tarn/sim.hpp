@@ -44,6 +44,24 @@
 #include <unordered_map>
 #include <vector>
 
+// ---- tarn/core/host_page.hpp
+#ifndef TARN_SINGLE_CORE_HOST_PAGE_HPP
+#define TARN_SINGLE_CORE_HOST_PAGE_HPP
+// host_page_bytes(): the size of the host's pages.
+
+#include <unistd.h>
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+/// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that are not multiples.
+[[nodiscard]] inline std::size_t host_page_bytes() noexcept {
+  return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace tarn::detail
+#endif  // TARN_SINGLE_CORE_HOST_PAGE_HPP
 // ---- tarn/driver/sim/sim_backing.hpp
 // Address space and memory of the simulated GPU: invented addresses that must not be accessed, or reserved address space of
 // this process that is backed by real pages on demand.
@@ -836,8 +854,8 @@ class sim_memory {
     if (charged > room) return sim_code::out_of_memory;
     bool const whole_pages = bytes >= granularity_;
     std::size_t const shift = host || whole_pages ? 0 : default_alignment;
-    std::size_t const span = align_up(bytes + shift, page_bytes);
-    std::size_t const alignment = whole_pages && !host ? granularity_ : page_bytes;
+    std::size_t const span = align_up(bytes + shift, host_page_bytes());
+    std::size_t const alignment = whole_pages && !host ? granularity_ : host_page_bytes();
     auto& space = host ? host_space_ : device_space_;
     std::uintptr_t begin = 0;
     if (!space.take(span, alignment, begin)) return sim_code::out_of_memory;
@@ -886,14 +904,14 @@ class sim_memory {
   /// Registers existing host memory as pinned: whole pages that overlap no block.
   sim_code adopt(int device, void* p, std::size_t bytes) {
     std::uintptr_t const begin = address(p);
-    if (bytes == 0 || begin == 0 || begin % page_bytes != 0) return sim_code::invalid_value;
+    if (bytes == 0 || begin == 0 || begin % host_page_bytes() != 0) return sim_code::invalid_value;
     if (bytes > max_request_bytes || bytes > host_room()) return sim_code::out_of_memory;
     auto const next = blocks_.lower_bound(begin);
     bool const overlaps =
         (next != blocks_.end() && next->first < begin + bytes) || block_of(begin) != blocks_.end();
     if (overlaps) return sim_code::already_registered;
-    blocks_.emplace(begin,
-                    block{bytes, bytes, bytes, 0, page_bytes, next_key_, device, sim_kind::registered});
+    blocks_.emplace(
+        begin, block{bytes, bytes, bytes, 0, host_page_bytes(), next_key_, device, sim_kind::registered});
     next_key_ += bytes;
     host_used_ += bytes;
     ++host_blocks_;
@@ -1016,8 +1034,6 @@ class sim_memory {
  private:
   /// Blocks are charged in multiples of this, bytes; the smallest allocation unit of cudaMalloc.
   static constexpr std::size_t block_granularity = 512;
-  /// Blocks take address space in multiples of this, bytes: a host page.
-  static constexpr std::size_t page_bytes = 4_KiB;
 
   struct range {
     std::size_t bytes;
@@ -4787,13 +4803,12 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
 
 namespace tarn::detail {
 
-inline constexpr std::size_t usual_page = 4_KiB;
 inline constexpr std::size_t huge_page = 2_MiB;
 
 /// A stretch of private memory in whole pages. Reports failures as a status, for a source to act on.
 struct host_pages {
   std::size_t bytes = 0;
-  std::size_t alignment = usual_page;  ///< of the first page; a power of two
+  std::size_t alignment = host_page_bytes();  ///< of the first page; a power of two
 
   /// Below this, bytes, one thread touches the pages: starting another costs as much as clearing 1 MiB.
   static constexpr std::size_t worth_threads = 64_MiB;
@@ -4802,7 +4817,7 @@ struct host_pages {
 
   [[nodiscard]] status map(void*& p) const noexcept {
     // The host aligns only to its page: map more, and unmap the surplus before and after.
-    std::size_t const spare = alignment > usual_page ? alignment : 0;
+    std::size_t const spare = alignment > host_page_bytes() ? alignment : 0;
     void* const all =
         ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED) return failed("mmap", errno);
@@ -4878,7 +4893,7 @@ struct host_pages {
     } while (result != 0 && (errno == EINTR || errno == EAGAIN));
     if (result == 0) return 0;
     if (errno != EINVAL) return errno;
-    for (std::size_t at = 0; at < length; at += usual_page) {
+    for (std::size_t at = 0; at < length; at += host_page_bytes()) {
       *static_cast<std::byte volatile*>(p + at) = std::byte{};
     }
     return 0;
@@ -4904,7 +4919,7 @@ namespace tarn {
 
 /// The pages of registered memory.
 enum class host_page_size : std::uint8_t {
-  usual,         ///< the host's own, 4 KiB
+  usual,         ///< the host's own, mostly 4 KiB
   huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
   reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
 };
@@ -4925,6 +4940,7 @@ struct registered_options {
 struct registered_calls {
   using properties = property_set<device_accessible, host_accessible>;
   static constexpr char const* backend = "cudaHostRegister";
+  static constexpr std::size_t block_alignment = max_alignment;
   registered_options options;
 
   template <registering_driver D>
@@ -4955,7 +4971,7 @@ struct registered_calls {
 
  private:
   [[nodiscard]] std::size_t page_bytes() const noexcept {
-    return options.pages == host_page_size::usual ? detail::usual_page : detail::huge_page;
+    return options.pages == host_page_size::usual ? detail::host_page_bytes() : detail::huge_page;
   }
   [[nodiscard]] std::size_t mapped_bytes(std::size_t bytes) const noexcept {
     return align_up(bytes, page_bytes());

@@ -2140,6 +2140,7 @@ template <stream_driver Driver>
 //   static status give_lost(D const&, void* p, size_t bytes, size_t alignment) noexcept;   the stream may be destroyed
 // Kinds with a member `options` have const members instead. Optional members:
 //   static constexpr char const* backend = "...";   what allocator_backend() returns
+//   static constexpr std::size_t block_alignment = ...;   what each block has, or honours; without it, default_alignment
 //   static char const* refusal(D const&) noexcept;  why the device has no such memory, null if it has: asked in the constructor
 
 #include <concepts>
@@ -2595,9 +2596,8 @@ class block_source {
   // The names of tarn, and of CCCL 3.1 and later.
 
   /// Allocates for work on `stream`. Zero bytes return null.
-  /// @param alignment  up to default_alignment always; above that only if the driver's own blocks have it (a whole 2 MiB page
-  /// is
-  ///                   tried before the request is refused), since a device block has no room to hide an offset
+  /// @param alignment  up to that of each block always; above that at least a whole page of 2 MiB is taken, and the request is refused
+  ///                   if even that is not aligned, since a device block has no room to hide an offset
   /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
   /// @throws misuse  the driver orders the memory, and the stream is of another device, whose memory it would be
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
@@ -2623,15 +2623,16 @@ class block_source {
   void deallocate(stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
+    std::size_t const taken = taken_bytes(bytes, alignment);
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
       if (detail::life_of(driver_, stream) == detail::stream_life::alive && !is_elsewhere(stream)) {
-        (void)calls_.give(driver_, stream, p, bytes, alignment);
+        (void)calls_.give(driver_, stream, p, taken, alignment);
       } else {
-        (void)calls_.give_lost(driver_, p, bytes, alignment);
+        (void)calls_.give_lost(driver_, p, taken, alignment);
       }
     } else {
       if (!wait_for(stream)) return;
-      (void)calls_.give(driver_, p, bytes, alignment);
+      (void)calls_.give(driver_, p, taken, alignment);
     }
   }
   /// Allocates memory usable at once by every stream.
@@ -2641,7 +2642,7 @@ class block_source {
   }
   /// Frees memory that no stream uses any more.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    if (p != nullptr) (void)calls_.give(driver_, p, bytes, alignment);
+    if (p != nullptr) (void)calls_.give(driver_, p, taken_bytes(bytes, alignment), alignment);
   }
 
   /// Allocates a block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
@@ -2707,6 +2708,13 @@ class block_source {
     }
   }
 
+  /// The bytes that the driver is asked for and gets back. Blocks smaller than its page share one with others; larger ones start on a
+  /// page boundary. It follows from the request alone, since a source keeps no state.
+  [[nodiscard]] static constexpr std::size_t taken_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+    std::size_t of_each_block = default_alignment;
+    if constexpr (requires { Calls::block_alignment; }) of_each_block = Calls::block_alignment;
+    return alignment <= of_each_block ? bytes : detail::max_of(bytes, max_alignment);
+  }
   struct block_wanted {
     stream_ref stream;
     std::size_t bytes;
@@ -2726,22 +2734,14 @@ class block_source {
     require_alignment(alignment, max_alignment, where);
     if (bytes == 0) return nullptr;
     void* p = nullptr;
-    status taken = bytes <= max_request_bytes ? take(bytes, p) : detail::too_large();
-    if (taken.ok() && !is_aligned(p, alignment)) {
-      // Blocks smaller than the driver's page share one with others; whole pages start on a page boundary.
-      (void)give(p, bytes);
-      p = nullptr;
-      std::size_t const pages = align_up(bytes, max_alignment);
-      taken = take(pages, p);
-      if (taken.ok() && !is_aligned(p, alignment)) {
-        auto const address = reinterpret_cast<std::uintptr_t>(p);
-        (void)give(p, pages);
-        throw detail::at(where, bad_alignment(alignment, address & (~address + 1)));  // what the driver gave
-      }
-    }
+    std::size_t const whole = taken_bytes(bytes, alignment);
+    status const taken = bytes <= max_request_bytes ? take(whole, p) : detail::too_large();
     if (!taken.ok())
       detail::refuse(driver_, taken, stream, bytes, alignment, where, detail::is_host_memory<block_source>);
-    return p;
+    if (is_aligned(p, alignment)) return p;
+    auto const address = reinterpret_cast<std::uintptr_t>(p);
+    (void)give(p, whole);
+    throw detail::at(where, bad_alignment(alignment, address & (~address + 1)));  // what the driver gave
   }
 
   /// Whether an existing stream is known to be of another device.
@@ -5118,6 +5118,7 @@ namespace tarn {
 struct host_calls {
   using properties = property_set<host_accessible>;
   static constexpr char const* backend = "operator new";
+  static constexpr std::size_t block_alignment = max_alignment;
 
   /// More than a process can address: malloc's 47 bits. Refused without a call, since sanitizers abort the program on such a
   /// request.
@@ -5197,7 +5198,7 @@ struct pinned_calls {
 };
 
 /// Pinned host memory, portable: pinned for every device. About 460 ms per GiB to allocate, so pool it. It cannot be swapped
-/// out: take no more than the machine can spare. Aligned to the host's page, 4 KiB.
+/// out: take no more than the machine can spare. Aligned to the host's page.
 ///
 /// In a pool over it, allocate(stream) returns memory for work of that stream: copies enqueued earlier may still use it. Memory
 /// that the host itself will write must come from allocate_sync(), which returns nothing that a stream still uses;

@@ -2090,18 +2090,19 @@ class partition {
                                           std::size_t multiple_of = 1,
                                           source_location where = source_location::current()) {
     partition made(count, weights.size(), multiple_of, where);
-    double total = 0;
+    // Not double: it would round positions above 2^53, and large weights would add up to infinity.
+    long double total = 0;
     for (double const w : weights) {
-      if (!(w >= 0)) refuse("a weight must be a number of at least 0", where);
+      if (!(w >= 0) || !std::isfinite(w)) refuse("a weight must be a finite number of at least 0", where);
       total += w;
     }
     if (!(total > 0) || !std::isfinite(total)) refuse("the weights must add up to a number above 0", where);
-    auto const steps = static_cast<double>(steps_of(count, multiple_of));
-    double before = 0;
+    auto const steps = static_cast<long double>(steps_of(count, multiple_of));
+    long double before = 0;
     for (std::size_t i = 1; i < weights.size(); ++i) {
       before += weights[i - 1];
-      double const position = std::floor(steps * (before / total) + 0.5);
-      // Also covers rounding beyond the last step, and step counts too large for a double to represent exactly.
+      long double const position = std::floor(steps * (before / total) + 0.5L);
+      // Also covers rounding beyond the last step, and step counts that a long double of few bits cannot represent.
       made.first_[i] =
           position >= steps ? count : position_of(static_cast<std::size_t>(position), count, multiple_of);
     }
@@ -3930,15 +3931,33 @@ auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options =
 #include <thread>
 #include <vector>
 
+// ---- tarn/core/host_page.hpp
+#ifndef TARN_SINGLE_CORE_HOST_PAGE_HPP
+#define TARN_SINGLE_CORE_HOST_PAGE_HPP
+// host_page_bytes(): the size of the host's pages.
+
+#include <unistd.h>
+
+#include <cstddef>
+
 namespace tarn::detail {
 
-inline constexpr std::size_t usual_page = 4_KiB;
+/// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that are not multiples.
+[[nodiscard]] inline std::size_t host_page_bytes() noexcept {
+  return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace tarn::detail
+#endif  // TARN_SINGLE_CORE_HOST_PAGE_HPP
+
+namespace tarn::detail {
+
 inline constexpr std::size_t huge_page = 2_MiB;
 
 /// A stretch of private memory in whole pages. Reports failures as a status, for a source to act on.
 struct host_pages {
   std::size_t bytes = 0;
-  std::size_t alignment = usual_page;  ///< of the first page; a power of two
+  std::size_t alignment = host_page_bytes();  ///< of the first page; a power of two
 
   /// Below this, bytes, one thread touches the pages: starting another costs as much as clearing 1 MiB.
   static constexpr std::size_t worth_threads = 64_MiB;
@@ -3947,7 +3966,7 @@ struct host_pages {
 
   [[nodiscard]] status map(void*& p) const noexcept {
     // The host aligns only to its page: map more, and unmap the surplus before and after.
-    std::size_t const spare = alignment > usual_page ? alignment : 0;
+    std::size_t const spare = alignment > host_page_bytes() ? alignment : 0;
     void* const all =
         ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED) return failed("mmap", errno);
@@ -4023,7 +4042,7 @@ struct host_pages {
     } while (result != 0 && (errno == EINTR || errno == EAGAIN));
     if (result == 0) return 0;
     if (errno != EINVAL) return errno;
-    for (std::size_t at = 0; at < length; at += usual_page) {
+    for (std::size_t at = 0; at < length; at += host_page_bytes()) {
       *static_cast<std::byte volatile*>(p + at) = std::byte{};
     }
     return 0;
@@ -4049,7 +4068,7 @@ namespace tarn {
 
 /// The pages of registered memory.
 enum class host_page_size : std::uint8_t {
-  usual,         ///< the host's own, 4 KiB
+  usual,         ///< the host's own, mostly 4 KiB
   huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
   reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
 };
@@ -4070,6 +4089,7 @@ struct registered_options {
 struct registered_calls {
   using properties = property_set<device_accessible, host_accessible>;
   static constexpr char const* backend = "cudaHostRegister";
+  static constexpr std::size_t block_alignment = max_alignment;
   registered_options options;
 
   template <registering_driver D>
@@ -4100,7 +4120,7 @@ struct registered_calls {
 
  private:
   [[nodiscard]] std::size_t page_bytes() const noexcept {
-    return options.pages == host_page_size::usual ? detail::usual_page : detail::huge_page;
+    return options.pages == host_page_size::usual ? detail::host_page_bytes() : detail::huge_page;
   }
   [[nodiscard]] std::size_t mapped_bytes(std::size_t bytes) const noexcept {
     return align_up(bytes, page_bytes());

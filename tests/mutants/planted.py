@@ -1509,7 +1509,38 @@ PLANTED = {
             "return synchronized(m, m.streams.synchronize_device(current().value));",
         ),
     ],
+    "a source gives back what it took, on each host": [
+        Mutant(
+            "the size that was asked for is given back, not the one that was taken",
+            "source/block_source.hpp",
+            "    std::size_t const taken = taken_bytes(bytes, alignment);\n",
+            "    std::size_t const taken = bytes;\n",
+            finder="tests/source/host_memory.cpp",
+        ),
+        Mutant(
+            "the host's pages have 4 KiB",
+            "source/registered_host.hpp",
+            "? detail::host_page_bytes() :",
+            "? 4_KiB :",
+            finder="tests/core/large_pages/host_page.cpp",
+        ),
+        Mutant(
+            "the simulated device's blocks are in pages of 4 KiB of the host",
+            "driver/sim/sim_memory.hpp",
+            "align_up(bytes + shift, host_page_bytes());",
+            "align_up(bytes + shift, 4_KiB);",
+            finder="tests/core/large_pages/host_page.cpp",
+            more=(("granularity_ : host_page_bytes();", "granularity_ : 4_KiB;"),),
+        ),
+    ],
     "moved elements keep their values and their order": [
+        Mutant(
+            "large weights add up to infinity",
+            "raii/partition.hpp",
+            "    long double total = 0;\n",
+            "    double total = 0;\n",
+            finder="tests/raii/partition.cpp",
+        ),
         Mutant(
             "a slot is overwritten before the work on its last batch is complete",
             "raii/stream_batches.hpp",

@@ -80,6 +80,20 @@ TEST_CASE("partition::weighted gives each part its share within a step", "[raii]
   CHECK(partition::weighted(most, first_only).size(0) == most);
 }
 
+TEST_CASE("partition::weighted divides large counts to the step, and by weights of any size",
+          "[raii][partition]") {
+  using list = std::vector<double>;
+  for (double const weight : {1e308, 5e-324, 1.0}) {
+    CHECK(partition::weighted(10, list{weight, weight}).size(0) == 5);
+    CHECK(partition::weighted(10, list{weight, 0, weight, weight, weight, weight}).size(5) == 2);
+  }
+  if (std::numeric_limits<long double>::digits < 64) return;
+  std::size_t const large = std::size_t{1} << 60;
+  auto const thirds = partition::weighted(large, list{1, 1, 1});
+  for (std::size_t i = 0; i < 3; ++i) CHECK((thirds.size(i) == large / 3 || thirds.size(i) == large / 3 + 1));
+  CHECK(partition::weighted(large + 1, list{1, 3}).size(0) == large / 4);
+}
+
 TEST_CASE("partition part_of returns the part that contains the element", "[raii][partition]") {
   std::vector<double> const weights{0, 2, 0, 0, 5, 1, 0};
   auto const p = partition::weighted(97, weights);
@@ -98,12 +112,12 @@ TEST_CASE("partition refuses invalid arguments with a message", "[raii][partitio
   CHECK_THROWS_AS(partition::even(10, 2, 0), bad_partition);
   using list = std::vector<double>;
   for (auto const& weights :
-       {list{}, list{0, 0}, list{1, -1}, list{1, NAN}, list{INFINITY, 1}, list{1e308, 1e308}})
+       {list{}, list{0, 0}, list{1, -1}, list{1, NAN}, list{INFINITY, 1}, list{-INFINITY, 1}})
     CHECK_THROWS_AS(partition::weighted(10, weights), bad_partition);
   try {
     (void)partition::weighted(10, list{1, NAN});
   } catch (bad_partition const& error) {
-    CHECK(std::string_view(error.what()).find("a weight must be a number of at least 0") !=
+    CHECK(std::string_view(error.what()).find("a weight must be a finite number of at least 0") !=
           std::string_view::npos);
   }
   try {

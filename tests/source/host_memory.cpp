@@ -90,3 +90,45 @@ TEST_CASE("pooled works over a host source that has no more than default_alignme
     memory.deallocate({}, p, bytes);
   }
 }
+
+namespace {
+/// Aligns blocks as cudaMalloc does: those of 2 MiB and more to 2 MiB, smaller ones to 256 bytes and not to more. Counts its bytes.
+struct counting_calls {
+  using properties = property_set<host_accessible>;
+  struct total {
+    std::size_t* live;
+    bool operator==(total const&) const = default;
+  };
+  total options;
+  status take(no_driver const&, std::size_t bytes, std::size_t, void*& p) const noexcept {
+    std::size_t const offset = bytes < max_alignment ? 256 : 0;
+    auto* const whole =
+        static_cast<char*>(std::aligned_alloc(max_alignment, align_up(bytes + offset, max_alignment)));
+    if (whole == nullptr) return {failure::out_of_memory, 12, "ENOMEM", "aligned_alloc"};
+    p = whole + offset;
+    *options.live += bytes;
+    return {};
+  }
+  status give(no_driver const&, void* p, std::size_t bytes, std::size_t) const noexcept {
+    std::free(static_cast<char*>(p) - (bytes < max_alignment ? 256 : 0));
+    *options.live -= bytes;
+    return {};
+  }
+};
+}  // namespace
+
+TEST_CASE("block_source gives back the size that it took", "[source][host_memory]") {
+  std::size_t live = 0;
+  block_source<no_driver, counting_calls> memory(no_driver{}, counting_calls{{&live}});
+  for (std::size_t const bytes : {std::size_t{100}, std::size_t{2_MiB} - 1, std::size_t{3_MiB} + 5}) {
+    for (std::size_t alignment = 1; alignment <= max_alignment; alignment *= 4) {
+      void* const p = memory.allocate({}, bytes, alignment);
+      CHECK(is_aligned(p, alignment));
+      CHECK(live == (alignment <= 256 || bytes > max_alignment ? bytes : max_alignment));
+      memory.deallocate({}, p, bytes, alignment);
+      CHECK(live == 0);
+      memory.deallocate_sync(memory.allocate_sync(bytes, alignment), bytes, alignment);
+      CHECK(live == 0);
+    }
+  }
+}

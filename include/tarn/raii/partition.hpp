@@ -47,18 +47,19 @@ class partition {
                                           std::size_t multiple_of = 1,
                                           source_location where = source_location::current()) {
     partition made(count, weights.size(), multiple_of, where);
-    double total = 0;
+    // Not double: it would round positions above 2^53, and large weights would add up to infinity.
+    long double total = 0;
     for (double const w : weights) {
-      if (!(w >= 0)) refuse("a weight must be a number of at least 0", where);
+      if (!(w >= 0) || !std::isfinite(w)) refuse("a weight must be a finite number of at least 0", where);
       total += w;
     }
     if (!(total > 0) || !std::isfinite(total)) refuse("the weights must add up to a number above 0", where);
-    auto const steps = static_cast<double>(steps_of(count, multiple_of));
-    double before = 0;
+    auto const steps = static_cast<long double>(steps_of(count, multiple_of));
+    long double before = 0;
     for (std::size_t i = 1; i < weights.size(); ++i) {
       before += weights[i - 1];
-      double const position = std::floor(steps * (before / total) + 0.5);
-      // Also covers rounding beyond the last step, and step counts too large for a double to represent exactly.
+      long double const position = std::floor(steps * (before / total) + 0.5L);
+      // Also covers rounding beyond the last step, and step counts that a long double of few bits cannot represent.
       made.first_[i] =
           position >= steps ? count : position_of(static_cast<std::size_t>(position), count, multiple_of);
     }

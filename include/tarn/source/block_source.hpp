@@ -11,6 +11,7 @@
 //   static status give_lost(D const&, void* p, size_t bytes, size_t alignment) noexcept;   the stream may be destroyed
 // Kinds with a member `options` have const members instead. Optional members:
 //   static constexpr char const* backend = "...";   what allocator_backend() returns
+//   static constexpr std::size_t block_alignment = ...;   what each block has, or honours; without it, default_alignment
 //   static char const* refusal(D const&) noexcept;  why the device has no such memory, null if it has: asked in the constructor
 
 #include <concepts>
@@ -20,6 +21,7 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/driver.hpp"
@@ -83,9 +85,8 @@ class block_source {
   // The names of tarn, and of CCCL 3.1 and later.
 
   /// Allocates for work on `stream`. Zero bytes return null.
-  /// @param alignment  up to default_alignment always; above that only if the driver's own blocks have it (a whole 2 MiB page
-  /// is
-  ///                   tried before the request is refused), since a device block has no room to hide an offset
+  /// @param alignment  up to that of each block always; above that at least a whole page of 2 MiB is taken, and the request is refused
+  ///                   if even that is not aligned, since a device block has no room to hide an offset
   /// @throws out_of_memory, bad_alignment, cuda_error; nothing has changed
   /// @throws misuse  the driver orders the memory, and the stream is of another device, whose memory it would be
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
@@ -111,15 +112,16 @@ class block_source {
   void deallocate(stream_ref stream, void* p, std::size_t bytes,
                   std::size_t alignment = default_alignment) noexcept {
     if (p == nullptr) return;
+    std::size_t const taken = taken_bytes(bytes, alignment);
     if constexpr (detail::stream_ordered_calls<Calls, D>) {
       if (detail::life_of(driver_, stream) == detail::stream_life::alive && !is_elsewhere(stream)) {
-        (void)calls_.give(driver_, stream, p, bytes, alignment);
+        (void)calls_.give(driver_, stream, p, taken, alignment);
       } else {
-        (void)calls_.give_lost(driver_, p, bytes, alignment);
+        (void)calls_.give_lost(driver_, p, taken, alignment);
       }
     } else {
       if (!wait_for(stream)) return;
-      (void)calls_.give(driver_, p, bytes, alignment);
+      (void)calls_.give(driver_, p, taken, alignment);
     }
   }
   /// Allocates memory usable at once by every stream.
@@ -129,7 +131,7 @@ class block_source {
   }
   /// Frees memory that no stream uses any more.
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment = default_alignment) noexcept {
-    if (p != nullptr) (void)calls_.give(driver_, p, bytes, alignment);
+    if (p != nullptr) (void)calls_.give(driver_, p, taken_bytes(bytes, alignment), alignment);
   }
 
   /// Allocates a block that the driver does not order: for a pool that a tool watches, in place of allocate_sync().
@@ -195,6 +197,13 @@ class block_source {
     }
   }
 
+  /// The bytes that the driver is asked for and gets back. Blocks smaller than its page share one with others; larger ones start on a
+  /// page boundary. It follows from the request alone, since a source keeps no state.
+  [[nodiscard]] static constexpr std::size_t taken_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+    std::size_t of_each_block = default_alignment;
+    if constexpr (requires { Calls::block_alignment; }) of_each_block = Calls::block_alignment;
+    return alignment <= of_each_block ? bytes : detail::max_of(bytes, max_alignment);
+  }
   struct block_wanted {
     stream_ref stream;
     std::size_t bytes;
@@ -214,22 +223,14 @@ class block_source {
     require_alignment(alignment, max_alignment, where);
     if (bytes == 0) return nullptr;
     void* p = nullptr;
-    status taken = bytes <= max_request_bytes ? take(bytes, p) : detail::too_large();
-    if (taken.ok() && !is_aligned(p, alignment)) {
-      // Blocks smaller than the driver's page share one with others; whole pages start on a page boundary.
-      (void)give(p, bytes);
-      p = nullptr;
-      std::size_t const pages = align_up(bytes, max_alignment);
-      taken = take(pages, p);
-      if (taken.ok() && !is_aligned(p, alignment)) {
-        auto const address = reinterpret_cast<std::uintptr_t>(p);
-        (void)give(p, pages);
-        throw detail::at(where, bad_alignment(alignment, address & (~address + 1)));  // what the driver gave
-      }
-    }
+    std::size_t const whole = taken_bytes(bytes, alignment);
+    status const taken = bytes <= max_request_bytes ? take(whole, p) : detail::too_large();
     if (!taken.ok())
       detail::refuse(driver_, taken, stream, bytes, alignment, where, detail::is_host_memory<block_source>);
-    return p;
+    if (is_aligned(p, alignment)) return p;
+    auto const address = reinterpret_cast<std::uintptr_t>(p);
+    (void)give(p, whole);
+    throw detail::at(where, bad_alignment(alignment, address & (~address + 1)));  // what the driver gave
   }
 
   /// Whether an existing stream is known to be of another device.

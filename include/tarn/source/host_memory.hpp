@@ -14,6 +14,7 @@ namespace tarn {
 struct host_calls {
   using properties = property_set<host_accessible>;
   static constexpr char const* backend = "operator new";
+  static constexpr std::size_t block_alignment = max_alignment;
 
   /// More than a process can address: malloc's 47 bits. Refused without a call, since sanitizers abort the program on such a
   /// request.

@@ -16,17 +16,17 @@
 
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
+#include "tarn/core/host_page.hpp"
 #include "tarn/core/min_max.hpp"
 
 namespace tarn::detail {
 
-inline constexpr std::size_t usual_page = 4_KiB;
 inline constexpr std::size_t huge_page = 2_MiB;
 
 /// A stretch of private memory in whole pages. Reports failures as a status, for a source to act on.
 struct host_pages {
   std::size_t bytes = 0;
-  std::size_t alignment = usual_page;  ///< of the first page; a power of two
+  std::size_t alignment = host_page_bytes();  ///< of the first page; a power of two
 
   /// Below this, bytes, one thread touches the pages: starting another costs as much as clearing 1 MiB.
   static constexpr std::size_t worth_threads = 64_MiB;
@@ -35,7 +35,7 @@ struct host_pages {
 
   [[nodiscard]] status map(void*& p) const noexcept {
     // The host aligns only to its page: map more, and unmap the surplus before and after.
-    std::size_t const spare = alignment > usual_page ? alignment : 0;
+    std::size_t const spare = alignment > host_page_bytes() ? alignment : 0;
     void* const all =
         ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED) return failed("mmap", errno);
@@ -111,7 +111,7 @@ struct host_pages {
     } while (result != 0 && (errno == EINTR || errno == EAGAIN));
     if (result == 0) return 0;
     if (errno != EINVAL) return errno;
-    for (std::size_t at = 0; at < length; at += usual_page) {
+    for (std::size_t at = 0; at < length; at += host_page_bytes()) {
       *static_cast<std::byte volatile*>(p + at) = std::byte{};
     }
     return 0;

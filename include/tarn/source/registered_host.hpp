@@ -18,7 +18,7 @@ namespace tarn {
 
 /// The pages of registered memory.
 enum class host_page_size : std::uint8_t {
-  usual,         ///< the host's own, 4 KiB
+  usual,         ///< the host's own, mostly 4 KiB
   huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
   reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
 };
@@ -39,6 +39,7 @@ struct registered_options {
 struct registered_calls {
   using properties = property_set<device_accessible, host_accessible>;
   static constexpr char const* backend = "cudaHostRegister";
+  static constexpr std::size_t block_alignment = max_alignment;
   registered_options options;
 
   template <registering_driver D>
@@ -69,7 +70,7 @@ struct registered_calls {
 
  private:
   [[nodiscard]] std::size_t page_bytes() const noexcept {
-    return options.pages == host_page_size::usual ? detail::usual_page : detail::huge_page;
+    return options.pages == host_page_size::usual ? detail::host_page_bytes() : detail::huge_page;
   }
   [[nodiscard]] std::size_t mapped_bytes(std::size_t bytes) const noexcept {
     return align_up(bytes, page_bytes());

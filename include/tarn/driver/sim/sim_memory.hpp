@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/host_page.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/sim/sim_backing.hpp"
@@ -230,8 +231,8 @@ class sim_memory {
     if (charged > room) return sim_code::out_of_memory;
     bool const whole_pages = bytes >= granularity_;
     std::size_t const shift = host || whole_pages ? 0 : default_alignment;
-    std::size_t const span = align_up(bytes + shift, page_bytes);
-    std::size_t const alignment = whole_pages && !host ? granularity_ : page_bytes;
+    std::size_t const span = align_up(bytes + shift, host_page_bytes());
+    std::size_t const alignment = whole_pages && !host ? granularity_ : host_page_bytes();
     auto& space = host ? host_space_ : device_space_;
     std::uintptr_t begin = 0;
     if (!space.take(span, alignment, begin)) return sim_code::out_of_memory;
@@ -280,14 +281,14 @@ class sim_memory {
   /// Registers existing host memory as pinned: whole pages that overlap no block.
   sim_code adopt(int device, void* p, std::size_t bytes) {
     std::uintptr_t const begin = address(p);
-    if (bytes == 0 || begin == 0 || begin % page_bytes != 0) return sim_code::invalid_value;
+    if (bytes == 0 || begin == 0 || begin % host_page_bytes() != 0) return sim_code::invalid_value;
     if (bytes > max_request_bytes || bytes > host_room()) return sim_code::out_of_memory;
     auto const next = blocks_.lower_bound(begin);
     bool const overlaps =
         (next != blocks_.end() && next->first < begin + bytes) || block_of(begin) != blocks_.end();
     if (overlaps) return sim_code::already_registered;
-    blocks_.emplace(begin,
-                    block{bytes, bytes, bytes, 0, page_bytes, next_key_, device, sim_kind::registered});
+    blocks_.emplace(
+        begin, block{bytes, bytes, bytes, 0, host_page_bytes(), next_key_, device, sim_kind::registered});
     next_key_ += bytes;
     host_used_ += bytes;
     ++host_blocks_;
@@ -410,8 +411,6 @@ class sim_memory {
  private:
   /// Blocks are charged in multiples of this, bytes; the smallest allocation unit of cudaMalloc.
   static constexpr std::size_t block_granularity = 512;
-  /// Blocks take address space in multiples of this, bytes: a host page.
-  static constexpr std::size_t page_bytes = 4_KiB;
 
   struct range {
     std::size_t bytes;
