@@ -8855,7 +8855,11 @@ struct breach {
 /// Fences of a minimum width, wider if an alignment requires it, so that the block itself stays aligned.
 class fences {
  public:
-  explicit fences(std::size_t least) noexcept : least_(max_of(least, std::size_t{1})) {}
+  /// @throws length_error  no block has room for them, and their size would wrap
+  explicit fences(std::size_t least) : least_(max_of(least, std::size_t{1})) {
+    if (least > max_request_bytes)
+      throw length_error("tarn: fence_bytes is larger than any block; use fewer");
+  }
 
   [[nodiscard]] std::size_t width(std::size_t alignment) const noexcept {
     return align_up(least_, alignment);
@@ -9028,6 +9032,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   checked_layer()
     requires std::default_initializable<Upstream>
       : checked_layer(Upstream{}) {}
+  /// @throws length_error  `fence_bytes` is larger than any block; std::bad_alloc
   explicit checked_layer(Upstream upstream, checked const& options = {})
       : base(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
     history_.remember(options.remembered_blocks);
@@ -20592,6 +20597,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   fenced_layer()
     requires std::default_initializable<Upstream>
       : fenced_layer(Upstream{}) {}
+  /// @throws length_error  `fence_bytes` is larger than any block
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
       : base(std::move(upstream)), fences_(options.fence_bytes) {}
 
@@ -21477,6 +21483,7 @@ struct retry_on_oom {
 // ---- tarn/core/file_error.hpp
 // file_error: why a file cannot be read or written.
 
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
@@ -21524,12 +21531,13 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno (0
-/// if no system call failed). Of a long path, the message has the end.
+/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno. Where no system call failed,
+/// error() is 0 and code() is std::errc::invalid_argument. Of a long path, the message has the end.
 class file_error : public detail::error_of<std::system_error, 512> {
  public:
   file_error(std::string_view path, std::string_view what, int error)
-      : error_of(std::in_place, std::error_code(error, std::generic_category())) {
+      : error_of(std::in_place, std::error_code(error != 0 ? error : EINVAL, std::generic_category())),
+        error_(error) {
     constexpr std::size_t longest = 200;
     text_.add("tarn: ").add(path.size() > longest ? "..." : "").add(detail::text_suffix(path, longest));
     text_.add(": ").add(what);
@@ -21538,7 +21546,10 @@ class file_error : public detail::error_of<std::system_error, 512> {
     text_.add(" (errno ").add_number(error).add(", ");
     text_.add(detail::error_text(::strerror_r(error, reason, sizeof reason), reason)).add(")");
   }
-  [[nodiscard]] int error() const noexcept { return code().value(); }
+  [[nodiscard]] int error() const noexcept { return error_; }
+
+ private:
+  int error_;
 };
 
 }  // namespace tarn
@@ -21682,11 +21693,12 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   /// @throws file_error  the file cannot be created
   traced_layer(Upstream upstream, traced const& options)
       : base(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
-    if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
+    if (owned_ && options.path == nullptr)
+      throw detail::at(options.where, file_error("(null)", "the trace needs a path or an open file", 0));
+    if (owned_) file_ = std::fopen(options.path, "w");
     if (file_ == nullptr)
-      throw detail::at(options.where, file_error(options.path != nullptr ? options.path : "(null)",
-                                                 "the trace cannot be written; check the path",
-                                                 options.path != nullptr ? errno : 0));
+      throw detail::at(options.where,
+                       file_error(options.path, "the trace cannot be written; check the path", errno));
     put("# a <id> <bytes> <stream> | f <id>\n");
   }
   ~traced_layer() {

@@ -122,6 +122,11 @@ TEST_CASE("file_error has the reason behind a long path", "[core][error]") {
             .ends_with("missing.bin: cannot be opened (errno 2, No such file or directory)"));
   CHECK(error.error() == 2);
   CHECK(error.code() == std::errc::no_such_file_or_directory);
+  // Without errno its code is that of an error, too.
+  file_error const no_call("a.bin", "ends within an element", 0);
+  CHECK(std::string(no_call.what()) == "tarn: a.bin: ends within an element");
+  CHECK(no_call.error() == 0);
+  CHECK(no_call.code() == std::errc::invalid_argument);
 }
 
 TEST_CASE("Errors of plain functions name the line of their call", "[core][error]") {

@@ -1509,6 +1509,29 @@ PLANTED = {
             "return synchronized(m, m.streams.synchronize_device(current().value));",
         ),
     ],
+    "an invalid option is refused, not ignored": [
+        Mutant(
+            "fences of all bytes have no bytes",
+            "policy/fences.hpp",
+            "    if (least > max_request_bytes)\n",
+            "    if (least_ == 0)\n",
+            finder="tests/policy/fenced.cpp",
+        ),
+        Mutant(
+            "an error without errno has the code of success",
+            "core/file_error.hpp",
+            "error != 0 ? error : EINVAL",
+            "error",
+            finder="tests/core/any_error.cpp",
+        ),
+        Mutant(
+            "a null name is read",
+            "policy/nvtx_ranged.hpp",
+            "name != nullptr ? name : nvtx_ranged{}.name",
+            "name",
+            finder="tests/policy/nvtx_ranged.cpp",
+        ),
+    ],
     "a source gives back what it took, on each host": [
         Mutant(
             "the size that was asked for is given back, not the one that was taken",

@@ -6,6 +6,7 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "tarn/policy/checked.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
@@ -33,6 +34,20 @@ struct reported {
 
 TEST_CASE("fenced meets the resource contract", "[policy][fenced]") {
   tarn_test::resource_contract([] { return host_memory{} | fenced{}; });
+}
+TEST_CASE("fenced and checked refuse a fence_bytes that is larger than any block",
+          "[policy][fenced][checked]") {
+  for (std::size_t const bytes : {~std::size_t{0}, ~std::size_t{0} / 2, max_request_bytes + 1}) {
+    CHECK_THROWS_AS(host_memory{} | fenced{.fence_bytes = bytes}, length_error);
+    CHECK_THROWS_AS(host_memory{} | checked{.fence_bytes = bytes}, length_error);
+  }
+  auto memory = host_memory{} | pooled{} | fenced{.fence_bytes = max_request_bytes};
+  try {
+    (void)memory.allocate({}, 100);
+    FAIL("no exception was thrown");
+  } catch (out_of_memory const& error) {
+    CHECK(error.asked() == 100);
+  }
 }
 TEST_CASE("fenced over a pool of pages meets the resource contract", "[policy][fenced]") {
   tarn_test::resource_contract([] { return sim_pages{} | pooled{} | fenced{}; });

@@ -15,3 +15,8 @@ TEST_CASE("nvtx_ranged meets the resource contract without a profiler", "[policy
   auto memory = sim_pages{} | pooled{} | limited{1_MiB} | nvtx_ranged{};
   CHECK_THROWS_AS(memory.allocate({}, 2_MiB), out_of_memory);
 }
+
+TEST_CASE("nvtx_ranged without a name has the name of its default", "[policy][nvtx_ranged]") {
+  auto memory = sim_pages{} | pooled{} | nvtx_ranged{nullptr};
+  memory.deallocate({}, memory.allocate({}, 100), 100);
+}

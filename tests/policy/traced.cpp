@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <string>
 #include <thread>
@@ -122,6 +123,17 @@ TEST_CASE("recorded writes a consistent order of events from several threads", "
 
 TEST_CASE("recorded throws if its file cannot be opened", "[policy][traced]") {
   CHECK_THROWS_AS(host_memory{} | traced("/nowhere/at/all/trace.txt"), std::system_error);
+  auto const no_path = [] { (void)(host_memory{} | traced(static_cast<char const*>(nullptr))); };
+  auto const no_file = [] { (void)(host_memory{} | traced(static_cast<std::FILE*>(nullptr))); };
+  for (auto const& call : {std::function<void()>(no_path), std::function<void()>(no_file)}) {
+    try {
+      call();
+      FAIL("no exception was thrown");
+    } catch (file_error const& error) {
+      CHECK(error.code() == std::errc::invalid_argument);
+      CHECK(std::string(error.what()).find("the trace needs a path or an open file") != std::string::npos);
+    }
+  }
 }
 
 TEST_CASE("recorded writes the trace format with its legend first", "[policy][traced][trace_format]") {

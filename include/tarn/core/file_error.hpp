@@ -2,6 +2,7 @@
 #pragma once
 // file_error: why a file cannot be read or written.
 
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
@@ -23,12 +24,13 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno (0
-/// if no system call failed). Of a long path, the message has the end.
+/// Reports a file that cannot be read or written as requested: its path, the failed operation, and errno. Where no system call failed,
+/// error() is 0 and code() is std::errc::invalid_argument. Of a long path, the message has the end.
 class file_error : public detail::error_of<std::system_error, 512> {
  public:
   file_error(std::string_view path, std::string_view what, int error)
-      : error_of(std::in_place, std::error_code(error, std::generic_category())) {
+      : error_of(std::in_place, std::error_code(error != 0 ? error : EINVAL, std::generic_category())),
+        error_(error) {
     constexpr std::size_t longest = 200;
     text_.add("tarn: ").add(path.size() > longest ? "..." : "").add(detail::text_suffix(path, longest));
     text_.add(": ").add(what);
@@ -37,7 +39,10 @@ class file_error : public detail::error_of<std::system_error, 512> {
     text_.add(" (errno ").add_number(error).add(", ");
     text_.add(detail::error_text(::strerror_r(error, reason, sizeof reason), reason)).add(")");
   }
-  [[nodiscard]] int error() const noexcept { return code().value(); }
+  [[nodiscard]] int error() const noexcept { return error_; }
+
+ private:
+  int error_;
 };
 
 }  // namespace tarn

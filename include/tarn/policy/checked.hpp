@@ -75,6 +75,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   checked_layer()
     requires std::default_initializable<Upstream>
       : checked_layer(Upstream{}) {}
+  /// @throws length_error  `fence_bytes` is larger than any block; std::bad_alloc
   explicit checked_layer(Upstream upstream, checked const& options = {})
       : base(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
     history_.remember(options.remembered_blocks);

@@ -51,6 +51,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   fenced_layer()
     requires std::default_initializable<Upstream>
       : fenced_layer(Upstream{}) {}
+  /// @throws length_error  `fence_bytes` is larger than any block
   explicit fenced_layer(Upstream upstream, fenced const& options = {})
       : base(std::move(upstream)), fences_(options.fence_bytes) {}
 

@@ -26,7 +26,11 @@ struct breach {
 /// Fences of a minimum width, wider if an alignment requires it, so that the block itself stays aligned.
 class fences {
  public:
-  explicit fences(std::size_t least) noexcept : least_(max_of(least, std::size_t{1})) {}
+  /// @throws length_error  no block has room for them, and their size would wrap
+  explicit fences(std::size_t least) : least_(max_of(least, std::size_t{1})) {
+    if (least > max_request_bytes)
+      throw length_error("tarn: fence_bytes is larger than any block; use fewer");
+  }
 
   [[nodiscard]] std::size_t width(std::size_t alignment) const noexcept {
     return align_up(least_, alignment);

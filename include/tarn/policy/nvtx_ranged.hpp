@@ -21,7 +21,8 @@ class nvtx_ranged_layer;
 /// "tarn", with the bytes as payload and "weights" as category. Over the pool they show the program's calls, under it the calls
 /// that reach the driver. Without a profiler the cost is one pointer test per call; without CUDA there is none.
 struct nvtx_ranged {
-  char const* name = "pool";  ///< read when the layer is made; long names are cut to the first 63 bytes
+  /// Read when the layer is made; long names are cut to the first 63 bytes. Null: "pool", as without a name.
+  char const* name = "pool";
 
   nvtx_ranged() noexcept = default;
   explicit nvtx_ranged(char const* n) noexcept : name(n) {}
@@ -59,7 +60,7 @@ class nvtx_ranged_layer : public resource_adaptor<nvtx_ranged_layer<Upstream>, U
  private:
   [[nodiscard]] static message<64> named(char const* name) noexcept {
     message<64> out;
-    out.add(name);
+    out.add(name != nullptr ? name : nvtx_ranged{}.name);
     return out;
   }
   [[nodiscard]] static nvtx_text text(char const* name, char const* what) noexcept {

@@ -50,11 +50,12 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   /// @throws file_error  the file cannot be created
   traced_layer(Upstream upstream, traced const& options)
       : base(std::move(upstream)), file_(options.file), owned_(options.file == nullptr) {
-    if (owned_) file_ = options.path != nullptr ? std::fopen(options.path, "w") : nullptr;
+    if (owned_ && options.path == nullptr)
+      throw detail::at(options.where, file_error("(null)", "the trace needs a path or an open file", 0));
+    if (owned_) file_ = std::fopen(options.path, "w");
     if (file_ == nullptr)
-      throw detail::at(options.where, file_error(options.path != nullptr ? options.path : "(null)",
-                                                 "the trace cannot be written; check the path",
-                                                 options.path != nullptr ? errno : 0));
+      throw detail::at(options.where,
+                       file_error(options.path, "the trace cannot be written; check the path", errno));
     put("# a <id> <bytes> <stream> | f <id>\n");
   }
   ~traced_layer() {
