@@ -3839,6 +3839,7 @@ template <class Resource>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <ostream>
 #include <string>
 
@@ -3853,11 +3854,7 @@ class file_beside {
     struct ::stat facts {};
     bool const exists = ::lstat(path.c_str(), &facts) == 0;
     if (exists && !(::stat(path.c_str(), &facts) == 0 && S_ISREG(facts.st_mode) && follow_links())) return;
-    if (exists && ::access(target_.c_str(), W_OK) != 0) {
-      error_ = errno;
-      return;
-    }
-    create();
+    error_ = exists && ::access(target_.c_str(), W_OK) != 0 ? errno : create();
     if (is_new_ && exists) (void)::chmod(name_.c_str(), facts.st_mode & 0777U);
   }
   file_beside(file_beside const&) = delete;
@@ -3880,30 +3877,26 @@ class file_beside {
  private:
   /// Returns false if the target has no path: a deleted file that is still open.
   [[nodiscard]] bool follow_links() {
-    char* const real = ::realpath(target_.c_str(), nullptr);
-    if (real == nullptr) return false;
-    try {
-      target_ = real;
-    } catch (...) {
-      std::free(real);
-      throw;
-    }
-    std::free(real);
-    return true;
+    std::unique_ptr<char, void (*)(void*)> const real(::realpath(target_.c_str(), nullptr), &std::free);
+    if (real != nullptr) target_ = real.get();
+    return real != nullptr;
   }
-  void create() {
+  /// Returns errno, or 0.
+  [[nodiscard]] int create() {
     static std::atomic<unsigned> last{0};
     std::string const folder = target_.substr(0, target_.find_last_of('/') + 1);
-    do {
+    for (;;) {
       message<48> own;
       own.add(".tarn_").add_number(static_cast<std::uint64_t>(::getpid()));
       own.add("_").add_number(std::uint64_t{last.fetch_add(1, std::memory_order_relaxed)});
       name_ = folder + own.c_str();
       int const file = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      error_ = file < 0 ? errno : 0;
-      is_new_ = file >= 0;
-      if (is_new_) (void)::close(file);
-    } while (error_ == EEXIST);
+      if (file < 0 && errno == EEXIST) continue;
+      if (file < 0) return errno;
+      is_new_ = true;
+      (void)::close(file);
+      return 0;
+    }
   }
 
   std::string target_;

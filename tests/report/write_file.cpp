@@ -12,6 +12,7 @@
 #include <string>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 
 using namespace tarn;
 namespace fs = std::filesystem;
@@ -91,10 +92,21 @@ TEST_CASE("write_file keeps the permissions of a report and the link to it", "[r
   CHECK(fs::is_symlink(link));
   CHECK(content_of(path) == "second");
   CHECK(fs::status(path).permissions() == fs::perms(0640));
-  fs::permissions(path, fs::perms(0440));
-  if (::access(path.c_str(), W_OK) == 0) return;  // root may write to each file
-  CHECK_THROWS_AS(write(path, "third"), file_error);
+  // A report that may not be written to, in a folder that may.
+  fs::permissions(path, fs::perms(::getuid() == 0 ? 0644 : 0444));
+  fs::permissions(folder.path, fs::perms(0777));
+  int const status = child_of([&] {
+    if (::getuid() == 0 && ::setuid(65534) != 0) return false;  // root may write to each file
+    try {
+      write(path, "third");
+    } catch (file_error const& error) {
+      return error.code() == std::errc::permission_denied;
+    }
+    return false;
+  });
+  CHECK(status == 0);
   CHECK(content_of(path) == "second");
+  CHECK(folder.files() == 2);
 }
 
 TEST_CASE("write_file writes to what is not a regular file, and removes nothing", "[report][write_file]") {
