@@ -616,7 +616,7 @@ struct history_frame {
   std::string function;
 };
 
-/// A block that is handed out.
+/// A block that is handed out. Address and bytes are those of the pool's block, with the fences of layers below.
 struct history_block {
   std::uintptr_t address = 0;
   std::size_t requested = 0;   ///< bytes requested by the caller
@@ -625,6 +625,12 @@ struct history_block {
   std::uint32_t tag = 0;       ///< index into memory_history::tags; 0 is "untagged"
   std::uint32_t location = 0;  ///< index into memory_history::locations; 0 if unknown
   std::uint64_t time_ns = 0;   ///< since memory_history::started_ns
+};
+
+/// A block that its user has freed, and that a layer below keeps from reuse, as the quarantine of `checked` does.
+struct kept_block {
+  std::uintptr_t address = 0;
+  std::size_t requested = 0;
 };
 
 enum class history_event_kind : std::uint8_t { allocate, free, refused };
@@ -656,6 +662,7 @@ struct memory_history {
   std::uint64_t now_ns = 0;      ///< when this was copied, since started_ns
   std::uint64_t steady_ns = 0;   ///< the steady clock at started_ns; 0 with a user's clock
   std::vector<history_block> live;
+  std::vector<kept_block> kept;
   std::vector<history_event> events;                  ///< the latest ones, oldest first
   std::uint64_t forgotten_events = 0;                 ///< older ones that the ring no longer holds
   std::vector<history_tag> tags;                      ///< tags[0] is "untagged"
@@ -1056,7 +1063,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
     void* const p = allocate_or_note(r, next);
     if (p == nullptr) return p;
     history_block b;
-    b.address = reinterpret_cast<std::uintptr_t>(p);
+    b.address = address_of(p);
     b.requested = r.bytes;
     b.bytes = detail::block_bytes_of(next.upstream(), r.bytes, r.alignment);
     b.stream = r.stream.id();
@@ -1072,13 +1079,13 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   }
   TARN_ALWAYS_INLINE void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
     request const r{with_id(asked.stream), asked.bytes, asked.alignment, asked.kind};
-    log_.note_free(reinterpret_cast<std::uintptr_t>(p), r.stream.id(), origin(), now());
+    log_.note_free(address_of(p), r.stream.id(), origin(), now());
     next.deallocate(r, p);
   }
 
   /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not while memory for
   /// the copy is allocated nor while frames are named. @throws std::bad_alloc
-  [[nodiscard]] memory_history record() const;
+  [[nodiscard]] memory_history record();
   /// The tags that were ever used in an allocation, "untagged" first; the bytes of record(), but faster. @throws std::bad_alloc
   [[nodiscard]] std::vector<history_tag> tags() const;
   /// Host memory of the records, bytes: the ring, and 80 to 160 times the peak number of live blocks.
@@ -1105,6 +1112,10 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
       if (options_.history != 0 && options_.clock == nullptr)
         nearest(this->upstream(), pool_call::note_growth_from_now{growth_history, detail::steady_now_ns});
     }
+  }
+  /// Blocks are recorded by the addresses that the pool knows, as their sizes are.
+  [[nodiscard]] std::uintptr_t address_of(void* p) noexcept {
+    return reinterpret_cast<std::uintptr_t>(detail::block_address_of(this->upstream(), p));
   }
   /// The stream with its identity, so that the pool need not query it again.
   [[nodiscard]] stream_ref with_id(stream_ref stream) const noexcept {
@@ -1148,7 +1159,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
 };
 
 template <class Upstream>
-memory_history with_history_layer<Upstream>::record() const {
+memory_history with_history_layer<Upstream>::record() {
   memory_history r;
   std::vector<detail::tag_account> accounts;
   std::vector<detail::location_table::known_location> locations;
@@ -1172,6 +1183,9 @@ memory_history with_history_layer<Upstream>::record() const {
       r.now_ns = log.last_ns();
     });
   }
+  detail::for_each_kept(this->upstream(), [&](void* p, std::size_t bytes) {
+    r.kept.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
+  });
   r.started_ns = started_ns_;
   r.steady_ns = options_.clock == nullptr ? steady_start_ : 0;
   r.now_ns = (std::max)(r.now_ns, now());
@@ -2184,7 +2198,8 @@ namespace tarn {
 
 enum class block_use : std::uint8_t {
   live,  ///< allocated (PyTorch: active_allocated)
-  deferred,  ///< freed, but another stream that used it has not finished, or a graph uses it (active_pending_free)
+  /// Freed, but another stream that used it has not finished, a graph uses it, or `checked` keeps it (active_pending_free).
+  deferred,
   cached  ///< free for reuse (inactive)
 };
 
@@ -3624,6 +3639,24 @@ inline bool merge_history(std::vector<snapshot_segment>& segments, std::vector<h
   return agreed && next == live.end();
 }
 
+/// Reports blocks that a layer above the pool keeps from reuse as deferred: their user has freed them.
+inline void defer_kept(snapshot& s, std::vector<kept_block> const& kept) {
+  std::unordered_map<std::uintptr_t, std::size_t> requested;
+  for (kept_block const& k : kept) requested.emplace(k.address, k.requested);
+  for (snapshot_segment& segment : s.segments) {
+    for (snapshot_block& b : segment.blocks) {
+      // A block of the record was handed out again meanwhile.
+      if (b.use != block_use::live || b.requested != 0) continue;
+      auto const found = requested.find(b.address);
+      if (found == requested.end()) continue;
+      b.use = block_use::deferred;
+      b.requested = min_of(found->second, b.bytes);
+      s.pool.deferred += b.bytes;
+      ++s.pool.deferred_blocks;
+    }
+  }
+}
+
 /// Adds tags and locations to deferred blocks, as far as the history contains them.
 inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<history_event> const& events) {
   std::unordered_map<std::uintptr_t, snapshot_block*> deferred;
@@ -3759,6 +3792,9 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// that, a block in the layer's record that the pool has already released to the driver is omitted. Live blocks with 0
 /// requested were not seen by the layer: allocated bypassing it, or still inside a call.
 ///
+/// Below fences, addresses and bytes are those of the pool's blocks, which hold the user's. What the quarantine of `checked` keeps is
+/// deferred, also in `pool.deferred`.
+///
 /// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool that was freed inside a
 /// capture is deferred until the end of the graph_memory whose graphs use it (snapshot_block::graph_memory).
 ///
@@ -3780,7 +3816,14 @@ template <class Resource>
   if (memory.driver().identify(stream_ref{}, null_stream).ok()) s.null_stream = null_stream;
   memory_history record;
   for (int attempts_left = 3; attempts_left != 0; --attempts_left) {
-    if constexpr (has_record) record = nearest(memory, detail::ask_record{});
+    if constexpr (has_record) {
+      record = nearest(memory, detail::ask_record{});
+    } else {
+      record.kept.clear();
+      detail::for_each_kept(memory, [&](void* p, std::size_t bytes) {
+        record.kept.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
+      });
+    }
     std::sort(record.live.begin(), record.live.end(),
               [](auto const& a, auto const& b) { return a.address < b.address; });
     if constexpr (has_pool) {
@@ -3805,6 +3848,7 @@ template <class Resource>
       s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
       bool const agreed = detail::merge_history(s.segments, record.live);
       if (!agreed && attempts_left != 1) continue;
+      detail::defer_kept(s, record.kept);
       s.events = detail::one_history(record.events, detail::growth_events(contents, now, record.now_ns));
     } else {
       detail::stand_alone(s, record);

@@ -5224,6 +5224,8 @@ static_assert(resource<pinned_host>);
 // ---- tarn/core/pool_call.hpp
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
 // resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
+//
+// Over 400 lines: one short type for each call.
 
 #include <concepts>
 #include <cstddef>
@@ -5830,6 +5832,32 @@ struct block_bytes {
   }
 };
 
+/// Where the pool's block begins in which the live block at `p` lies: a layer that adds bytes before a block moves it.
+struct block_address {
+  void* p = nullptr;
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.block_address(p)) {
+    return l.block_address(p);
+  }
+};
+
+/// Calls f(p, bytes) for each block of the pool that its user has freed and a layer keeps from reuse.
+template <class F>
+struct each_kept {
+  F const& f;
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.each_kept(f)) {
+    return l.each_kept(f);
+  }
+};
+template <class F>
+each_kept(F const&) -> each_kept<F>;
+
 /// Reserved bytes of all.
 struct reserved {
   static constexpr auto crosses = crossing::joined;
@@ -6122,6 +6150,16 @@ template <class Resource>
 [[nodiscard]] std::size_t block_bytes_of(Resource& memory, std::size_t bytes,
                                          std::size_t alignment) noexcept {
   return nearest_or(memory, pool_call::block_bytes{bytes, alignment}, bytes);
+}
+/// Returns where the pool's block begins that holds the live block at `p`.
+template <class Resource>
+[[nodiscard]] void* block_address_of(Resource& memory, void* p) noexcept {
+  return nearest_or(memory, pool_call::block_address{p}, p);
+}
+/// Calls f(p, bytes) for each block of the pool that a layer keeps from reuse.
+template <class Resource, class F>
+void for_each_kept(Resource& memory, F const& f) {
+  if constexpr (reachable<Resource, pool_call::each_kept<F>>) nearest(memory, pool_call::each_kept{f});
 }
 /// The bytes of a request that count against a limit. Zero bytes need no memory.
 template <class Resource>
@@ -8567,11 +8605,15 @@ class block_history {
   void begin(block_record const& b) noexcept {
     --promised_;
     block_record* known = find(b.p);
-    if (known != nullptr && known->state == block_state::gone) {
-      drop_from(gone_, known);
-    } else if (known == nullptr) {
+    if (known == nullptr) {
       known = fresh();
       index_.insert(key(b.p), index_of(known));
+    } else if (known->state == block_state::gone) {
+      drop_from(gone_, known);
+    } else if (known->state == block_state::quarantined) {
+      end_quarantine(*known);
+    } else if (known->state == block_state::live) {
+      --live_;  // handed out again without a free here: it was freed below
     }
     *known = b;
     known->state = block_state::live;
@@ -8590,10 +8632,7 @@ class block_history {
   }
   /// The memory goes back to the upstream; the record stays for a while.
   void leave(block_record& b) noexcept {
-    if (b.state == block_state::quarantined) {
-      quarantined_bytes_ -= b.bytes;
-      drop_from(quarantine_, &b);
-    }
+    if (b.state == block_state::quarantined) end_quarantine(b);
     b.state = block_state::gone;
     append(gone_, b);
     if (gone_.count <= most_gone_) return;
@@ -8645,6 +8684,10 @@ class block_history {
     block_record& b = records_[spare_ - 1];
     spare_ = b.next;
     return &b;
+  }
+  void end_quarantine(block_record const& b) noexcept {
+    quarantined_bytes_ -= b.bytes;
+    drop_from(quarantine_, &b);
   }
   void append(queue& q, block_record& b) noexcept {
     std::uint32_t const i = index_of(&b);
@@ -9191,6 +9234,31 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     return bytes == 0
                ? 0
                : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
+  }
+  /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
+  [[nodiscard]] void* block_address(void* p) noexcept {
+    void* whole = p;
+    {
+      std::lock_guard const guard(mutex_);
+      detail::block_record const* const b = history_.find(p);
+      if (b != nullptr && b->state == detail::block_state::live) whole = whole_of(*b);
+    }
+    return detail::block_address_of(this->upstream(), whole);
+  }
+  /// Calls f(p, bytes) for each block of the pool that the quarantine keeps, here and below. @throws std::bad_alloc
+  template <class F>
+  void each_kept(F const& f) {
+    detail::sequence<detail::block_record> kept;
+    {
+      std::lock_guard const guard(mutex_);
+      kept.reserve(history_.quarantined());
+      history_.for_each([&](detail::block_record const& b) {
+        if (b.state == detail::block_state::quarantined) kept.push_back(b);
+      });
+    }
+    for (detail::block_record const& b : kept)
+      f(detail::block_address_of(this->upstream(), whole_of(b)), b.bytes);
+    detail::for_each_kept(this->upstream(), f);
   }
 
  private:
@@ -20628,11 +20696,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   void record_stream(void* p, std::size_t bytes, stream_ref stream)
     requires detail::records_streams<Upstream>
   {
-    std::size_t alignment = 0;
-    {
-      std::lock_guard const guard(mutex_);
-      alignment = blocks_.find(key_of(p)).alignment;
-    }
+    std::size_t const alignment = alignment_of(p);
     if (alignment == 0) return;  // deallocation will report it
     nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
                                                        fences_.whole_bytes(bytes, alignment), stream});
@@ -20690,6 +20754,11 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
                ? 0
                : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
+  /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
+  [[nodiscard]] void* block_address(void* p) noexcept {
+    std::size_t const alignment = alignment_of(p);
+    return detail::block_address_of(this->upstream(), alignment != 0 ? fences_.whole_of(p, alignment) : p);
+  }
 
  private:
   struct block {
@@ -20700,6 +20769,11 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  /// The alignment of a live block; 0 if it is none.
+  [[nodiscard]] std::size_t alignment_of(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    return blocks_.find(key_of(p)).alignment;
+  }
   [[nodiscard]] bool is_fenced(block const& b) const noexcept { return b.fenced && b.number > lost_; }
 
   /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
@@ -21710,7 +21784,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     void* const p = next.allocate(r);
     if (p == nullptr) return p;
     try {
-      note_allocation(p, r.bytes, key_of(r.stream));
+      note_allocation(address_of(p), r.bytes, key_of(r.stream));
     } catch (...) {
       next.deallocate(r, p);
       throw;
@@ -21718,7 +21792,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    note_free(p);
+    note_free(address_of(p));
     next.deallocate(r, p);
   }
 
@@ -21732,6 +21806,9 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
  private:
   static constexpr std::uint64_t default_key = 0;
 
+  [[nodiscard]] std::uintptr_t address_of(void* p) noexcept {
+    return reinterpret_cast<std::uintptr_t>(detail::block_address_of(this->upstream(), p));
+  }
   /// The stream's identity, or its handle if the driver does not report one.
   [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
     stream_id id = stream.id();
@@ -21744,19 +21821,23 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   }
 
   /// @throws std::bad_alloc, nothing is recorded
-  void note_allocation(void* p, std::size_t bytes, std::uint64_t key) {
+  void note_allocation(std::uintptr_t address, std::size_t bytes, std::uint64_t key) {
     std::lock_guard const guard(mutex_);
     std::uint32_t const stream = number_of(key);
     live_.make_room(1);
-    live_.insert(reinterpret_cast<std::uintptr_t>(p), next_id_);
+    end(address);  // handed out again without a free through this layer: it was freed below
+    live_.insert(address, next_id_);
     put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
     ++next_id_;
   }
-  void note_free(void* p) noexcept {
+  void note_free(std::uintptr_t address) noexcept {
     std::lock_guard const guard(mutex_);
-    std::uint64_t const id = live_.erase(reinterpret_cast<std::uintptr_t>(p));
-    if (id == 0) return;  // the layers below report misuse
-    put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
+    end(address);  // the layers below report misuse
+  }
+  /// Writes the free of a live block.
+  void end(std::uintptr_t address) noexcept {
+    if (std::uint64_t const id = live_.erase(address); id != 0)
+      put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
   }
   /// Streams are numbered from 1 in the order of their first call. The last number of the format stands for all later streams:
   /// a program may create more streams than can be replayed. @throws std::bad_alloc

@@ -1316,6 +1316,34 @@ PLANTED = {
     ],
     "a snapshot shows the memory of the pool": [
         Mutant(
+            "a history below fences has the user's addresses and the pool's bytes",
+            "policy/fenced.hpp",
+            "detail::block_address_of(this->upstream(), alignment != 0 ? fences_.whole_of(p, alignment) : p);",
+            "detail::block_address_of(this->upstream(), alignment != 0 ? p : p);",
+            finder="tests/report/take_snapshot.cpp",
+        ),
+        Mutant(
+            "blocks in quarantine count as live",
+            "report/take_snapshot.hpp",
+            "      detail::defer_kept(s, record.kept);\n",
+            "",
+            finder="tests/report/take_snapshot.cpp",
+        ),
+        Mutant(
+            "a trace has an address live twice after a free below",
+            "policy/traced.hpp",
+            "    end(address);  // handed out again",
+            "    // handed out again",
+            finder="tests/policy/traced.cpp",
+        ),
+        Mutant(
+            "a block that was freed below counts as live twice",
+            "policy/block_history.hpp",
+            "      --live_;  // handed out again",
+            "      // handed out again",
+            finder="tests/policy/block_history.cpp",
+        ),
+        Mutant(
             "the requested size of a deferred block is lost",
             "report/merge_history.hpp",
             "    block.requested = b.requested;\n",
@@ -1729,8 +1757,8 @@ PLANTED = {
         Mutant(
             "a block freed without a stream stays recorded as live",
             "policy/traced.hpp",
-            "    note_free(p);\n    next.deallocate(r, p);",
-            "    if (!r.is_synchronous()) note_free(p);\n    next.deallocate(r, p);",
+            "    note_free(address_of(p));\n    next.deallocate(r, p);",
+            "    if (!r.is_synchronous()) note_free(address_of(p));\n    next.deallocate(r, p);",
             finder="policies",
         ),
         Mutant(

@@ -77,6 +77,22 @@ TEST_CASE("block_history remembers as many gone blocks as remember() says, the l
   CHECK(history.live() == 1);
 }
 
+TEST_CASE("block_history counts a block once that was freed below and handed out again",
+          "[policy][block_history]") {
+  std::vector<char> memory(2);
+  block_history history;
+  history.remember(2);
+  for (char& c : memory) (void)live(history, &c, 100);
+  CHECK(live(history, &memory[0], 7).bytes == 7);
+  CHECK(history.live() == 2);
+  history.end(*history.find(&memory[1]), {});
+  history.quarantine(*history.find(&memory[1]));
+  CHECK(live(history, &memory[1], 8).bytes == 8);
+  CHECK(history.live() == 2);
+  CHECK(history.quarantined() == 0);
+  CHECK(history.quarantined_bytes() == 0);
+}
+
 TEST_CASE("history_of names the lines of the allocation and of the free", "[policy][block_history]") {
   block_record b = record_of(nullptr, 12);
   b.allocated = {{"a/b/solver.cpp", 42, "step"}, 7, 3, 1};

@@ -11,6 +11,7 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "tarn/policy/fenced.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
@@ -80,6 +81,28 @@ TEST_CASE("recorded writes requested bytes, streams and frees in order", "[polic
   CHECK(e[5].id == e[0].id);
   CHECK(e[6].id == e[2].id);
   CHECK(e[7].id == e[4].id);
+}
+
+TEST_CASE("recorded ends a block that was freed below before its address is live again", "[policy][traced]") {
+  scratch const s;
+  {
+    auto pool = sim_pages{} | pooled{};
+    auto fences = pool | fenced{};
+    auto memory = fences | traced(s.file);
+    void* const p = memory.allocate({}, 2_MiB);
+    fences.deallocate({}, p, 2_MiB);
+    // The same memory, at another address within it: fences are as wide as the alignment.
+    void* const q = memory.allocate({}, 2_MiB - 512, 512);
+    CHECK(static_cast<char*>(q) - static_cast<char*>(p) == 256);
+    memory.deallocate({}, q, 2_MiB - 512, 512);
+    CHECK(memory->flush());
+  }
+  auto const e = s.events();
+  REQUIRE(e.size() == 4);
+  CHECK(e[1].kind == trace_event_kind::free);
+  CHECK(e[1].id == e[0].id);
+  CHECK(e[2].kind == trace_event_kind::allocate);
+  CHECK(e[3].id == e[2].id);
 }
 
 TEST_CASE("recorded treats the null stream and the legacy handle as one stream", "[policy][traced]") {

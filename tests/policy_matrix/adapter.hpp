@@ -147,7 +147,7 @@ class adapter final : public test_memory {
       tarn::memory_history const r = tarn::nearest(*memory_, ask::record_call{});
       for (auto const& b : r.live) {
         auto const& frames = r.locations[b.location];
-        out.push_back({b.address, b.requested, frames.empty() ? 0 : frames[0].line});
+        out.push_back({b.address, b.bytes, frames.empty() ? 0 : frames[0].line});
       }
     }
     return out;

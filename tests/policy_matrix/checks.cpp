@@ -1017,7 +1017,7 @@ class random_program {
       for (seen_block const& b : seen) {
         auto const it = std::find_if(live_.begin(), live_.end(), [&](live_block const& l) {
           auto const at = reinterpret_cast<std::uintptr_t>(l.p);
-          return b.address <= at && at < b.address + b.requested;
+          return b.address <= at && at < b.address + b.bytes;
         });
         good = good && it != live_.end() && it->line == b.line;
       }

@@ -109,7 +109,7 @@ struct exact_numbers {
 
 struct seen_block {
   std::uintptr_t address = 0;
-  std::size_t requested = 0;
+  std::size_t bytes = 0;
   int line = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,13 +18,16 @@
 #include "driver/faulty.hpp"
 #include "report/whole.hpp"
 #include "tarn/core/tag.hpp"
+#include "tarn/policy/checked.hpp"
 #include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
+#include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/tagged.hpp"
 #include "tarn/policy/with_history.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/merge_history.hpp"
+#include "tarn/report/perfetto.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/sim.hpp"
@@ -391,21 +395,91 @@ TEST_CASE("take_snapshot without a pool reports each block as a segment", "[repo
   CHECK(take_snapshot(memory).segments.empty());
 }
 
-TEST_CASE("take_snapshot behind fenced reports the address that the user has", "[report][snapshot]") {
-  sim_machine const machine{sim_options{.capacity = 2_GiB, .taken = 0}};
-  auto memory = sim_pages{machine.driver(0)} | pooled{} | fenced{} | with_history{};
-  void* const p = memory.allocate({}, 1000);
-  void* const q = memory.allocate({}, 3_MiB);
+namespace {
+
+/// The values of a counter of the Perfetto file, in order.
+std::vector<std::int64_t> counter_in_perfetto(snapshot const& s, std::string const& name) {
+  std::ostringstream file;
+  write_perfetto(file, s);
+  std::string const text = file.str();
+  std::string const begin = "\"name\":\"" + name + "\"", number = "\"bytes\":";
+  std::vector<std::int64_t> values;
+  for (std::size_t at = 0; (at = text.find(begin, at)) != text.npos; ++at)
+    values.push_back(std::stoll(text.substr(text.find(number, at) + number.size(), 20)));
+  return values;
+}
+
+/// Allocates and frees under a tag, and compares each figure of the snapshot with the blocks that the program has.
+template <class Memory>
+void check_figures(Memory memory) {
+  struct block {
+    void* p;
+    std::size_t bytes, alignment;
+  };
+  std::vector<block> live;
+  auto const free_first = [&] {
+    block const b = live.front();
+    live.erase(live.begin());
+    memory.deallocate({}, b.p, b.bytes, b.alignment);
+  };
+  {
+    tag_scope const here{"x"};
+    for (std::size_t i = 0; i < 40; ++i) {
+      std::size_t const bytes = i % 3 == 0 ? 3_MiB : 100 + 900 * i;
+      std::size_t const alignment = i % 8 == 0 ? 4096 : 256;
+      live.push_back({memory.allocate({}, bytes, alignment), bytes, alignment});
+      if (i % 2 != 0) free_first();
+    }
+  }
   snapshot const s = take_snapshot(memory);
   check_whole(s);
-  for (auto const& [at, bytes] : {std::pair{p, std::size_t{1000}}, std::pair{q, 3_MiB}}) {
-    REQUIRE(block_at(s, at) != nullptr);
-    CHECK(block_at(s, at)->use == block_use::live);
-    CHECK(block_at(s, at)->requested == bytes);
+  check_history(s);
+  tarn_test::block_sum const in_use = blocks_with(s, block_use::live);
+  tarn_test::block_sum const deferred = blocks_with(s, block_use::deferred);
+  CHECK(in_use.blocks == live.size());
+  std::size_t requested = 0;
+  for (block const& b : live) requested += b.bytes;
+  CHECK(in_use.requested == requested);
+  CHECK(in_use.bytes + deferred.bytes == s.pool.live);
+  CHECK(in_use.blocks + deferred.blocks == s.pool.live_blocks);
+  CHECK(deferred.bytes == s.pool.deferred);
+  CHECK(deferred.blocks == s.pool.deferred_blocks);
+  REQUIRE(s.tags.size() == 2);
+  CHECK(s.tags[1].bytes == in_use.bytes);
+  CHECK(s.tags[1].blocks == in_use.blocks);
+  for (auto const& [p, bytes, alignment] : live) {
+    std::size_t holders = 0;
+    for (snapshot_segment const& segment : s.segments) {
+      for (snapshot_block const& b : segment.blocks) {
+        bool const holds = b.address <= address_of(p) && address_of(p) + bytes <= b.address + b.bytes;
+        holders += holds && b.use == block_use::live && b.requested == bytes && b.tag == 1 ? 1 : 0;
+      }
+    }
+    CHECK(holders == 1);
   }
-  CHECK(blocks_with(s, block_use::live).bytes == s.pool.live);
-  memory.deallocate({}, p, 1000);
-  memory.deallocate({}, q, 3_MiB);
+  auto const number = [](std::size_t n) { return static_cast<std::int64_t>(n); };
+  for (char const* const curve : {"live bytes", "tag x"}) {
+    std::vector<std::int64_t> const values = counter_in_perfetto(s, curve);
+    REQUIRE(values.size() == 61);  // at the start, at 40 allocations and at 20 frees
+    CHECK(values.front() == 0);
+    CHECK(values.back() == number(in_use.bytes));
+    CHECK(*std::max_element(values.begin(), values.end()) == number(s.tags[1].peak_bytes));
+  }
+  while (!live.empty()) free_first();
+}
+
+}  // namespace
+
+TEST_CASE("take_snapshot adds up over layers that move blocks or keep freed ones",
+          "[report][snapshot][perfetto]") {
+  sim_machine const machine{sim_options{.capacity = 2_GiB, .taken = 0}};
+  auto const pool = [&] { return sim_pages{machine.driver(0)} | pooled{}; };
+  with_history const recorded{.history = 1000};
+  check_figures(pool() | recorded);
+  check_figures(pool() | fenced{} | recorded);
+  check_figures(pool() | checked{} | recorded);
+  check_figures(pool() | checked{.quarantine_blocks = 5} | poisoned{} | fenced{} | tracked{} | recorded);
+  check_figures(pool() | fenced{} | checked{} | recorded);
 }
 
 TEST_CASE("take_snapshot reports blocks that bypass the watched layer as live with nothing requested",

@@ -2,6 +2,8 @@
 #pragma once
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
 // resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
+//
+// Over 400 lines: one short type for each call.
 
 #include <concepts>
 #include <cstddef>
@@ -50,6 +52,32 @@ struct block_bytes {
     return l.block_bytes(bytes, alignment);
   }
 };
+
+/// Where the pool's block begins in which the live block at `p` lies: a layer that adds bytes before a block moves it.
+struct block_address {
+  void* p = nullptr;
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::owner;
+  [[nodiscard]] void const* address() const noexcept { return p; }
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.block_address(p)) {
+    return l.block_address(p);
+  }
+};
+
+/// Calls f(p, bytes) for each block of the pool that its user has freed and a layer keeps from reuse.
+template <class F>
+struct each_kept {
+  F const& f;
+  static constexpr bool ends_at_pools = true;
+  static constexpr auto crosses = crossing::each;
+  template <class L>
+  auto operator()(L& l) const -> decltype(l.each_kept(f)) {
+    return l.each_kept(f);
+  }
+};
+template <class F>
+each_kept(F const&) -> each_kept<F>;
 
 /// Reserved bytes of all.
 struct reserved {
@@ -343,6 +371,16 @@ template <class Resource>
 [[nodiscard]] std::size_t block_bytes_of(Resource& memory, std::size_t bytes,
                                          std::size_t alignment) noexcept {
   return nearest_or(memory, pool_call::block_bytes{bytes, alignment}, bytes);
+}
+/// Returns where the pool's block begins that holds the live block at `p`.
+template <class Resource>
+[[nodiscard]] void* block_address_of(Resource& memory, void* p) noexcept {
+  return nearest_or(memory, pool_call::block_address{p}, p);
+}
+/// Calls f(p, bytes) for each block of the pool that a layer keeps from reuse.
+template <class Resource, class F>
+void for_each_kept(Resource& memory, F const& f) {
+  if constexpr (reachable<Resource, pool_call::each_kept<F>>) nearest(memory, pool_call::each_kept{f});
 }
 /// The bytes of a request that count against a limit. Zero bytes need no memory.
 template <class Resource>

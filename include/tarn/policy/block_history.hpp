@@ -62,11 +62,15 @@ class block_history {
   void begin(block_record const& b) noexcept {
     --promised_;
     block_record* known = find(b.p);
-    if (known != nullptr && known->state == block_state::gone) {
-      drop_from(gone_, known);
-    } else if (known == nullptr) {
+    if (known == nullptr) {
       known = fresh();
       index_.insert(key(b.p), index_of(known));
+    } else if (known->state == block_state::gone) {
+      drop_from(gone_, known);
+    } else if (known->state == block_state::quarantined) {
+      end_quarantine(*known);
+    } else if (known->state == block_state::live) {
+      --live_;  // handed out again without a free here: it was freed below
     }
     *known = b;
     known->state = block_state::live;
@@ -85,10 +89,7 @@ class block_history {
   }
   /// The memory goes back to the upstream; the record stays for a while.
   void leave(block_record& b) noexcept {
-    if (b.state == block_state::quarantined) {
-      quarantined_bytes_ -= b.bytes;
-      drop_from(quarantine_, &b);
-    }
+    if (b.state == block_state::quarantined) end_quarantine(b);
     b.state = block_state::gone;
     append(gone_, b);
     if (gone_.count <= most_gone_) return;
@@ -140,6 +141,10 @@ class block_history {
     block_record& b = records_[spare_ - 1];
     spare_ = b.next;
     return &b;
+  }
+  void end_quarantine(block_record const& b) noexcept {
+    quarantined_bytes_ -= b.bytes;
+    drop_from(quarantine_, &b);
   }
   void append(queue& q, block_record& b) noexcept {
     std::uint32_t const i = index_of(&b);

@@ -235,6 +235,31 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
                ? 0
                : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
+  /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
+  [[nodiscard]] void* block_address(void* p) noexcept {
+    void* whole = p;
+    {
+      std::lock_guard const guard(mutex_);
+      detail::block_record const* const b = history_.find(p);
+      if (b != nullptr && b->state == detail::block_state::live) whole = whole_of(*b);
+    }
+    return detail::block_address_of(this->upstream(), whole);
+  }
+  /// Calls f(p, bytes) for each block of the pool that the quarantine keeps, here and below. @throws std::bad_alloc
+  template <class F>
+  void each_kept(F const& f) {
+    detail::sequence<detail::block_record> kept;
+    {
+      std::lock_guard const guard(mutex_);
+      kept.reserve(history_.quarantined());
+      history_.for_each([&](detail::block_record const& b) {
+        if (b.state == detail::block_state::quarantined) kept.push_back(b);
+      });
+    }
+    for (detail::block_record const& b : kept)
+      f(detail::block_address_of(this->upstream(), whole_of(b)), b.bytes);
+    detail::for_each_kept(this->upstream(), f);
+  }
 
  private:
   /// Whether a live block's fences were written, and not discarded by sleep().

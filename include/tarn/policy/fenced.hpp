@@ -82,11 +82,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   void record_stream(void* p, std::size_t bytes, stream_ref stream)
     requires detail::records_streams<Upstream>
   {
-    std::size_t alignment = 0;
-    {
-      std::lock_guard const guard(mutex_);
-      alignment = blocks_.find(key_of(p)).alignment;
-    }
+    std::size_t const alignment = alignment_of(p);
     if (alignment == 0) return;  // deallocation will report it
     nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
                                                        fences_.whole_bytes(bytes, alignment), stream});
@@ -144,6 +140,11 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
                ? 0
                : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
   }
+  /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
+  [[nodiscard]] void* block_address(void* p) noexcept {
+    std::size_t const alignment = alignment_of(p);
+    return detail::block_address_of(this->upstream(), alignment != 0 ? fences_.whole_of(p, alignment) : p);
+  }
 
  private:
   struct block {
@@ -154,6 +155,11 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  /// The alignment of a live block; 0 if it is none.
+  [[nodiscard]] std::size_t alignment_of(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    return blocks_.find(key_of(p)).alignment;
+  }
   [[nodiscard]] bool is_fenced(block const& b) const noexcept { return b.fenced && b.number > lost_; }
 
   /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded

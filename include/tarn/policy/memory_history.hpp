@@ -18,7 +18,7 @@ struct history_frame {
   std::string function;
 };
 
-/// A block that is handed out.
+/// A block that is handed out. Address and bytes are those of the pool's block, with the fences of layers below.
 struct history_block {
   std::uintptr_t address = 0;
   std::size_t requested = 0;   ///< bytes requested by the caller
@@ -27,6 +27,12 @@ struct history_block {
   std::uint32_t tag = 0;       ///< index into memory_history::tags; 0 is "untagged"
   std::uint32_t location = 0;  ///< index into memory_history::locations; 0 if unknown
   std::uint64_t time_ns = 0;   ///< since memory_history::started_ns
+};
+
+/// A block that its user has freed, and that a layer below keeps from reuse, as the quarantine of `checked` does.
+struct kept_block {
+  std::uintptr_t address = 0;
+  std::size_t requested = 0;
 };
 
 enum class history_event_kind : std::uint8_t { allocate, free, refused };
@@ -58,6 +64,7 @@ struct memory_history {
   std::uint64_t now_ns = 0;      ///< when this was copied, since started_ns
   std::uint64_t steady_ns = 0;   ///< the steady clock at started_ns; 0 with a user's clock
   std::vector<history_block> live;
+  std::vector<kept_block> kept;
   std::vector<history_event> events;                  ///< the latest ones, oldest first
   std::uint64_t forgotten_events = 0;                 ///< older ones that the ring no longer holds
   std::vector<history_tag> tags;                      ///< tags[0] is "untagged"

@@ -12,6 +12,7 @@
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/file_error.hpp"
+#include "tarn/core/pool_call.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 #include "tarn/policy/trace_format.hpp"
@@ -67,7 +68,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     void* const p = next.allocate(r);
     if (p == nullptr) return p;
     try {
-      note_allocation(p, r.bytes, key_of(r.stream));
+      note_allocation(address_of(p), r.bytes, key_of(r.stream));
     } catch (...) {
       next.deallocate(r, p);
       throw;
@@ -75,7 +76,7 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
     return p;
   }
   void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    note_free(p);
+    note_free(address_of(p));
     next.deallocate(r, p);
   }
 
@@ -89,6 +90,9 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
  private:
   static constexpr std::uint64_t default_key = 0;
 
+  [[nodiscard]] std::uintptr_t address_of(void* p) noexcept {
+    return reinterpret_cast<std::uintptr_t>(detail::block_address_of(this->upstream(), p));
+  }
   /// The stream's identity, or its handle if the driver does not report one.
   [[nodiscard]] std::uint64_t key_of(stream_ref stream) const noexcept {
     stream_id id = stream.id();
@@ -101,19 +105,23 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   }
 
   /// @throws std::bad_alloc, nothing is recorded
-  void note_allocation(void* p, std::size_t bytes, std::uint64_t key) {
+  void note_allocation(std::uintptr_t address, std::size_t bytes, std::uint64_t key) {
     std::lock_guard const guard(mutex_);
     std::uint32_t const stream = number_of(key);
     live_.make_room(1);
-    live_.insert(reinterpret_cast<std::uintptr_t>(p), next_id_);
+    end(address);  // handed out again without a free through this layer: it was freed below
+    live_.insert(address, next_id_);
     put(format_trace_line({trace_event_kind::allocate, next_id_, bytes, stream}).view());
     ++next_id_;
   }
-  void note_free(void* p) noexcept {
+  void note_free(std::uintptr_t address) noexcept {
     std::lock_guard const guard(mutex_);
-    std::uint64_t const id = live_.erase(reinterpret_cast<std::uintptr_t>(p));
-    if (id == 0) return;  // the layers below report misuse
-    put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
+    end(address);  // the layers below report misuse
+  }
+  /// Writes the free of a live block.
+  void end(std::uintptr_t address) noexcept {
+    if (std::uint64_t const id = live_.erase(address); id != 0)
+      put(format_trace_line({trace_event_kind::free, id, 0, 0}).view());
   }
   /// Streams are numbered from 1 in the order of their first call. The last number of the format stands for all later streams:
   /// a program may create more streams than can be replayed. @throws std::bad_alloc

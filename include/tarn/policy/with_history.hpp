@@ -84,7 +84,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
     void* const p = allocate_or_note(r, next);
     if (p == nullptr) return p;
     history_block b;
-    b.address = reinterpret_cast<std::uintptr_t>(p);
+    b.address = address_of(p);
     b.requested = r.bytes;
     b.bytes = detail::block_bytes_of(next.upstream(), r.bytes, r.alignment);
     b.stream = r.stream.id();
@@ -100,13 +100,13 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
   }
   TARN_ALWAYS_INLINE void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
     request const r{with_id(asked.stream), asked.bytes, asked.alignment, asked.kind};
-    log_.note_free(reinterpret_cast<std::uintptr_t>(p), r.stream.id(), origin(), now());
+    log_.note_free(address_of(p), r.stream.id(), origin(), now());
     next.deallocate(r, p);
   }
 
   /// All records at one moment, live blocks by address. Other threads' calls wait while they are copied, not while memory for
   /// the copy is allocated nor while frames are named. @throws std::bad_alloc
-  [[nodiscard]] memory_history record() const;
+  [[nodiscard]] memory_history record();
   /// The tags that were ever used in an allocation, "untagged" first; the bytes of record(), but faster. @throws std::bad_alloc
   [[nodiscard]] std::vector<history_tag> tags() const;
   /// Host memory of the records, bytes: the ring, and 80 to 160 times the peak number of live blocks.
@@ -133,6 +133,10 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
       if (options_.history != 0 && options_.clock == nullptr)
         nearest(this->upstream(), pool_call::note_growth_from_now{growth_history, detail::steady_now_ns});
     }
+  }
+  /// Blocks are recorded by the addresses that the pool knows, as their sizes are.
+  [[nodiscard]] std::uintptr_t address_of(void* p) noexcept {
+    return reinterpret_cast<std::uintptr_t>(detail::block_address_of(this->upstream(), p));
   }
   /// The stream with its identity, so that the pool need not query it again.
   [[nodiscard]] stream_ref with_id(stream_ref stream) const noexcept {
@@ -176,7 +180,7 @@ class with_history_layer : public resource_adaptor<with_history_layer<Upstream>,
 };
 
 template <class Upstream>
-memory_history with_history_layer<Upstream>::record() const {
+memory_history with_history_layer<Upstream>::record() {
   memory_history r;
   std::vector<detail::tag_account> accounts;
   std::vector<detail::location_table::known_location> locations;
@@ -200,6 +204,9 @@ memory_history with_history_layer<Upstream>::record() const {
       r.now_ns = log.last_ns();
     });
   }
+  detail::for_each_kept(this->upstream(), [&](void* p, std::size_t bytes) {
+    r.kept.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
+  });
   r.started_ns = started_ns_;
   r.steady_ns = options_.clock == nullptr ? steady_start_ : 0;
   r.now_ns = (std::max)(r.now_ns, now());

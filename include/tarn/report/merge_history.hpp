@@ -122,6 +122,24 @@ inline bool merge_history(std::vector<snapshot_segment>& segments, std::vector<h
   return agreed && next == live.end();
 }
 
+/// Reports blocks that a layer above the pool keeps from reuse as deferred: their user has freed them.
+inline void defer_kept(snapshot& s, std::vector<kept_block> const& kept) {
+  std::unordered_map<std::uintptr_t, std::size_t> requested;
+  for (kept_block const& k : kept) requested.emplace(k.address, k.requested);
+  for (snapshot_segment& segment : s.segments) {
+    for (snapshot_block& b : segment.blocks) {
+      // A block of the record was handed out again meanwhile.
+      if (b.use != block_use::live || b.requested != 0) continue;
+      auto const found = requested.find(b.address);
+      if (found == requested.end()) continue;
+      b.use = block_use::deferred;
+      b.requested = min_of(found->second, b.bytes);
+      s.pool.deferred += b.bytes;
+      ++s.pool.deferred_blocks;
+    }
+  }
+}
+
 /// Adds tags and locations to deferred blocks, as far as the history contains them.
 inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<history_event> const& events) {
   std::unordered_map<std::uintptr_t, snapshot_block*> deferred;

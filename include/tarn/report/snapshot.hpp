@@ -15,7 +15,8 @@ namespace tarn {
 
 enum class block_use : std::uint8_t {
   live,  ///< allocated (PyTorch: active_allocated)
-  deferred,  ///< freed, but another stream that used it has not finished, or a graph uses it (active_pending_free)
+  /// Freed, but another stream that used it has not finished, a graph uses it, or `checked` keeps it (active_pending_free).
+  deferred,
   cached  ///< free for reuse (inactive)
 };
 

@@ -71,6 +71,9 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 /// that, a block in the layer's record that the pool has already released to the driver is omitted. Live blocks with 0
 /// requested were not seen by the layer: allocated bypassing it, or still inside a call.
 ///
+/// Below fences, addresses and bytes are those of the pool's blocks, which hold the user's. What the quarantine of `checked` keeps is
+/// deferred, also in `pool.deferred`.
+///
 /// Memory of captured graphs has segments of its own (snapshot_segment::graph_memory). A block of the pool that was freed inside a
 /// capture is deferred until the end of the graph_memory whose graphs use it (snapshot_block::graph_memory).
 ///
@@ -92,7 +95,14 @@ template <class Resource>
   if (memory.driver().identify(stream_ref{}, null_stream).ok()) s.null_stream = null_stream;
   memory_history record;
   for (int attempts_left = 3; attempts_left != 0; --attempts_left) {
-    if constexpr (has_record) record = nearest(memory, detail::ask_record{});
+    if constexpr (has_record) {
+      record = nearest(memory, detail::ask_record{});
+    } else {
+      record.kept.clear();
+      detail::for_each_kept(memory, [&](void* p, std::size_t bytes) {
+        record.kept.push_back({reinterpret_cast<std::uintptr_t>(p), bytes});
+      });
+    }
     std::sort(record.live.begin(), record.live.end(),
               [](auto const& a, auto const& b) { return a.address < b.address; });
     if constexpr (has_pool) {
@@ -117,6 +127,7 @@ template <class Resource>
       s.pool.cached = s.pool.reserved > s.pool.live ? s.pool.reserved - s.pool.live : 0;
       bool const agreed = detail::merge_history(s.segments, record.live);
       if (!agreed && attempts_left != 1) continue;
+      detail::defer_kept(s, record.kept);
       s.events = detail::one_history(record.events, detail::growth_events(contents, now, record.now_ns));
     } else {
       detail::stand_alone(s, record);
