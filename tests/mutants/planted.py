@@ -1323,6 +1323,13 @@ PLANTED = {
             finder="tests/report/take_snapshot.cpp",
         ),
         Mutant(
+            "a Perfetto file has a curve of live bytes though no call was recorded",
+            "report/perfetto.hpp",
+            "if (has_calls) count_live(0);",
+            "count_live(0);",
+            finder="tests/report/json.cpp",
+        ),
+        Mutant(
             "blocks in quarantine count as live",
             "report/take_snapshot.hpp",
             "      detail::defer_kept(s, record.kept);\n",

@@ -157,6 +157,24 @@ TEST_CASE("write_perfetto counts bytes over time, starting from what was live be
   CHECK(now["tag untagged"] == 0x4000);
 }
 
+TEST_CASE("write_perfetto has live bytes at the snapshot only where no calls were recorded",
+          "[report][perfetto]") {
+  snapshot s = sample_snapshot();
+  std::erase_if(s.events, [](snapshot_event const& e) { return e.kind <= snapshot_event_kind::refused; });
+  auto const json = nlohmann::json::parse(traced(s, {.least_slice_bytes = 1}));
+  std::map<std::string, std::size_t> values;
+  for (auto const& e : json["traceEvents"]) {
+    CHECK((e["ph"] == "M" || e["ph"] == "C"));
+    if (e["ph"] != "C") continue;
+    ++values[e["name"]];
+    if (e["name"] == "reserved bytes") continue;
+    CHECK(e["ts"].get<double>() == Approx(1000.0));
+  }
+  CHECK(values["live bytes"] == 1);
+  CHECK(values["tag untagged"] == 1);
+  CHECK(values["reserved bytes"] == 1 + s.events.size());
+}
+
 TEST_CASE("json_text escapes every byte, also in long texts", "[report][json_text]") {
   std::string all;
   for (int c = 0; c < 256; ++c) all += static_cast<char>(c);

@@ -3,6 +3,7 @@
 // A snapshot's history in Chrome's trace format, for ui.perfetto.dev and chrome://tracing. Contains counters of live and
 // reserved bytes and of each tag, larger blocks as slices from allocation to free, and refused requests as markers.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <ostream>
@@ -38,14 +39,17 @@ class perfetto_writer {
     json_.field("forgotten_events", snapshot_.forgotten_events).end_object();
     json_.key("traceEvents").begin_array();
     name("process_name", snapshot_.title);
-    count("live bytes", live_, 0);
     count("reserved bytes", reserved_, 0);
-    for (std::uint32_t t = 0; t < snapshot_.tags.size(); ++t) {
-      if (has_tags()) count_tag(t, 0);
-    }
+    // Without recorded calls, what is live is known at the snapshot only.
+    bool const has_calls =
+        std::any_of(snapshot_.events.begin(), snapshot_.events.end(),
+                    [](snapshot_event const& e) { return e.kind <= snapshot_event_kind::refused; });
+    if (!has_calls) blocks_.clear();
+    if (has_calls) count_live(0);
     for (auto const& [address, b] : blocks_) slice("b", address, b, 0);
     for (snapshot_event const& e : snapshot_.events) write(e);
     for (auto const& [address, b] : blocks_) slice("e", address, b, snapshot_.now_ns);
+    if (!has_calls) count_live(snapshot_.now_ns);
     json_.end_array().end_object().line();
     json_.flush();
   }
@@ -143,6 +147,12 @@ class perfetto_writer {
   void count(std::string_view name, std::int64_t bytes, std::uint64_t time) {
     begin("C", name, time).key("args").begin_object().field("bytes", bytes).end_object().end_object();
   }
+  void count_live(std::uint64_t time) {
+    count("live bytes", live_, time);
+    for (std::uint32_t t = 0; t < snapshot_.tags.size(); ++t) {
+      if (has_tags()) count_tag(t, time);
+    }
+  }
   void count_tag(std::uint32_t tag, std::uint64_t time) {
     count(concat({"tag ", tag_name(tag)}), of_tag_[tag], time);
   }
@@ -185,7 +195,7 @@ class perfetto_writer {
 }  // namespace detail
 
 /// Writes a snapshot's history in Chrome's JSON trace format; times are microseconds since the snapshot's start. Errors are
-/// reported by the stream's state. Some 80 bytes of the file per counter step; two steps per allocation or free with tags, else
+/// reported by the stream's state. Where no calls were recorded, live bytes are a single value, at the snapshot's time. Some 80 bytes of the file per counter step; two steps per allocation or free with tags, else
 /// one.
 inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_options const& options = {}) {
   detail::perfetto_writer(out, s, options).write();

@@ -101,7 +101,8 @@ namespace detail {
 }  // namespace detail
 
 /// Writes a page that a browser opens from a file, without a network: some 80 KB, and 4 to 11 bytes per event. The curves pass
-/// through what is live at `now_ns`: earlier events are undone from there, later ones applied.
+/// through what is live at `now_ns`: earlier events are undone from there, later ones applied. Without recorded calls
+/// (with_history{.history = 100'000}) there is no curve of live bytes, and no peak.
 /// @param out  its state shows whether everything was written: check it afterwards
 /// @throws std::bad_alloc, and what `out` throws if its exceptions are enabled; part of the page has then been written
 /// Only reads `s`. O(events + blocks), 1,000,000 events in some 0.6 s; besides the snapshot it uses a few words for each block

@@ -224,11 +224,11 @@ th.number .arrow { order: -1; }
   <div class="bar">
     <h2 id="over-time-title">Over time</h2>
     <div class="tools">
-      <div class="group" role="group" aria-label="Live bytes shown">
+      <div class="group" id="live-shown" role="group" aria-label="Live bytes shown">
         <button type="button" id="show-total" aria-pressed="true">Total</button>
         <button type="button" id="show-tags" aria-pressed="false">By tag</button>
       </div>
-      <div class="group" role="group" aria-label="Curves beside live bytes">
+      <div class="group" id="curves-shown" role="group" aria-label="Curves beside live bytes">
         <button type="button" id="show-reserved" aria-pressed="true">Reserved</button>
         <button type="button" id="show-requested" aria-pressed="false">Requested</button>
       </div>
@@ -236,7 +236,7 @@ th.number .arrow { order: -1; }
         <button type="button" id="axis-time" aria-pressed="true">Time</button>
         <button type="button" id="axis-calls" aria-pressed="false">Calls</button>
       </div>
-      <div class="group" role="group" aria-label="Zoom">
+      <div class="group" id="zoom" role="group" aria-label="Zoom">
         <button type="button" id="zoom-out" aria-label="Zoom out">−</button>
         <button type="button" id="zoom-in" aria-label="Zoom in">+</button>
         <button type="button" id="zoom-all">All</button>
@@ -519,6 +519,8 @@ const makeModel = () => {
   if (segments.length === 0) liveNow = requestedNow = info.pool.live;
 
   const live = new Float64Array(n + 1), requested = new Float64Array(n + 1), reserved = new Float64Array(n + 1);
+  // The program's calls up to each state. What the pool reserves and releases is no call.
+  const calls = new Float64Array(n + 1).fill(info.forgotten);
   let reservations = 0;
   for (const block of older) {
     live[0] += shapes.bytes[block.shape];
@@ -532,20 +534,22 @@ const makeModel = () => {
     requested[i + 1] = requested[i] + blockSign * asked(shape);
     reserved[i + 1] = reserved[i] + poolSign * shapes.bytes[shape];
     reservations += poolSign * poolSign;
+    calls[i + 1] = calls[i] + (kind <= refused ? 1 : 0);
   }
+  // Without recorded calls, live bytes are known at the snapshot only.
+  const knowsCalls = calls[n] > calls[0];
   // Bytes that neither events nor blocks explain belong to no block. They are added so that the curves end at the true level.
   const unexplained = liveNow - live[known];
   const unexplainedRequested = segments.length === 0 ? unexplained : requestedNow - requested[known];
   const reservedNow = info.pool.reserved || segments.reduce((sum, s) => sum + s.bytes, 0);
   const reservedBefore = reservedNow - reserved[known];
-  let peak = 0;
+  let peak = knowsCalls ? 0 : known;
   for (let i = 0; i <= n; ++i) {
     live[i] += unexplained;
     requested[i] += unexplainedRequested;
     reserved[i] += reservedBefore;
     if (live[i] > live[peak]) peak = i;
   }
-  if (n === 0) peak = 0;
 
   // Calls `take(shape, address)` for each block that is live in a state.
   const eachLive = (state, take) => {
@@ -556,8 +560,8 @@ const makeModel = () => {
       if (end === none || end >= state) take(events.shape[i], events.address[i]);
     }
   };
-  return {shapes, events, segments, blocks, n, live, requested, reserved, reservedNow, known, peak, unexplained, older,
-    eachLive, upperBound, lowerBound, knowsReserved: reservations > 0};
+  return {shapes, events, segments, blocks, n, live, requested, reserved, reservedNow, known, peak, unexplained, older, calls,
+    eachLive, upperBound, lowerBound, knowsCalls, knowsReserved: reservations > 0};
 };
 
 // ---- the maximum and minimum of any range of a curve, in time proportional to its length / 128
@@ -663,8 +667,8 @@ const locationText = (location) => {
 // Shortens names, which may have any length, for lines of text.
 const brief = (text, most = 64) => text.length > most ? text.slice(0, most - 1) + '…' : text;
 const usesCalls = info.clock === 'calls';
-const momentText = (time, call) =>
-  usesCalls ? `call ${grouped(time)}` : model.n === 0 ? inTime(time) : `${inTime(time)}, call ${grouped(call)}`;
+const momentText = (time, state) => usesCalls ? `call ${grouped(time)}` :
+  model.knowsCalls ? `${inTime(time)}, call ${grouped(model.calls[state])}` : inTime(time);
 
 const make = (name, attributes = {}, ...children) => {
   const node = document.createElement(name);
@@ -737,23 +741,33 @@ const slotColor = (slot) => slot < palette ? colors.series[slot] : colors.other;
 const chart = byId('chart'), overview = byId('overview');
 const margin = {left: 72, right: 14, top: 26, bottom: 26};
 // If all events have the same time, only the order of the calls distinguishes them.
-const isMoment = model.n > 1 && events.time[0] === events.time[model.n - 1];
+const isMoment = model.knowsCalls && model.n > 1 && events.time[0] === events.time[model.n - 1];
 const view = {axis: usesCalls ? 'given' : isMoment ? 'calls' : 'time', from: 0, to: 1, stacked: false,
   reserved: false, requested: false, moment: model.peak, pointer: none};
 
 // Where a state begins on the axis. Only the axis of calls separates events with equal times.
-const startOf = (state) => view.axis === 'calls' ? state : state === 0 ? domain()[0] : events.time[state - 1];
+const startOf = (state) => view.axis === 'calls' ? model.calls[state] : state === 0 ? domain()[0] : events.time[state - 1];
 const domain = () => {
   const n = model.n;
-  if (view.axis === 'calls') return [0, n + 1];
+  if (view.axis === 'calls') return [model.calls[0], model.calls[n] + 1];
   const first = n ? events.time[0] : 0, last = n ? events.time[n - 1] : 0;
   if (usesCalls) return [Math.min(first, 1) - 1, Math.max(last, 0) + 1];
-  const end = Math.max(last, info.now, first + 1), room = (end - first) * 0.005;
-  return [Math.max(0, first - room), end + room];
+  // The axis ends with the program; what happened at its end is in the last column.
+  const end = Math.max(last, info.now, first + 1);
+  return [Math.max(0, first - (end - first) * 0.005), end];
 };
-const stateAt = (x) => view.axis === 'calls' ? Math.max(0, Math.min(model.n, Math.floor(x))) : model.upperBound(x);
+// The last state with at most so many calls.
+const stateOfCall = (call) => {
+  let low = 0, high = model.n;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (model.calls[middle] <= call) low = middle; else high = middle - 1;
+  }
+  return low;
+};
+const stateAt = (x) => view.axis === 'calls' ? stateOfCall(Math.floor(x)) : model.upperBound(x);
 const lastStateBefore = (x) =>
-  view.axis === 'calls' ? Math.max(0, Math.min(model.n, Math.ceil(x) - 1)) : model.lowerBound(x);
+  view.axis === 'calls' ? stateOfCall(Math.ceil(x) - 1) : x >= domain()[1] ? model.n : model.lowerBound(x);
 const timeOf = (state) => state === 0 ? (model.n ? events.time[0] : info.now) : events.time[state - 1];
 
 const liveExtremes = new Extremes(model.live), reservedExtremes = new Extremes(model.reserved);
@@ -807,11 +821,12 @@ const columnsOf = (from, to, count) => {
     requested: new Float64Array(count), most: 0};
   const width = (to - from) / count;
   for (let c = 0; c < count; ++c) {
-    const first = stateAt(from + c * width), last = Math.max(first, lastStateBefore(from + (c + 1) * width));
+    const end = c + 1 === count ? to : from + (c + 1) * width;
+    const first = stateAt(from + c * width), last = Math.max(first, lastStateBefore(end));
     const state = liveExtremes.indexOfMost(first, last);
     columns.state[c] = state;
     columns.least[c] = first === last ? model.live[state] : liveExtremes.leastOf(first, last);
-    columns.most = Math.max(columns.most, model.live[state]);
+    if (model.knowsCalls) columns.most = Math.max(columns.most, model.live[state]);
     if (view.reserved) columns.reserved[c] = model.reserved[reservedExtremes.indexOfMost(first, last)];
     if (view.requested) columns.requested[c] = model.requested[requestedExtremes.indexOfMost(first, last)];
   }
@@ -828,6 +843,7 @@ const stepLine = (pen, count, left, step, y) => {
 
 let plot = null;  // the position of the last drawing, for the pointer
 const drawChart = () => {
+  if (chart.hidden) return;
   const began = performance.now();
   const width = chart.clientWidth, height = chart.clientHeight;
   const pen = fit(chart, width, height);
@@ -865,8 +881,7 @@ const drawChart = () => {
   pen.beginPath();
   pen.rect(left, top - 20, right - left, bottom - top + 20);
   pen.clip();
-  if (view.stacked) drawStacks(pen, columns, count, left, step, y, bottom);
-  else drawLive(pen, columns, count, left, step, y, bottom);
+  if (model.knowsCalls) (view.stacked ? drawStacks : drawLive)(pen, columns, count, left, step, y, bottom);
   if (view.requested) {
     stepLine(pen, count, left, step, (c) => y(columns.requested[c]));
     pen.strokeStyle = colors.requested;
@@ -961,6 +976,7 @@ const axisTime = (ns, step) => {
 };
 
 const drawMarks = (pen, x, y, left, right, top, bottom) => {
+  if (!model.knowsCalls) return;
   const vertical = (at, color, dash) => {
     pen.strokeStyle = color;
     pen.lineWidth = 1;
@@ -1016,11 +1032,13 @@ const drawOverview = () => {
   }
   const {columns} = overviewColumns;
   const y = (bytes) => height - 1 - Math.max(0, bytes) / Math.max(columns.most, 1) * (height - 6);
-  stepLine(pen, count, left, 1, (c) => y(model.live[columns.state[c]]));
-  pen.lineTo(left + count, height);
-  pen.lineTo(left, height);
-  pen.fillStyle = colors.liveFill;
-  pen.fill();
+  if (model.knowsCalls) {
+    stepLine(pen, count, left, 1, (c) => y(model.live[columns.state[c]]));
+    pen.lineTo(left + count, height);
+    pen.lineTo(left, height);
+    pen.fillStyle = colors.liveFill;
+    pen.fill();
+  }
   const a = left + (view.from - from) / (to - from) * (right - left);
   const b = left + (view.to - from) / (to - from) * (right - left);
   pen.globalAlpha = 0.72;
@@ -1048,8 +1066,8 @@ const eventText = (i) => {
   return parts.join(', ');
 };
 const stateParts = (state) => {
-  const parts = [['at', momentText(timeOf(state), state)], ['live', inBytes(model.live[state])],
-    ['requested', inBytes(model.requested[state])]];
+  const parts = [['at', momentText(timeOf(state), state)]];
+  if (model.knowsCalls) parts.push(['live', inBytes(model.live[state])], ['requested', inBytes(model.requested[state])]);
   if (model.knowsReserved) parts.push(['reserved', inBytes(model.reserved[state])]);
   if (state > 0) parts.push(['last', eventText(state - 1)]);
   return parts;
@@ -1090,6 +1108,7 @@ const bringIntoView = (state) => {
   if (at < view.from || at > view.to) setView(at - span / 2, at + span / 2);
 };
 const pickMoment = (state) => {
+  if (!model.knowsCalls) return;
   view.moment = state;
   bringIntoView(state);
   showMoment();
@@ -1173,14 +1192,20 @@ const moveMoment = (state) => {
   pickMoment(Math.max(0, Math.min(model.n, state)));
   speak(stateParts(view.moment).map(([name, text]) => `${name} ${text}`).join(', '));
 };
+// What the pool reserves and releases between two calls is passed by.
+const moveByCall = (by) => {
+  let state = view.moment + by;
+  while (state > 0 && state < model.n && events.kind[state - 1] > refused) state += by;
+  moveMoment(state);
+};
 const moveByPixels = (pixels) => {
   const at = startOf(view.moment) + pixels * (view.to - view.from) / Math.max(1, plot.right - plot.left);
   const state = stateAt(at);
   moveMoment(state === view.moment ? state + Math.sign(pixels) : state);
 };
 const chartKeys = {
-  ArrowLeft: (event) => event.shiftKey ? moveMoment(view.moment - 1) : moveByPixels(-12),
-  ArrowRight: (event) => event.shiftKey ? moveMoment(view.moment + 1) : moveByPixels(12),
+  ArrowLeft: (event) => event.shiftKey ? moveByCall(-1) : moveByPixels(-12),
+  ArrowRight: (event) => event.shiftKey ? moveByCall(1) : moveByPixels(12),
   '+': () => zoom(0.5, momentOrMiddle()), '=': () => zoom(0.5, momentOrMiddle()),
   '-': () => zoom(2, momentOrMiddle()), '_': () => zoom(2, momentOrMiddle()),
   PageUp: () => pan(-0.5), PageDown: () => pan(0.5),
@@ -1228,7 +1253,7 @@ const showLegend = () => {
     const rest = seenTags.length - coloredTags.length;
     if (rest > 0) entry(colors.other, counted(rest, 'other tag'));
     else if (model.unexplained > 0) entry(colors.other, 'not known');
-  } else {
+  } else if (model.knowsCalls) {
     entry(colors.live, 'live, as blocks occupy it');
   }
   if (view.requested) entry(colors.requested, 'requested', 'dash');
@@ -1309,10 +1334,11 @@ const showMoment = () => {
     }
   });
   blocks = count;
-  const where = state === model.peak ? 'Live at the peak' : 'Live at the chosen moment';
+  const where = !model.knowsCalls ? 'Live at the snapshot' :
+    state === model.peak ? 'Live at the peak' : 'Live at the chosen moment';
   byId('moment-title').textContent = where;
   byId('moment-about').textContent =
-    `${inBytes(total)} in ${counted(blocks, 'block')}, ${momentText(timeOf(state), state)}` +
+    `${inBytes(total)} in ${counted(blocks, 'block')}, ${momentText(model.knowsCalls ? timeOf(state) : info.now, state)}` +
     (model.unexplained > 0 ? `; ${inBytes(model.unexplained)} of it in blocks that were not recorded` : '');
   byId('moment').dataset.bytes = total;
   byId('moment').dataset.blocks = blocks;
@@ -1670,13 +1696,14 @@ const bytesColumn = (name, value) => ({name, value, text: (row) => inBytes(value
 const countColumn = (name, value) => ({name, value, text: (row) => grouped(value(row)), number: true});
 
 const makeTables = () => {
+  const atPeak = model.knowsCalls ? [bytesColumn('At the peak', (row) => row.atPeak)] : [];
   const tags = info.tags.map((tag, i) => ({...tag, i, atPeak: bytesAtPeak[i]}));
   makeTable('tags', [
     {name: 'Tag', value: (t) => tagText(t.i), text: (t) => tagText(t.i), color: (t) => slotColor(slotOfTag[t.i])},
-    bytesColumn('Live', (t) => t.bytes), bytesColumn('At the peak', (t) => t.atPeak),
+    bytesColumn('Live', (t) => t.bytes), ...atPeak,
     bytesColumn('Its own peak', (t) => t.peak), bytesColumn('Requested', (t) => t.requested),
     countColumn('Blocks', (t) => t.blocks), countColumn('Allocations', (t) => t.allocations),
-  ], tags, 2, 'No tags.');
+  ], tags, 1 + atPeak.length, 'No tags.');
 
   const live = [];
   for (let b = 0; b < blocks.count; ++b) if (blocks.use[b] !== 2) live.push(b);
@@ -1708,9 +1735,9 @@ const makeTables = () => {
   makeTable('locations', [
     {name: 'Location', value: (p) => locationText(p.i), text: (p) => locationText(p.i),
       title: (p) => locationTitle(p.i) || 'location unknown'},
-    bytesColumn('Live', (p) => p.bytes), bytesColumn('At the peak', (p) => p.atPeak),
+    bytesColumn('Live', (p) => p.bytes), ...atPeak,
     countColumn('Blocks', (p) => p.blocks),
-  ], locations.filter((p) => p.bytes || p.atPeak || p.i), 2, 'No locations were recorded.');
+  ], locations.filter((p) => p.bytes || p.atPeak || p.i), 1 + atPeak.length, 'No locations were recorded.');
 
   makeTable('segments', [
     {name: 'Address', value: (s) => s.address, text: (s) => addressText(s.address)},
@@ -1783,7 +1810,7 @@ const showTop = () => {
   if (info.started && !isNaN(began)) {
     about.push(`recorded from ${began.toISOString().slice(0, 19).replace('T', ' ')} UTC`);
   }
-  about.push(counted(model.n, 'event'));
+  about.push(counted(model.calls[model.n] - model.calls[0], 'call'));
   if (info.forgotten) about.push(`${counted(info.forgotten, 'earlier one')} not kept`);
   byId('about').textContent = about.join(' · ');
   const peakLive = model.live[model.peak], live = model.live[model.known], requested = model.requested[model.known];
@@ -1791,7 +1818,8 @@ const showTop = () => {
   const occupied = Math.max(0, live - requested);
   const refusals = Math.max(info.pool.ooms, events.kind.reduce((n, kind) => n + (kind === refused), 0));
   const tiles = [
-    tile('Peak live', inBytes(peakLive), momentText(timeOf(model.peak), model.peak), peakLive),
+    model.knowsCalls ? tile('Peak live', inBytes(peakLive), momentText(timeOf(model.peak), model.peak), peakLive) :
+      tile('Peak live', '–', 'no calls were recorded'),
     tile('Live at the snapshot', inBytes(live), counted(blocks.use.reduce((n, use) => n + (use === 0), 0), 'block') +
       (usesCalls ? `, call ${grouped(info.now)}` : ''), live),
     tile('Reserved', inBytes(model.reservedNow), `at most ${inBytes(reservedPeak)}`, model.reservedNow),
@@ -1802,10 +1830,11 @@ const showTop = () => {
   byId('tiles').replaceChildren(...tiles);
   byId('tiles').dataset.peakBytes = peakLive;
   byId('tiles').dataset.liveBytes = live;
-  if (model.n === 0) {
-    byId('chart-note').textContent = 'No events were recorded: the level is that of the snapshot.';
+  if (!model.knowsCalls) {
+    byId('chart-note').textContent = 'No calls were recorded, so there is no curve of live bytes. To record them, add a history ' +
+      'above the pool: pool | tarn::with_history{.history = 100\'000}';
   } else if (info.forgotten) {
-    byId('chart-note').textContent = `The record begins after ${counted(info.forgotten, 'earlier event')}: ` +
+    byId('chart-note').textContent = `The record begins after ${counted(info.forgotten, 'earlier call')}: ` +
       'a higher peak may lie before it.';
   }
 };
@@ -1851,7 +1880,10 @@ try {
 colors = colorsOf();
 
 // ---- start
-byId('axis').hidden = usesCalls;
+byId('axis').hidden = usesCalls || !model.knowsCalls;
+for (const id of ['live-shown', 'curves-shown', 'chart-keys']) byId(id).hidden = !model.knowsCalls;
+for (const id of ['zoom', 'chart-readout', 'chart', 'overview', 'chart-legend'])
+  byId(id).hidden = !model.knowsCalls && !model.knowsReserved;
 pressed(byId('axis-time'), view.axis === 'time');
 pressed(byId('axis-calls'), view.axis === 'calls');
 byId('show-tags').disabled = info.tags.length < 2;
@@ -1860,7 +1892,8 @@ byId('locations-part').hidden = info.locations.length < 2;
 const hasReserved = model.knowsReserved || model.reservedNow > 0;
 byId('show-reserved').hidden = !hasReserved;
 // If far more bytes are reserved than were ever live, their curve would flatten the live one: it is initially off.
-view.reserved = hasReserved && Math.max(info.pool.reserved_peak, model.reservedNow) < 8 * model.live[model.peak];
+view.reserved = hasReserved &&
+  (!model.knowsCalls || Math.max(info.pool.reserved_peak, model.reservedNow) < 8 * model.live[model.peak]);
 pressed(byId('show-reserved'), view.reserved);
 byId('map-view').hidden = segments.length === 0;
 showTop();

@@ -66,8 +66,12 @@ def check_shown(b, name, want):
     promise(float(data("moment", "bytes")) == want["peak"], f"{name}: the tables first show the peak")
     promise(int(data("map", "blocks")) == want["blocks"], f"{name}: the map has every block", data("map", "blocks"), want)
     promise(int(data("moment", "blocks")) == want["peak_blocks"], f"{name}: each block of the peak is known", data("moment", "blocks"), want)
-    events = "1 event" if want["events"] == 1 else f"{want['events']:,} events"
-    promise(events in text("about"), f"{name}: the events are counted", text("about"))
+    calls = "1 call" if want["calls"] == 1 else f"{want['calls']:,} calls"
+    promise(calls in text("about"), f"{name}: the calls are counted, not what the pool reserved", text("about"))
+    if want["calls"]:
+        promise(f"call {want['peak_call']:,}" in text("moment-about"), f"{name}: the peak is at its call", text("moment-about"))
+        if name != "replay" and b.run("document.getElementById('axis-time').getAttribute('aria-pressed')") == "true":
+            promise(float(data("chart", "to")) == want["now"], f"{name}: the axis ends with the program", data("chart", "to"), want)
     sum_of_tags = b.run("""[...document.querySelectorAll('#moment-tags tr')].length""")
     promise(sum_of_tags > 0, f"{name}: a tag has bytes at the peak, or the page shows that none has")
 
@@ -210,6 +214,27 @@ def check_spike(b, want):
     b.resize(1280, 900)
 
 
+def check_without_history(b, name):
+    """Without calls no curve of live bytes is drawn, and no peak is named; what the pool reserved is drawn if it was recorded."""
+    note = b.run("document.getElementById('chart-note').textContent")
+    promise("No calls were recorded" in note and "with_history{.history" in note, f"{name}: the page shows how to record calls", note)
+    promise(b.run("document.querySelector('#tiles dd').textContent") == "–", f"{name}: no peak is claimed")
+    promise(b.run("document.getElementById('moment-title').textContent") == "Live at the snapshot", f"{name}: the tables show the snapshot")
+    promise("peak" not in b.run("document.querySelector('#panel-tags thead').textContent").replace("Its own peak", ""),
+            f"{name}: no table has a column of the peak")
+    if name == "no_events":
+        promise(b.run("document.getElementById('chart').hidden"), "there is no chart without events")
+    else:
+        promise(b.run("document.getElementById('chart-legend').textContent") == "reserved", "only reserved bytes are drawn")
+        blue = b.run("""(() => { const c = document.getElementById('chart'), p = c.getContext('2d');
+          const live = getComputedStyle(document.documentElement).getPropertyValue('--live').trim();
+          const want = [1, 3, 5].map((i) => parseInt(live.slice(i, i + 2), 16)), d = p.getImageData(0, 0, c.width, c.height).data;
+          let n = 0;
+          for (let i = 0; i < d.length; i += 4) n += want.every((w, k) => Math.abs(d[i + k] - w) < 3) && d[i + 3] > 250;
+          return n; })()""")
+        promise(blue == 0, "no pixel has the colour of live bytes", blue)
+
+
 def main():
     pictures = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else None
     with tempfile.TemporaryDirectory() as folder:
@@ -239,15 +264,13 @@ def main():
                 if name == "spike":
                     check_spike(b, want)
                 if name == "forgotten":
-                    promise("earlier event" in b.run("document.getElementById('chart-note').textContent"), "the page shows how many events were dropped")
-                if name == "no_events":
-                    promise("No events" in b.run("document.getElementById('chart-note').textContent"), "the page shows that there are no events")
+                    promise("earlier call" in b.run("document.getElementById('chart-note').textContent"), "the page shows how many events were dropped")
+                if name in ("no_history", "no_events"):
+                    check_without_history(b, name)
                 if name == "replay":
                     promise(b.run("document.getElementById('axis').hidden"), "a replay has no time to show")
-                    promise(f"call {want['peak_call']:,}" in b.run("document.getElementById('moment-about').textContent"),
-                            "a replay's peak is at its call", b.run("document.getElementById('moment-about').textContent"))
-                b.run("""document.getElementById('show-tags').click(); document.getElementById('show-requested').click();
-                  for (const by of ['size', 'stream', 'tag', 'use']) document.getElementById('color-' + by).click()""")
+                b.run("""for (const id of ['show-tags', 'show-requested', 'color-size', 'color-stream', 'color-tag', 'color-use'])
+                  if (document.getElementById(id).offsetParent) document.getElementById(id).click()""")
                 b.frame()
                 if pictures:
                     for scheme in ("light", "dark"):

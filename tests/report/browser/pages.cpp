@@ -25,7 +25,7 @@ struct story {
   snapshot s;
   std::vector<snapshot_block> blocks;  // live or freed; a freed block has use cached
   std::uint64_t time = 1'000;
-  std::size_t live = 0, peak = 0, peak_call = 0, peak_blocks = 0, live_blocks = 0;
+  std::size_t live = 0, peak = 0, calls = 0, peak_call = 0, peak_blocks = 0, live_blocks = 0;
   std::uintptr_t next = first_address;
 
   story(std::string title, std::vector<std::string> const& tags) {
@@ -39,6 +39,7 @@ struct story {
   }
   void note(snapshot_event_kind kind, snapshot_block const& b) {
     s.events.push_back({kind, b.address, b.bytes, b.requested, b.stream, b.tag, b.location, time});
+    ++calls;
   }
   void reserve(std::size_t bytes) {
     s.events.push_back({snapshot_event_kind::reserve, next, bytes, 0, 0, 0, 0, time});
@@ -56,7 +57,7 @@ struct story {
     note(snapshot_event_kind::allocate, blocks.back());
     if (live > peak) {
       peak = live;
-      peak_call = s.events.size();
+      peak_call = calls;
       peak_blocks = live_blocks;
     }
     history_tag& t = s.tags[tag];
@@ -147,14 +148,25 @@ void write(std::string const& path, story const& t, time_axis time, std::ostream
   expected << (expected.tellp() > 2 ? ",\n" : "") << "\"" << name << "\": {\"peak\": " << t.peak
            << ", \"peak_call\": " << t.peak_call << ", \"peak_blocks\": " << t.peak_blocks
            << ", \"blocks\": " << blocks << ", \"live\": " << t.s.pool.live
-           << ", \"events\": " << t.s.events.size() << "}";
+           << ", \"events\": " << t.s.events.size() << ", \"calls\": " << t.calls - t.s.forgotten_events
+           << ", \"now\": " << t.s.now_ns << "}";
 }
 
-/// Drops the first `count` events, as a full ring buffer does.
+/// Drops the first `count` events, as a full ring buffer does, which holds calls only.
 void forget(story& t, std::size_t count) {
-  t.s.events.erase(t.s.events.begin(), t.s.events.begin() + static_cast<std::ptrdiff_t>(count));
-  t.s.forgotten_events = count;
-  t.peak_call -= count;
+  auto const first = t.s.events.begin();
+  auto const kept = first + static_cast<std::ptrdiff_t>(count);
+  auto const is_call = [](snapshot_event const& e) { return e.kind <= snapshot_event_kind::refused; };
+  t.s.forgotten_events = static_cast<std::uint64_t>(std::count_if(first, kept, is_call));
+  t.s.events.erase(first, kept);
+}
+
+/// Drops all calls: what a pool without a history records. What is live is known at the snapshot only.
+void forget_calls(story& t) {
+  std::erase_if(t.s.events, [](snapshot_event const& e) { return e.kind <= snapshot_event_kind::refused; });
+  t.calls = 0;
+  t.peak = t.live;
+  t.peak_blocks = t.live_blocks;
 }
 
 void write_all(std::string const& folder) {
@@ -175,7 +187,9 @@ void write_all(std::string const& folder) {
     held.push_back(replay.allocate(std::size_t(i + 1) * 400'000, i < 2 ? 1U : 2U, 0, 3));
   replay.take();
   for (std::size_t const block : held) replay.release(block);
-  for (std::size_t i = 0; i < replay.s.events.size(); ++i) replay.s.events[i].time_ns = i + 1;
+  std::uint64_t call = 0;
+  for (snapshot_event& e : replay.s.events)
+    e.time_ns = call += e.kind <= snapshot_event_kind::refused ? 1 : 0;
   replay.s.now_ns = replay.peak_call;
   write(folder, replay, time_axis::calls, expected, "replay");
 
@@ -192,10 +206,9 @@ void write_all(std::string const& folder) {
 
   story quiet = training(2);
   quiet.take();
+  forget_calls(quiet);
+  write(folder, quiet, time_axis::nanoseconds, expected, "no_history");
   quiet.s.events.clear();
-  quiet.peak = quiet.live;
-  quiet.peak_call = 0;
-  quiet.peak_blocks = quiet.live_blocks;
   write(folder, quiet, time_axis::nanoseconds, expected, "no_events");
 
   // No segments, and a pool that held memory before it was watched: the curve is drawn above that.

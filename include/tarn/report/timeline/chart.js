@@ -5,23 +5,33 @@
 const chart = byId('chart'), overview = byId('overview');
 const margin = {left: 72, right: 14, top: 26, bottom: 26};
 // If all events have the same time, only the order of the calls distinguishes them.
-const isMoment = model.n > 1 && events.time[0] === events.time[model.n - 1];
+const isMoment = model.knowsCalls && model.n > 1 && events.time[0] === events.time[model.n - 1];
 const view = {axis: usesCalls ? 'given' : isMoment ? 'calls' : 'time', from: 0, to: 1, stacked: false,
   reserved: false, requested: false, moment: model.peak, pointer: none};
 
 // Where a state begins on the axis. Only the axis of calls separates events with equal times.
-const startOf = (state) => view.axis === 'calls' ? state : state === 0 ? domain()[0] : events.time[state - 1];
+const startOf = (state) => view.axis === 'calls' ? model.calls[state] : state === 0 ? domain()[0] : events.time[state - 1];
 const domain = () => {
   const n = model.n;
-  if (view.axis === 'calls') return [0, n + 1];
+  if (view.axis === 'calls') return [model.calls[0], model.calls[n] + 1];
   const first = n ? events.time[0] : 0, last = n ? events.time[n - 1] : 0;
   if (usesCalls) return [Math.min(first, 1) - 1, Math.max(last, 0) + 1];
-  const end = Math.max(last, info.now, first + 1), room = (end - first) * 0.005;
-  return [Math.max(0, first - room), end + room];
+  // The axis ends with the program; what happened at its end is in the last column.
+  const end = Math.max(last, info.now, first + 1);
+  return [Math.max(0, first - (end - first) * 0.005), end];
 };
-const stateAt = (x) => view.axis === 'calls' ? Math.max(0, Math.min(model.n, Math.floor(x))) : model.upperBound(x);
+// The last state with at most so many calls.
+const stateOfCall = (call) => {
+  let low = 0, high = model.n;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (model.calls[middle] <= call) low = middle; else high = middle - 1;
+  }
+  return low;
+};
+const stateAt = (x) => view.axis === 'calls' ? stateOfCall(Math.floor(x)) : model.upperBound(x);
 const lastStateBefore = (x) =>
-  view.axis === 'calls' ? Math.max(0, Math.min(model.n, Math.ceil(x) - 1)) : model.lowerBound(x);
+  view.axis === 'calls' ? stateOfCall(Math.ceil(x) - 1) : x >= domain()[1] ? model.n : model.lowerBound(x);
 const timeOf = (state) => state === 0 ? (model.n ? events.time[0] : info.now) : events.time[state - 1];
 
 const liveExtremes = new Extremes(model.live), reservedExtremes = new Extremes(model.reserved);
@@ -75,11 +85,12 @@ const columnsOf = (from, to, count) => {
     requested: new Float64Array(count), most: 0};
   const width = (to - from) / count;
   for (let c = 0; c < count; ++c) {
-    const first = stateAt(from + c * width), last = Math.max(first, lastStateBefore(from + (c + 1) * width));
+    const end = c + 1 === count ? to : from + (c + 1) * width;
+    const first = stateAt(from + c * width), last = Math.max(first, lastStateBefore(end));
     const state = liveExtremes.indexOfMost(first, last);
     columns.state[c] = state;
     columns.least[c] = first === last ? model.live[state] : liveExtremes.leastOf(first, last);
-    columns.most = Math.max(columns.most, model.live[state]);
+    if (model.knowsCalls) columns.most = Math.max(columns.most, model.live[state]);
     if (view.reserved) columns.reserved[c] = model.reserved[reservedExtremes.indexOfMost(first, last)];
     if (view.requested) columns.requested[c] = model.requested[requestedExtremes.indexOfMost(first, last)];
   }
@@ -96,6 +107,7 @@ const stepLine = (pen, count, left, step, y) => {
 
 let plot = null;  // the position of the last drawing, for the pointer
 const drawChart = () => {
+  if (chart.hidden) return;
   const began = performance.now();
   const width = chart.clientWidth, height = chart.clientHeight;
   const pen = fit(chart, width, height);
@@ -133,8 +145,7 @@ const drawChart = () => {
   pen.beginPath();
   pen.rect(left, top - 20, right - left, bottom - top + 20);
   pen.clip();
-  if (view.stacked) drawStacks(pen, columns, count, left, step, y, bottom);
-  else drawLive(pen, columns, count, left, step, y, bottom);
+  if (model.knowsCalls) (view.stacked ? drawStacks : drawLive)(pen, columns, count, left, step, y, bottom);
   if (view.requested) {
     stepLine(pen, count, left, step, (c) => y(columns.requested[c]));
     pen.strokeStyle = colors.requested;
@@ -229,6 +240,7 @@ const axisTime = (ns, step) => {
 };
 
 const drawMarks = (pen, x, y, left, right, top, bottom) => {
+  if (!model.knowsCalls) return;
   const vertical = (at, color, dash) => {
     pen.strokeStyle = color;
     pen.lineWidth = 1;
@@ -284,11 +296,13 @@ const drawOverview = () => {
   }
   const {columns} = overviewColumns;
   const y = (bytes) => height - 1 - Math.max(0, bytes) / Math.max(columns.most, 1) * (height - 6);
-  stepLine(pen, count, left, 1, (c) => y(model.live[columns.state[c]]));
-  pen.lineTo(left + count, height);
-  pen.lineTo(left, height);
-  pen.fillStyle = colors.liveFill;
-  pen.fill();
+  if (model.knowsCalls) {
+    stepLine(pen, count, left, 1, (c) => y(model.live[columns.state[c]]));
+    pen.lineTo(left + count, height);
+    pen.lineTo(left, height);
+    pen.fillStyle = colors.liveFill;
+    pen.fill();
+  }
   const a = left + (view.from - from) / (to - from) * (right - left);
   const b = left + (view.to - from) / (to - from) * (right - left);
   pen.globalAlpha = 0.72;

@@ -14,8 +14,8 @@ const eventText = (i) => {
   return parts.join(', ');
 };
 const stateParts = (state) => {
-  const parts = [['at', momentText(timeOf(state), state)], ['live', inBytes(model.live[state])],
-    ['requested', inBytes(model.requested[state])]];
+  const parts = [['at', momentText(timeOf(state), state)]];
+  if (model.knowsCalls) parts.push(['live', inBytes(model.live[state])], ['requested', inBytes(model.requested[state])]);
   if (model.knowsReserved) parts.push(['reserved', inBytes(model.reserved[state])]);
   if (state > 0) parts.push(['last', eventText(state - 1)]);
   return parts;
@@ -56,6 +56,7 @@ const bringIntoView = (state) => {
   if (at < view.from || at > view.to) setView(at - span / 2, at + span / 2);
 };
 const pickMoment = (state) => {
+  if (!model.knowsCalls) return;
   view.moment = state;
   bringIntoView(state);
   showMoment();
@@ -139,14 +140,20 @@ const moveMoment = (state) => {
   pickMoment(Math.max(0, Math.min(model.n, state)));
   speak(stateParts(view.moment).map(([name, text]) => `${name} ${text}`).join(', '));
 };
+// What the pool reserves and releases between two calls is passed by.
+const moveByCall = (by) => {
+  let state = view.moment + by;
+  while (state > 0 && state < model.n && events.kind[state - 1] > refused) state += by;
+  moveMoment(state);
+};
 const moveByPixels = (pixels) => {
   const at = startOf(view.moment) + pixels * (view.to - view.from) / Math.max(1, plot.right - plot.left);
   const state = stateAt(at);
   moveMoment(state === view.moment ? state + Math.sign(pixels) : state);
 };
 const chartKeys = {
-  ArrowLeft: (event) => event.shiftKey ? moveMoment(view.moment - 1) : moveByPixels(-12),
-  ArrowRight: (event) => event.shiftKey ? moveMoment(view.moment + 1) : moveByPixels(12),
+  ArrowLeft: (event) => event.shiftKey ? moveByCall(-1) : moveByPixels(-12),
+  ArrowRight: (event) => event.shiftKey ? moveByCall(1) : moveByPixels(12),
   '+': () => zoom(0.5, momentOrMiddle()), '=': () => zoom(0.5, momentOrMiddle()),
   '-': () => zoom(2, momentOrMiddle()), '_': () => zoom(2, momentOrMiddle()),
   PageUp: () => pan(-0.5), PageDown: () => pan(0.5),
@@ -194,7 +201,7 @@ const showLegend = () => {
     const rest = seenTags.length - coloredTags.length;
     if (rest > 0) entry(colors.other, counted(rest, 'other tag'));
     else if (model.unexplained > 0) entry(colors.other, 'not known');
-  } else {
+  } else if (model.knowsCalls) {
     entry(colors.live, 'live, as blocks occupy it');
   }
   if (view.requested) entry(colors.requested, 'requested', 'dash');

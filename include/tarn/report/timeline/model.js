@@ -177,6 +177,8 @@ const makeModel = () => {
   if (segments.length === 0) liveNow = requestedNow = info.pool.live;
 
   const live = new Float64Array(n + 1), requested = new Float64Array(n + 1), reserved = new Float64Array(n + 1);
+  // The program's calls up to each state. What the pool reserves and releases is no call.
+  const calls = new Float64Array(n + 1).fill(info.forgotten);
   let reservations = 0;
   for (const block of older) {
     live[0] += shapes.bytes[block.shape];
@@ -190,20 +192,22 @@ const makeModel = () => {
     requested[i + 1] = requested[i] + blockSign * asked(shape);
     reserved[i + 1] = reserved[i] + poolSign * shapes.bytes[shape];
     reservations += poolSign * poolSign;
+    calls[i + 1] = calls[i] + (kind <= refused ? 1 : 0);
   }
+  // Without recorded calls, live bytes are known at the snapshot only.
+  const knowsCalls = calls[n] > calls[0];
   // Bytes that neither events nor blocks explain belong to no block. They are added so that the curves end at the true level.
   const unexplained = liveNow - live[known];
   const unexplainedRequested = segments.length === 0 ? unexplained : requestedNow - requested[known];
   const reservedNow = info.pool.reserved || segments.reduce((sum, s) => sum + s.bytes, 0);
   const reservedBefore = reservedNow - reserved[known];
-  let peak = 0;
+  let peak = knowsCalls ? 0 : known;
   for (let i = 0; i <= n; ++i) {
     live[i] += unexplained;
     requested[i] += unexplainedRequested;
     reserved[i] += reservedBefore;
     if (live[i] > live[peak]) peak = i;
   }
-  if (n === 0) peak = 0;
 
   // Calls `take(shape, address)` for each block that is live in a state.
   const eachLive = (state, take) => {
@@ -214,8 +218,8 @@ const makeModel = () => {
       if (end === none || end >= state) take(events.shape[i], events.address[i]);
     }
   };
-  return {shapes, events, segments, blocks, n, live, requested, reserved, reservedNow, known, peak, unexplained, older,
-    eachLive, upperBound, lowerBound, knowsReserved: reservations > 0};
+  return {shapes, events, segments, blocks, n, live, requested, reserved, reservedNow, known, peak, unexplained, older, calls,
+    eachLive, upperBound, lowerBound, knowsCalls, knowsReserved: reservations > 0};
 };
 
 // ---- the maximum and minimum of any range of a curve, in time proportional to its length / 128

@@ -43,10 +43,11 @@ const showMoment = () => {
     }
   });
   blocks = count;
-  const where = state === model.peak ? 'Live at the peak' : 'Live at the chosen moment';
+  const where = !model.knowsCalls ? 'Live at the snapshot' :
+    state === model.peak ? 'Live at the peak' : 'Live at the chosen moment';
   byId('moment-title').textContent = where;
   byId('moment-about').textContent =
-    `${inBytes(total)} in ${counted(blocks, 'block')}, ${momentText(timeOf(state), state)}` +
+    `${inBytes(total)} in ${counted(blocks, 'block')}, ${momentText(model.knowsCalls ? timeOf(state) : info.now, state)}` +
     (model.unexplained > 0 ? `; ${inBytes(model.unexplained)} of it in blocks that were not recorded` : '');
   byId('moment').dataset.bytes = total;
   byId('moment').dataset.blocks = blocks;

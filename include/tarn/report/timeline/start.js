@@ -12,7 +12,7 @@ const showTop = () => {
   if (info.started && !isNaN(began)) {
     about.push(`recorded from ${began.toISOString().slice(0, 19).replace('T', ' ')} UTC`);
   }
-  about.push(counted(model.n, 'event'));
+  about.push(counted(model.calls[model.n] - model.calls[0], 'call'));
   if (info.forgotten) about.push(`${counted(info.forgotten, 'earlier one')} not kept`);
   byId('about').textContent = about.join(' · ');
   const peakLive = model.live[model.peak], live = model.live[model.known], requested = model.requested[model.known];
@@ -20,7 +20,8 @@ const showTop = () => {
   const occupied = Math.max(0, live - requested);
   const refusals = Math.max(info.pool.ooms, events.kind.reduce((n, kind) => n + (kind === refused), 0));
   const tiles = [
-    tile('Peak live', inBytes(peakLive), momentText(timeOf(model.peak), model.peak), peakLive),
+    model.knowsCalls ? tile('Peak live', inBytes(peakLive), momentText(timeOf(model.peak), model.peak), peakLive) :
+      tile('Peak live', '–', 'no calls were recorded'),
     tile('Live at the snapshot', inBytes(live), counted(blocks.use.reduce((n, use) => n + (use === 0), 0), 'block') +
       (usesCalls ? `, call ${grouped(info.now)}` : ''), live),
     tile('Reserved', inBytes(model.reservedNow), `at most ${inBytes(reservedPeak)}`, model.reservedNow),
@@ -31,10 +32,11 @@ const showTop = () => {
   byId('tiles').replaceChildren(...tiles);
   byId('tiles').dataset.peakBytes = peakLive;
   byId('tiles').dataset.liveBytes = live;
-  if (model.n === 0) {
-    byId('chart-note').textContent = 'No events were recorded: the level is that of the snapshot.';
+  if (!model.knowsCalls) {
+    byId('chart-note').textContent = 'No calls were recorded, so there is no curve of live bytes. To record them, add a history ' +
+      'above the pool: pool | tarn::with_history{.history = 100\'000}';
   } else if (info.forgotten) {
-    byId('chart-note').textContent = `The record begins after ${counted(info.forgotten, 'earlier event')}: ` +
+    byId('chart-note').textContent = `The record begins after ${counted(info.forgotten, 'earlier call')}: ` +
       'a higher peak may lie before it.';
   }
 };
@@ -80,7 +82,10 @@ try {
 colors = colorsOf();
 
 // ---- start
-byId('axis').hidden = usesCalls;
+byId('axis').hidden = usesCalls || !model.knowsCalls;
+for (const id of ['live-shown', 'curves-shown', 'chart-keys']) byId(id).hidden = !model.knowsCalls;
+for (const id of ['zoom', 'chart-readout', 'chart', 'overview', 'chart-legend'])
+  byId(id).hidden = !model.knowsCalls && !model.knowsReserved;
 pressed(byId('axis-time'), view.axis === 'time');
 pressed(byId('axis-calls'), view.axis === 'calls');
 byId('show-tags').disabled = info.tags.length < 2;
@@ -89,7 +94,8 @@ byId('locations-part').hidden = info.locations.length < 2;
 const hasReserved = model.knowsReserved || model.reservedNow > 0;
 byId('show-reserved').hidden = !hasReserved;
 // If far more bytes are reserved than were ever live, their curve would flatten the live one: it is initially off.
-view.reserved = hasReserved && Math.max(info.pool.reserved_peak, model.reservedNow) < 8 * model.live[model.peak];
+view.reserved = hasReserved &&
+  (!model.knowsCalls || Math.max(info.pool.reserved_peak, model.reservedNow) < 8 * model.live[model.peak]);
 pressed(byId('show-reserved'), view.reserved);
 byId('map-view').hidden = segments.length === 0;
 showTop();

@@ -68,13 +68,14 @@ const bytesColumn = (name, value) => ({name, value, text: (row) => inBytes(value
 const countColumn = (name, value) => ({name, value, text: (row) => grouped(value(row)), number: true});
 
 const makeTables = () => {
+  const atPeak = model.knowsCalls ? [bytesColumn('At the peak', (row) => row.atPeak)] : [];
   const tags = info.tags.map((tag, i) => ({...tag, i, atPeak: bytesAtPeak[i]}));
   makeTable('tags', [
     {name: 'Tag', value: (t) => tagText(t.i), text: (t) => tagText(t.i), color: (t) => slotColor(slotOfTag[t.i])},
-    bytesColumn('Live', (t) => t.bytes), bytesColumn('At the peak', (t) => t.atPeak),
+    bytesColumn('Live', (t) => t.bytes), ...atPeak,
     bytesColumn('Its own peak', (t) => t.peak), bytesColumn('Requested', (t) => t.requested),
     countColumn('Blocks', (t) => t.blocks), countColumn('Allocations', (t) => t.allocations),
-  ], tags, 2, 'No tags.');
+  ], tags, 1 + atPeak.length, 'No tags.');
 
   const live = [];
   for (let b = 0; b < blocks.count; ++b) if (blocks.use[b] !== 2) live.push(b);
@@ -106,9 +107,9 @@ const makeTables = () => {
   makeTable('locations', [
     {name: 'Location', value: (p) => locationText(p.i), text: (p) => locationText(p.i),
       title: (p) => locationTitle(p.i) || 'location unknown'},
-    bytesColumn('Live', (p) => p.bytes), bytesColumn('At the peak', (p) => p.atPeak),
+    bytesColumn('Live', (p) => p.bytes), ...atPeak,
     countColumn('Blocks', (p) => p.blocks),
-  ], locations.filter((p) => p.bytes || p.atPeak || p.i), 2, 'No locations were recorded.');
+  ], locations.filter((p) => p.bytes || p.atPeak || p.i), 1 + atPeak.length, 'No locations were recorded.');
 
   makeTable('segments', [
     {name: 'Address', value: (s) => s.address, text: (s) => addressText(s.address)},

@@ -47,8 +47,8 @@ const locationText = (location) => {
 // Shortens names, which may have any length, for lines of text.
 const brief = (text, most = 64) => text.length > most ? text.slice(0, most - 1) + '…' : text;
 const usesCalls = info.clock === 'calls';
-const momentText = (time, call) =>
-  usesCalls ? `call ${grouped(time)}` : model.n === 0 ? inTime(time) : `${inTime(time)}, call ${grouped(call)}`;
+const momentText = (time, state) => usesCalls ? `call ${grouped(time)}` :
+  model.knowsCalls ? `${inTime(time)}, call ${grouped(model.calls[state])}` : inTime(time);
 
 const make = (name, attributes = {}, ...children) => {
   const node = document.createElement(name);
