@@ -295,15 +295,12 @@ namespace detail {
   constexpr std::string_view names[] = {"pending", "done", "refused", "failed"};
   return names[static_cast<std::size_t>(outcome)];
 }
-/// Adds a value, in quotes if it contains a separator (RFC 4180), with control characters as blanks.
+/// Adds a value that can be printed, in quotes if it contains a separator (RFC 4180).
 template <std::size_t N>
 void add_value(message<N>& line, std::string_view text) noexcept {
   bool const quoted = text.find_first_of(",\"\r\n") != std::string_view::npos;
   if (quoted) line.add("\"");
-  for (char const& c : text) {
-    if (c == '"') line.add("\"");
-    line.add(static_cast<unsigned char>(c) < 0x20 ? std::string_view(" ") : std::string_view(&c, 1));
-  }
+  put_printable(text, [&](std::string_view part) noexcept { line.add(part == "\"" ? "\"\"" : part); });
   if (quoted) line.add("\"");
 }
 
@@ -1385,6 +1382,36 @@ inline void reset_line_profile() {
 #include <utility>
 #include <vector>
 
+// ---- tarn/report/utf8.hpp
+// UTF-8 repair: names of files and tags are arbitrary bytes, but JSON and pickles require UTF-8.
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace tarn::detail {
+
+/// Returns the text with U+FFFD in place of each byte that belongs to no character.
+[[nodiscard]] inline std::string as_utf8(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    std::size_t const length = utf8_length(text);
+    out += length != 0 ? text.substr(0, length) : std::string_view("\xEF\xBF\xBD");
+    text.remove_prefix(length != 0 ? length : 1);
+  }
+  return out;
+}
+
+/// Returns the text as it may be printed: see put_printable().
+[[nodiscard]] inline std::string as_printable(std::string_view text) {
+  std::string out;
+  put_printable(text, [&](std::string_view part) { out += part; });
+  return out;
+}
+
+}  // namespace tarn::detail
+
 namespace tarn {
 
 /// Returns the statistics of each tag under which memory was allocated, including "untagged", sorted by bytes (descending),
@@ -1402,35 +1429,38 @@ template <class Resource>
   return tags;
 }
 
-/// Returns memory_by_tag() as a table, 75 columns between its edges, with the sum last. Peaks are per tag and occur at
-/// different times.
+/// Returns memory_by_tag() as a table, 75 columns between its edges, with the sum last. A column has one unit, so that it can be added
+/// up by eye; numbers are truncated. Peaks are per tag and occur at different times. Names are cut, and printable whatever they hold.
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_by_tag_summary(Resource memory) {
-  std::string const line = detail::concat({"|", std::string(75, '='), "|\n"});
-  std::string out = line;
-  out += "| Tag                    | Cur Usage  | Peak Usage | Requested  | Blocks     |\n" + line;
-  auto const row = [&](std::string const& name, history_tag const& t, bool has_peak) {
-    auto const bytes = [](std::size_t n) {
-      auto const number = static_cast<std::int64_t>(n);
-      return detail::concat({" ", detail::table_number(number, number), " |"});
-    };
-    auto const blocks = static_cast<std::int64_t>(t.blocks);
-    out += detail::concat(
-        {"| ", detail::left(std::string(detail::text_prefix(name, 22)), 22), " |", bytes(t.bytes)});
-    out += has_peak ? bytes(t.peak_bytes) : std::string(12, ' ') + "|";
-    out +=
-        bytes(t.requested) + " " + detail::table_number(blocks, blocks, detail::number_unit::count) + " |\n";
-  };
+  std::vector<history_tag> const tags = memory_by_tag(std::move(memory));
   history_tag all;
-  for (history_tag const& t : memory_by_tag(std::move(memory))) {
-    row(t.name, t, true);
+  for (history_tag const& t : tags) {
     all.bytes += t.bytes;
+    all.peak_bytes = detail::max_of(all.peak_bytes, t.peak_bytes);
     all.requested += t.requested;
     all.blocks += t.blocks;
   }
+  std::string const line = detail::concat({"|", std::string(75, '='), "|\n"});
+  std::string out = line;
+  out += "| Tag                    | Cur Usage  | Peak Usage | Requested  | Blocks     |\n" + line;
+  auto const column = [](std::size_t number, std::size_t scale,
+                         detail::number_unit unit = detail::number_unit::bytes) {
+    auto const shown =
+        detail::table_number(static_cast<std::int64_t>(number), static_cast<std::int64_t>(scale), unit);
+    return detail::concat({" ", shown, " |"});
+  };
+  auto const row = [&](history_tag const& t, std::string const& peak) {
+    std::string const name = detail::as_printable(detail::text_prefix(t.name, 22));
+    out += detail::concat({"| ", detail::left(name, 22), " |", column(t.bytes, all.bytes), peak});
+    out +=
+        column(t.requested, all.requested) + column(t.blocks, all.blocks, detail::number_unit::count) + "\n";
+  };
+  for (history_tag const& t : tags) row(t, column(t.peak_bytes, all.peak_bytes));
   out += detail::concat({"|", std::string(75, '-'), "|\n"});
-  row("all", all, false);
+  all.name = "all";
+  row(all, std::string(12, ' ') + "|");
   return out + line;
 }
 
@@ -1539,7 +1569,7 @@ struct memory_explanation {
     if (context) {
       add(2, "context and modules", context, context_how);
       add(2, "other allocations", other_allocations,
-          "the remainder: memory outside tarn, and modules loaded later");
+          "the remainder: pools not named here, memory outside tarn, modules loaded later");
     } else {
       add(2, "context, modules, other allocations", outside_pools,
           outside_pools ? "estimated: nvidia-smi's value minus the pools; measure_context() separates them"
@@ -1954,7 +1984,7 @@ class source_lines {
     if (out.empty() || file != l.where.file) {
       if (!out.empty()) out += '\n';
       file = l.where.file;
-      out += std::string(file) + "\n  line      calls       change         peak  source\n";
+      out += detail::as_printable(file) + "\n  line      calls       change         peak  source\n";
     }
     out += detail::right(std::to_string(l.where.line), 6) + detail::right(std::to_string(l.calls), 11);
     out += detail::right(detail::signed_bytes(l.change), 13);
@@ -1963,7 +1993,7 @@ class source_lines {
     // A macro alone on its line is less informative than the function.
     if (text.starts_with("TARN_PROFILE_LINE(") && text.find(';') + 1 == text.size()) text.clear();
     if (text.empty()) text = detail::concat({"in ", l.where.function});
-    out += detail::concat({"  ", text, "\n"});
+    out += detail::concat({"  ", detail::as_printable(text), "\n"});
   }
   if (std::uint64_t const dropped = detail::line_registry::of_process().dropped(); dropped != 0) {
     out += std::to_string(dropped) + " calls of further lines are not shown\n";
@@ -2004,53 +2034,6 @@ class source_lines {
 #include <string>
 #include <string_view>
 #include <type_traits>
-
-// ---- tarn/report/utf8.hpp
-// UTF-8 validation and repair: names of files and tags are arbitrary bytes, but JSON and pickles require UTF-8.
-
-#include <cstddef>
-#include <string>
-#include <string_view>
-
-namespace tarn::detail {
-
-/// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode Standard, table 3-7:
-/// no overlong forms, no surrogates, nothing above U+10FFFF).
-[[nodiscard]] constexpr std::size_t utf8_length(std::string_view text) noexcept {
-  auto const at = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
-  auto const follows = [&](std::size_t i, unsigned least, unsigned most) {
-    return at(i) >= least && at(i) <= most;
-  };
-  unsigned const first = at(0);
-  if (text.empty()) return 0;
-  if (first < 0x80) return 1;
-  if (first >= 0xC2 && first <= 0xDF) return follows(1, 0x80, 0xBF) ? 2 : 0;
-  if (first >= 0xE0 && first <= 0xEF) {
-    unsigned const least = first == 0xE0 ? 0xA0 : 0x80;
-    unsigned const most = first == 0xED ? 0x9F : 0xBF;
-    return follows(1, least, most) && follows(2, 0x80, 0xBF) ? 3 : 0;
-  }
-  if (first >= 0xF0 && first <= 0xF4) {
-    unsigned const least = first == 0xF0 ? 0x90 : 0x80;
-    unsigned const most = first == 0xF4 ? 0x8F : 0xBF;
-    return follows(1, least, most) && follows(2, 0x80, 0xBF) && follows(3, 0x80, 0xBF) ? 4 : 0;
-  }
-  return 0;
-}
-
-/// Returns the text with U+FFFD in place of each byte that belongs to no character.
-[[nodiscard]] inline std::string as_utf8(std::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  while (!text.empty()) {
-    std::size_t const length = utf8_length(text);
-    out += length != 0 ? text.substr(0, length) : std::string_view("\xEF\xBF\xBD");
-    text.remove_prefix(length != 0 ? length : 1);
-  }
-  return out;
-}
-
-}  // namespace tarn::detail
 
 namespace tarn::detail {
 

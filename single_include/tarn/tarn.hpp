@@ -133,6 +133,62 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 #include <cstdint>
 #include <string_view>
 
+// ---- tarn/core/printable.hpp
+// Printable text: names of tags and files are arbitrary bytes, which must not reach a terminal as they are.
+
+#include <cstddef>
+#include <string_view>
+
+namespace tarn::detail {
+
+/// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode Standard, table 3-7:
+/// no overlong forms, no surrogates, nothing above U+10FFFF).
+[[nodiscard]] constexpr std::size_t utf8_length(std::string_view text) noexcept {
+  auto const at = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  auto const follows = [&](std::size_t i, unsigned least, unsigned most) {
+    return at(i) >= least && at(i) <= most;
+  };
+  unsigned const first = at(0);
+  if (text.empty()) return 0;
+  if (first < 0x80) return 1;
+  if (first >= 0xC2 && first <= 0xDF) return follows(1, 0x80, 0xBF) ? 2 : 0;
+  if (first >= 0xE0 && first <= 0xEF) {
+    unsigned const least = first == 0xE0 ? 0xA0 : 0x80;
+    unsigned const most = first == 0xED ? 0x9F : 0xBF;
+    return follows(1, least, most) && follows(2, 0x80, 0xBF) ? 3 : 0;
+  }
+  if (first >= 0xF0 && first <= 0xF4) {
+    unsigned const least = first == 0xF0 ? 0x90 : 0x80;
+    unsigned const most = first == 0xF4 ? 0x8F : 0xBF;
+    return follows(1, least, most) && follows(2, 0x80, 0xBF) && follows(3, 0x80, 0xBF) ? 4 : 0;
+  }
+  return 0;
+}
+
+/// Whether a well-formed character of `length` bytes at the start of `text` controls a terminal: U+0000 to U+001F and U+007F to U+009F.
+[[nodiscard]] constexpr bool is_control(std::string_view text, std::size_t length) noexcept {
+  auto const first = static_cast<unsigned char>(text[0]);
+  if (length == 1) return first < 0x20 || first == 0x7F;
+  return length == 2 && first == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0;
+}
+
+/// Calls put(part) with parts of the text, in order: a blank for each control character, a question mark for each byte that belongs to
+/// no character, all others as they are. Together they are not longer than the text.
+template <class Put>
+constexpr void put_printable(std::string_view text, Put const& put) {
+  while (!text.empty()) {
+    std::size_t const length = utf8_length(text);
+    if (length == 0) {
+      put(std::string_view("?"));
+    } else {
+      put(is_control(text, length) ? std::string_view(" ") : text.substr(0, length));
+    }
+    text.remove_prefix(length != 0 ? length : 1);
+  }
+}
+
+}  // namespace tarn::detail
+
 namespace tarn {
 
 namespace detail {
@@ -192,6 +248,11 @@ class message {
  public:
   constexpr message& add(std::string_view text) noexcept {
     size_ = detail::append(text_, size_, Capacity, text.data(), text.size());
+    return *this;
+  }
+  /// Appends a name that may have any bytes.
+  constexpr message& add_printable(std::string_view text) noexcept {
+    detail::put_printable(text, [this](std::string_view part) noexcept { add(part); });
     return *this;
   }
   constexpr message& add_number(std::uint64_t value) noexcept {
@@ -434,6 +495,35 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call
 #include <stdexcept>
 #include <string_view>
 
+// ---- tarn/core/text_prefix.hpp
+// Truncates text to a number of bytes without splitting a UTF-8 character.
+
+#include <cstddef>
+#include <string_view>
+
+namespace tarn::detail {
+
+/// Returns true for a UTF-8 continuation byte.
+[[nodiscard]] constexpr bool continues_character(char c) noexcept {
+  return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
+}
+
+/// Returns at most `most` bytes from the front. O(1).
+[[nodiscard]] constexpr std::string_view text_prefix(std::string_view text, std::size_t most) noexcept {
+  if (text.size() <= most) return text;
+  while (most > 0 && continues_character(text[most])) --most;
+  return text.substr(0, most);
+}
+/// Returns at most `most` bytes from the end. O(1).
+[[nodiscard]] constexpr std::string_view text_suffix(std::string_view text, std::size_t most) noexcept {
+  if (text.size() <= most) return text;
+  std::size_t begin = text.size() - most;
+  while (begin < text.size() && continues_character(text[begin])) ++begin;
+  return text.substr(begin);
+}
+
+}  // namespace tarn::detail
+
 namespace tarn {
 
 /// The kind of a driver call's failure; the part of an error code that tarn acts on.
@@ -622,8 +712,10 @@ class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
     if (report_.biggest_tags[0].name != nullptr) {
       char const* before = " By tag: ";
       for (bytes_of_tag const& t : report_.biggest_tags) {
-        if (t.name != nullptr)
-          text_.add(before).add(std::string_view(t.name).substr(0, longest_tag)).add(" ").add_bytes(t.bytes);
+        if (t.name != nullptr) {
+          text_.add(before).add_printable(detail::text_prefix(t.name, longest_tag));
+          text_.add(" ").add_bytes(t.bytes);
+        }
         before = ", ";
       }
       text_.add(".");
@@ -21563,35 +21655,6 @@ struct retry_on_oom {
 #include <string_view>
 #include <system_error>
 #include <utility>
-
-// ---- tarn/core/text_prefix.hpp
-// Truncates text to a number of bytes without splitting a UTF-8 character.
-
-#include <cstddef>
-#include <string_view>
-
-namespace tarn::detail {
-
-/// Returns true for a UTF-8 continuation byte.
-[[nodiscard]] constexpr bool continues_character(char c) noexcept {
-  return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
-}
-
-/// Returns at most `most` bytes from the front. O(1).
-[[nodiscard]] constexpr std::string_view text_prefix(std::string_view text, std::size_t most) noexcept {
-  if (text.size() <= most) return text;
-  while (most > 0 && continues_character(text[most])) --most;
-  return text.substr(0, most);
-}
-/// Returns at most `most` bytes from the end. O(1).
-[[nodiscard]] constexpr std::string_view text_suffix(std::string_view text, std::size_t most) noexcept {
-  if (text.size() <= most) return text;
-  std::size_t begin = text.size() - most;
-  while (begin < text.size() && continues_character(text[begin])) ++begin;
-  return text.substr(begin);
-}
-
-}  // namespace tarn::detail
 
 namespace tarn {
 

@@ -1330,6 +1330,20 @@ PLANTED = {
             finder="tests/report/json.cpp",
         ),
         Mutant(
+            "a column of the table of tags has several units",
+            "report/by_tag.hpp",
+            "column(t.bytes, all.bytes)",
+            "column(t.bytes, t.bytes)",
+            finder="tests/report/by_tag.cpp",
+        ),
+        Mutant(
+            "a name controls the terminal that prints it",
+            "core/printable.hpp",
+            "  if (length == 1) return first < 0x20 || first == 0x7F;\n",
+            "  if (length == 1) return first < 0x09 || first == 0x7F;\n",
+            finder="tests/core/printable.cpp",
+        ),
+        Mutant(
             "blocks in quarantine count as live",
             "report/take_snapshot.hpp",
             "      detail::defer_kept(s, record.kept);\n",

@@ -134,6 +134,9 @@ TEST_CASE("format_log_line writes comma-separated values and quotes them where n
   CHECK(format_log_line(c).view().find(",\"two lines\",") != std::string_view::npos);
   c.name = {};
   c.outcome = call_outcome::refused;
+  c.name = tag("\x1B[2J\xFF");
+  CHECK(format_log_line(c).view().find(",0x20, [2J?,") != std::string_view::npos);
+  c.name = tag{};
   CHECK(format_log_line(c).view().substr(0, 46) == "deallocate_sync,refused,0xabc00,1000,256,0x20,");
   CHECK(format_log_line(c).view().find("0x20,,train.cpp") != std::string_view::npos);
   auto const columns = [](std::string_view line) { return std::count(line.begin(), line.end(), ','); };

@@ -31,14 +31,30 @@ TEST_CASE("memory_by_tag is sorted by bytes, and memory_by_tag_summary adds up",
         "|===========================================================================|\n"
         "| large                  |  30720 KiB |  30720 KiB |  30720 KiB |       1    |\n"
         "| small                  |   3072 KiB |   3072 KiB |   3072 KiB |       1    |\n"
-        "| untagged               |    256 B   |    256 B   |    100 B   |       1    |\n"
-        "| gone                   |      0 B   |  61440 KiB |      0 B   |       0    |\n"
+        "| untagged               |      0 KiB |      0 KiB |      0 KiB |       1    |\n"
+        "| gone                   |      0 KiB |  61440 KiB |      0 KiB |       0    |\n"
         "|---------------------------------------------------------------------------|\n"
         "| all                    |  33792 KiB |            |  33792 KiB |       3    |\n"
         "|===========================================================================|\n");
   memory.deallocate({}, p, 3_MiB);
   memory.deallocate({}, q, 30_MiB);
   memory.deallocate({}, s, 100);
+}
+
+TEST_CASE("memory_by_tag_summary has one unit in a column, and no bytes of a name that control a terminal",
+          "[report][by_tag]") {
+  auto memory = sim_pages{} | pooled{} | with_history{};
+  void* const p = memory.allocate({}, 3_GiB, 256, tag("large"));
+  void* const q = memory.allocate({}, 3_MiB, 256, tag("\x1B[2J\xFF\n"));
+  std::string const table = memory_by_tag_summary(memory);
+  INFO(table);
+  CHECK(table.find("| large                  |   3072 MiB |   3072 MiB |   3072 MiB |       1    |\n") !=
+        table.npos);
+  CHECK(table.find("|  [2J?                  |      3 MiB |      3 MiB |      3 MiB |       1    |\n") !=
+        table.npos);
+  CHECK(table.find("KiB") == table.npos);
+  memory.deallocate({}, p, 3_GiB);
+  memory.deallocate({}, q, 3_MiB);
 }
 
 TEST_CASE("line_profile_table lists the lines of each file in order, with their source text",

@@ -12,6 +12,7 @@
 #include "tarn/core/any_error.hpp"
 #include "tarn/core/message.hpp"
 #include "tarn/core/source_location.hpp"
+#include "tarn/core/text_prefix.hpp"
 
 namespace tarn {
 
@@ -201,8 +202,10 @@ class out_of_memory : public detail::error_of<std::bad_alloc, 960> {
     if (report_.biggest_tags[0].name != nullptr) {
       char const* before = " By tag: ";
       for (bytes_of_tag const& t : report_.biggest_tags) {
-        if (t.name != nullptr)
-          text_.add(before).add(std::string_view(t.name).substr(0, longest_tag)).add(" ").add_bytes(t.bytes);
+        if (t.name != nullptr) {
+          text_.add(before).add_printable(detail::text_prefix(t.name, longest_tag));
+          text_.add(" ").add_bytes(t.bytes);
+        }
         before = ", ";
       }
       text_.add(".");

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "tarn/core/printable.hpp"
+
 namespace tarn {
 
 namespace detail {
@@ -65,6 +67,11 @@ class message {
  public:
   constexpr message& add(std::string_view text) noexcept {
     size_ = detail::append(text_, size_, Capacity, text.data(), text.size());
+    return *this;
+  }
+  /// Appends a name that may have any bytes.
+  constexpr message& add_printable(std::string_view text) noexcept {
+    detail::put_printable(text, [this](std::string_view part) noexcept { add(part); });
     return *this;
   }
   constexpr message& add_number(std::uint64_t value) noexcept {

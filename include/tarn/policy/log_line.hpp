@@ -25,15 +25,12 @@ namespace detail {
   constexpr std::string_view names[] = {"pending", "done", "refused", "failed"};
   return names[static_cast<std::size_t>(outcome)];
 }
-/// Adds a value, in quotes if it contains a separator (RFC 4180), with control characters as blanks.
+/// Adds a value that can be printed, in quotes if it contains a separator (RFC 4180).
 template <std::size_t N>
 void add_value(message<N>& line, std::string_view text) noexcept {
   bool const quoted = text.find_first_of(",\"\r\n") != std::string_view::npos;
   if (quoted) line.add("\"");
-  for (char const& c : text) {
-    if (c == '"') line.add("\"");
-    line.add(static_cast<unsigned char>(c) < 0x20 ? std::string_view(" ") : std::string_view(&c, 1));
-  }
+  put_printable(text, [&](std::string_view part) noexcept { line.add(part == "\"" ? "\"\"" : part); });
   if (quoted) line.add("\"");
 }
 

@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "tarn/core/concat.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/text_prefix.hpp"
 #include "tarn/policy/memory_history.hpp"
 #include "tarn/report/summary.hpp"
+#include "tarn/report/utf8.hpp"
 
 namespace tarn {
 
@@ -32,35 +34,38 @@ template <class Resource>
   return tags;
 }
 
-/// Returns memory_by_tag() as a table, 75 columns between its edges, with the sum last. Peaks are per tag and occur at
-/// different times.
+/// Returns memory_by_tag() as a table, 75 columns between its edges, with the sum last. A column has one unit, so that it can be added
+/// up by eye; numbers are truncated. Peaks are per tag and occur at different times. Names are cut, and printable whatever they hold.
 /// @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::string memory_by_tag_summary(Resource memory) {
-  std::string const line = detail::concat({"|", std::string(75, '='), "|\n"});
-  std::string out = line;
-  out += "| Tag                    | Cur Usage  | Peak Usage | Requested  | Blocks     |\n" + line;
-  auto const row = [&](std::string const& name, history_tag const& t, bool has_peak) {
-    auto const bytes = [](std::size_t n) {
-      auto const number = static_cast<std::int64_t>(n);
-      return detail::concat({" ", detail::table_number(number, number), " |"});
-    };
-    auto const blocks = static_cast<std::int64_t>(t.blocks);
-    out += detail::concat(
-        {"| ", detail::left(std::string(detail::text_prefix(name, 22)), 22), " |", bytes(t.bytes)});
-    out += has_peak ? bytes(t.peak_bytes) : std::string(12, ' ') + "|";
-    out +=
-        bytes(t.requested) + " " + detail::table_number(blocks, blocks, detail::number_unit::count) + " |\n";
-  };
+  std::vector<history_tag> const tags = memory_by_tag(std::move(memory));
   history_tag all;
-  for (history_tag const& t : memory_by_tag(std::move(memory))) {
-    row(t.name, t, true);
+  for (history_tag const& t : tags) {
     all.bytes += t.bytes;
+    all.peak_bytes = detail::max_of(all.peak_bytes, t.peak_bytes);
     all.requested += t.requested;
     all.blocks += t.blocks;
   }
+  std::string const line = detail::concat({"|", std::string(75, '='), "|\n"});
+  std::string out = line;
+  out += "| Tag                    | Cur Usage  | Peak Usage | Requested  | Blocks     |\n" + line;
+  auto const column = [](std::size_t number, std::size_t scale,
+                         detail::number_unit unit = detail::number_unit::bytes) {
+    auto const shown =
+        detail::table_number(static_cast<std::int64_t>(number), static_cast<std::int64_t>(scale), unit);
+    return detail::concat({" ", shown, " |"});
+  };
+  auto const row = [&](history_tag const& t, std::string const& peak) {
+    std::string const name = detail::as_printable(detail::text_prefix(t.name, 22));
+    out += detail::concat({"| ", detail::left(name, 22), " |", column(t.bytes, all.bytes), peak});
+    out +=
+        column(t.requested, all.requested) + column(t.blocks, all.blocks, detail::number_unit::count) + "\n";
+  };
+  for (history_tag const& t : tags) row(t, column(t.peak_bytes, all.peak_bytes));
   out += detail::concat({"|", std::string(75, '-'), "|\n"});
-  row("all", all, false);
+  all.name = "all";
+  row(all, std::string(12, ' ') + "|");
   return out + line;
 }
 

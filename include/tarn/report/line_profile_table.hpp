@@ -14,6 +14,7 @@
 #include "tarn/core/concat.hpp"
 #include "tarn/raii/line_profile.hpp"
 #include "tarn/report/summary.hpp"
+#include "tarn/report/utf8.hpp"
 
 namespace tarn {
 
@@ -92,7 +93,7 @@ class source_lines {
     if (out.empty() || file != l.where.file) {
       if (!out.empty()) out += '\n';
       file = l.where.file;
-      out += std::string(file) + "\n  line      calls       change         peak  source\n";
+      out += detail::as_printable(file) + "\n  line      calls       change         peak  source\n";
     }
     out += detail::right(std::to_string(l.where.line), 6) + detail::right(std::to_string(l.calls), 11);
     out += detail::right(detail::signed_bytes(l.change), 13);
@@ -101,7 +102,7 @@ class source_lines {
     // A macro alone on its line is less informative than the function.
     if (text.starts_with("TARN_PROFILE_LINE(") && text.find(';') + 1 == text.size()) text.clear();
     if (text.empty()) text = detail::concat({"in ", l.where.function});
-    out += detail::concat({"  ", text, "\n"});
+    out += detail::concat({"  ", detail::as_printable(text), "\n"});
   }
   if (std::uint64_t const dropped = detail::line_registry::of_process().dropped(); dropped != 0) {
     out += std::to_string(dropped) + " calls of further lines are not shown\n";

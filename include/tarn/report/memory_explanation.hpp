@@ -96,7 +96,7 @@ struct memory_explanation {
     if (context) {
       add(2, "context and modules", context, context_how);
       add(2, "other allocations", other_allocations,
-          "the remainder: memory outside tarn, and modules loaded later");
+          "the remainder: pools not named here, memory outside tarn, modules loaded later");
     } else {
       add(2, "context, modules, other allocations", outside_pools,
           outside_pools ? "estimated: nvidia-smi's value minus the pools; measure_context() separates them"
