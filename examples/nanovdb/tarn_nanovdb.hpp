@@ -46,7 +46,8 @@ class resource {
 static_assert(nanovdb::cuda::is_async_resource<resource<>>::value);
 
 /// The memory of a nanovdb::GridHandle: a block of the pool on its device, and pinned host memory once it is downloaded or
-/// created on the host. Does what nanovdb::cuda::DeviceBuffer does, for one device. Move-only; one thread at a time.
+/// created on the host. Does what nanovdb::cuda::DeviceBuffer does, for one device. Move-only; a moved-from buffer is empty, and names no
+/// memory. One thread at a time.
 template <class Memory = tarn::device_pool>
 class buffer {
   using pinned_pool = decltype(tarn::pinned_host{} | tarn::pooled{});
@@ -59,6 +60,18 @@ class buffer {
   /// Constructs an empty buffer. Grids that are created from it lie in this memory: getHandle(points, count, buffer{pool}).
   explicit buffer(Memory memory) : memory_(std::move(memory)) {}
   explicit buffer(resource<Memory> const& from) : memory_(from.memory()) {}
+  buffer(buffer&& other) noexcept { swap(other); }
+  buffer& operator=(buffer&& other) noexcept {
+    buffer taken(std::move(other));
+    swap(taken);
+    return *this;
+  }
+  void swap(buffer& other) noexcept {
+    memory_.swap(other.memory_);
+    device_.swap(other.device_);
+    host_.swap(other.host_);
+    std::swap(size_, other.size_);
+  }
 
   /// Allocates for a grid, on the host or on the device of the pool.
   /// @param from  whose memory is used; null, or empty, for that of the default resource

@@ -49,8 +49,8 @@ class pmr_resource final : public std::pmr::memory_resource {
   Resource memory_;
 };
 
-/// Creates a pmr_resource: `auto const numbers = tarn::as_pmr_resource(pool);`. It cannot be copied or moved, since containers
-/// point to it.
+/// Creates a pmr_resource: `auto memory = tarn::as_pmr_resource(pool); std::pmr::vector<int> numbers(&memory);`. It cannot be copied or
+/// moved, since containers point to it.
 template <class Resource>
 [[nodiscard]] pmr_resource<Resource> as_pmr_resource(Resource memory) {
   return pmr_resource<Resource>(std::move(memory));

@@ -481,9 +481,10 @@ class shared_event {
   shared_event(shared_event&& other) noexcept
       : driver_(other.driver_), process_(other.process_), event_(std::exchange(other.event_, nullptr)) {}
   shared_event& operator=(shared_event&& other) noexcept {
-    std::swap(driver_, other.driver_);
-    std::swap(process_, other.process_);
-    std::swap(event_, other.event_);
+    shared_event taken(std::move(other));
+    std::swap(driver_, taken.driver_);
+    std::swap(process_, taken.process_);
+    std::swap(event_, taken.event_);
     return *this;
   }
   ~shared_event() {
@@ -620,7 +621,7 @@ class exported_pages {
 /// importer: they would share the event of record_done().
 ///
 /// Pins the block's pages while it lives. It should live, and the block stay allocated, until the importers have finished: an import
-/// keeps the physical memory, but not what the pool does with it. Move-only; a moved-from object may only be destroyed or assigned.
+/// keeps the physical memory, but not what the pool does with it. Move-only; a moved-from object is empty.
 /// Thread-safe for const calls.
 ///
 /// Stream order, if a stream was given: what was written on it before is seen by an importer's stream after wait_ready(). The other
@@ -785,7 +786,7 @@ class [[nodiscard]] dma_buf {
   /// Stays owned by this object.
   [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
   /// Of the block in the dma-buf, bytes: a dma-buf begins at a page of the host.
-  [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
+  [[nodiscard]] std::size_t offset() const noexcept { return size_bytes() != 0 ? offset_ : 0; }
   /// Of the block.
   [[nodiscard]] std::size_t size_bytes() const noexcept { return pin_.size_bytes(); }
 
@@ -821,6 +822,8 @@ class [[nodiscard]] dma_buf {
 // Over the socket, in turn: the size and the bytes of the description; an answer; then for each group of handles a header with their
 // descriptors, and an answer; and when all is mapped an answer with the importer's identity. So neither side, nor the kernel between
 // them, holds more than one group of descriptors.
+//
+// Over 400 lines: both ends of that conversation stand beside each other, and what they share.
 
 #include <chrono>
 #include <cstddef>
@@ -995,14 +998,19 @@ template <sharing_driver D>
 class imported_mapping {
  public:
   explicit imported_mapping(D driver) noexcept : driver_(std::move(driver)) {}
-  imported_mapping(imported_mapping&& other) noexcept
-      : driver_(other.driver_),
-        process_(other.process_),
-        range_(std::exchange(other.range_, nullptr)),
-        bytes_(other.bytes_),
-        sizes_(std::move(other.sizes_)),
-        mapped_(other.mapped_) {}
-  imported_mapping& operator=(imported_mapping&&) = delete;
+  imported_mapping(imported_mapping&& other) noexcept : driver_(other.driver_) { swap(other); }
+  imported_mapping& operator=(imported_mapping other) noexcept {
+    swap(other);
+    return *this;
+  }
+  void swap(imported_mapping& other) noexcept {
+    std::swap(driver_, other.driver_);
+    std::swap(process_, other.process_);
+    std::swap(range_, other.range_);
+    std::swap(bytes_, other.bytes_);
+    sizes_.swap(other.sizes_);
+    std::swap(mapped_, other.mapped_);
+  }
   /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a capture still forbids to wait
   /// for the work, the memory stays mapped for good. A forked child unmaps nothing.
   ~imported_mapping() {
@@ -1043,7 +1051,9 @@ class imported_mapping {
     must_succeed(driver_, s);
     next_ += sizes_[mapped_++];
   }
-  [[nodiscard]] void* data(std::size_t offset) const noexcept { return static_cast<char*>(range_) + offset; }
+  [[nodiscard]] void* data(std::size_t offset) const noexcept {
+    return range_ != nullptr ? static_cast<char*>(range_) + offset : nullptr;
+  }
   [[nodiscard]] D const& driver() const noexcept { return driver_; }
 
  private:
@@ -1086,7 +1096,7 @@ void require_importable(D const& driver, block_description const& d) {
 /// captured without a scope, and that capture becomes invalid.
 ///
 /// The physical memory stays while it lives, also if the exporter frees the block or ends; what is in it is the exporter's matter.
-/// Move-only; a moved-from object may only be destroyed. Thread-safe for const calls.
+/// Move-only; a moved-from object is empty. Thread-safe for const calls.
 template <sharing_driver D>
 class [[nodiscard]] imported_block {
  public:
@@ -1112,9 +1122,9 @@ class [[nodiscard]] imported_block {
   }
 
   [[nodiscard]] void* data() const noexcept { return mapping_.data(offset_); }
-  [[nodiscard]] std::size_t size_bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return data() != nullptr ? bytes_ : 0; }
   /// Whether the exporter gave a stream.
-  [[nodiscard]] bool has_events() const noexcept { return ready_.has_value(); }
+  [[nodiscard]] bool has_events() const noexcept { return data() != nullptr && ready_.has_value(); }
   /// Later work on the stream waits for what the exporter recorded last. If that process has ended before that work, this throws; if
   /// it is killed later and before its work has ended, the stream may wait forever.
   /// @throws sharing_error (exporter_ended), cuda_error (unsupported: exported without a stream)
@@ -1422,8 +1432,21 @@ class [[nodiscard]] page_registrations {
                          memory_.driver().device().value, where);
     }
   }
-  page_registrations(page_registrations&&) noexcept = default;
-  page_registrations& operator=(page_registrations&&) = delete;
+  page_registrations(page_registrations&& other) noexcept
+      : memory_(std::move(other.memory_)),
+        library_(std::move(other.library_)),
+        entries_(std::exchange(other.entries_, {})),
+        added_(std::exchange(other.added_, 0)) {}
+  /// Ends all registrations, and takes over the others.
+  page_registrations& operator=(page_registrations&& other) noexcept {
+    if (this == &other) return *this;
+    clear();
+    memory_ = std::move(other.memory_);
+    library_ = std::move(other.library_);
+    entries_ = std::exchange(other.entries_, {});
+    added_ = std::exchange(other.added_, 0);
+    return *this;
+  }
   ~page_registrations() { clear(); }
 
   /// Returns a registration that covers a block or a part of one; registers its handles if there is none.

@@ -1319,8 +1319,11 @@ enum class sim_accounting : std::uint8_t {
 /// The configuration of a simulated machine. The default is one H200, backed by host memory as it is touched.
 struct sim_options {
   int devices = 1;
+  static constexpr std::size_t usual = ~std::size_t{0};
   std::size_t capacity = 140_GiB;  ///< of each device, bytes
-  std::size_t taken = 1_GiB;       ///< of it, in use from the start: the context, other processes
+  /// Of it, in use from the start: the context, other processes. Usual is a 140th of the capacity, at most 1 GiB, or the parts
+  /// below, if they are more. The machine's options() have the number.
+  std::size_t taken = usual;
   std::size_t context = 0;  ///< part of `taken`: this process's context and modules, for memory_account()
   std::size_t other_processes = 0;  ///< part of `taken`; so is what take_memory() takes later
   std::size_t set_aside = 0;        ///< part of `taken`, by driver and firmware; the rest is unowned
@@ -1343,6 +1346,15 @@ struct sim_options {
   sim_nanoseconds slowness = 1'000'000'000;
   sim_nanoseconds late_events = 0;  ///< with a seed, an event may be reached up to this much later
 };
+
+namespace detail {
+[[nodiscard]] constexpr sim_options resolved(sim_options o) noexcept {
+  if (o.taken != sim_options::usual) return o;
+  std::size_t const least = o.context + o.other_processes + o.set_aside;
+  o.taken = max_of(least, min_of(1_GiB, o.capacity / 140 / 2_MiB * 2_MiB));
+  return o;
+}
+}  // namespace detail
 
 /// Counts of each driver call, and their cost in virtual time.
 struct sim_calls {
@@ -3859,7 +3871,8 @@ class sim_machine {
  public:
   /// Constructs a machine with the default options: one device.
   sim_machine() : sim_machine(sim_options{}) {}
-  explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
+  explicit sim_machine(sim_options const& options)
+      : state_(std::make_shared<detail::sim_state>(detail::resolved(options))) {}
 
   /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default
   /// options and never destroyed, so that objects with static storage may use it until exit. Variables of the
@@ -4512,6 +4525,12 @@ class sim_driver {
       m.streams.join_device(device_.value);
       return m.memory.release(p, detail::sim_kind::device);
     });
+  }
+  /// Whether memory holds what was written to it: not device memory that is addresses only.
+  [[nodiscard]] bool has_contents(void const* p) const noexcept {
+    if (machine_.options().backing == sim_backing::host_backed) return true;
+    std::lock_guard const lock(machine_.state_->mutex);
+    return machine_.state_->memory.is_real(p);
   }
   [[nodiscard]] bool has_memory_pools() const noexcept {
     return machine_.state_->options.memory_pools == sim_memory_pools::available;

@@ -1444,6 +1444,7 @@ inline constexpr char const* captured_without_scope =
 // | sharing with other processes, optional                       |                  | see sharing_driver.hpp                                              |
 // | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
+// | has_contents(p), optional                                    | 0                | whether memory holds what was written to it; true if absent         |
 // | has_memory_pools(), optional                                 | once             | whether the device has malloc_async; true if absent or unknown      |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
@@ -1490,6 +1491,16 @@ template <class D>
     return driver.allocation_overhead();
   } else {
     return 0;
+  }
+}
+
+/// Returns whether the memory at `p` holds what was written to it. That of a simulated device may be addresses only.
+template <class D>
+[[nodiscard]] constexpr bool has_contents(D const& driver, void const* p) noexcept {
+  if constexpr (requires { driver.has_contents(p); }) {
+    return driver.has_contents(p);
+  } else {
+    return true;
   }
 }
 
@@ -9208,7 +9219,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
     bool const captured = is_capturing(r.stream);
     // A fence that was not written would be reported as overwritten.
-    b.fenced = !captured && fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
+    b.fenced = !captured && has_contents(driver(), b.p) &&
+               fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
     if (b.fenced) (void)detail::fill_in_order(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
     {
       std::lock_guard const guard(mutex_);
@@ -20857,7 +20869,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     std::uint64_t number = 0;  ///< in the order of allocation: an address may be reused
-    bool fenced = false;       ///< false if allocated during a capture
+    bool fenced = false;       ///< false if allocated during a capture, or without contents
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
@@ -20875,7 +20887,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       blocks_.make_room(promised_ + 1);
       ++promised_;
     }
-    bool const fenced = !detail::is_capturing(driver(), r.stream);
+    bool const fenced = !detail::is_capturing(driver(), r.stream) && has_contents(driver(), p);
     status const s = fenced ? fences_.draw(driver(), r.stream, p, r.bytes, r.alignment) : status{};
     {
       std::lock_guard const guard(mutex_);
@@ -22243,7 +22255,8 @@ template <stream_driver Driver>
 #endif
 
 /// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
-/// wait: the driver completes the stream's work. The constructor takes no place for its errors: nvcc 13.0 ends without a message
+/// wait: the driver completes the stream's work. A moved-from object is empty: any use but destruction, assignment and the test whether it
+/// has a stream throws misuse, since a null handle is the default stream. The constructor takes no place for its errors: nvcc 13.0 ends without a message
 /// where a default member initialiser constructs such a type in braces.
 template <stream_driver Driver>
 class basic_stream {
@@ -22273,19 +22286,33 @@ class basic_stream {
     if (stream_.handle() != nullptr) (void)driver_.destroy_stream(stream_);
   }
 
-  [[nodiscard]] stream_ref ref() const noexcept { return stream_; }
-  operator stream_ref() const noexcept { return stream_; }  // NOLINT: an owned stream is a stream
+  /// False after it was moved from.
+  [[nodiscard]] explicit operator bool() const noexcept { return stream_.handle() != nullptr; }
+  [[nodiscard]] stream_ref ref() const {
+    require_stream(source_location{});
+    return stream_;
+  }
+  operator stream_ref() const { return ref(); }  // NOLINT: an owned stream is a stream
   /// The handle as a cudaStream_t; it also converts to one, for kernel launches and libraries.
-  [[nodiscard]] CUstream_st* get() const noexcept { return stream_.get(); }
-  operator CUstream_st*() const noexcept { return get(); }  // NOLINT: as cudaStream_t is passed everywhere
+  [[nodiscard]] CUstream_st* get() const { return ref().get(); }
+  operator CUstream_st*() const { return get(); }  // NOLINT: as cudaStream_t is passed everywhere
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
 
   /// Waits on the host for the stream's work. @throws cuda_error  also for errors of earlier kernels
   void synchronize(source_location where = source_location::current()) const {
+    require_stream(where);
     detail::must_succeed(driver_, driver_.synchronize_stream(stream_), where);
   }
 
  private:
+  void require_stream(source_location where) const {
+    if (stream_.handle() != nullptr) [[likely]]
+      return;
+    throw detail::at(where,
+                     misuse(misuse_kind::no_resource, nullptr,
+                            "a moved-from stream is empty; use the one it was moved to, or assign one"));
+  }
+
   Driver driver_;
   stream_ref stream_;
 };

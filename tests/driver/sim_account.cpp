@@ -46,6 +46,21 @@ TEST_CASE("sim_account attributes memory taken later to other processes", "[driv
   CHECK(account_of(machine).this_process == 500_MiB);
 }
 
+TEST_CASE("a simulated device of any capacity has free memory", "[driver][sim_options]") {
+  auto const free_of = [](sim_options const& options) {
+    std::size_t free = 0, total = 0;
+    REQUIRE(sim_machine(options).driver().memory_info(free, total).ok());
+    return free;
+  };
+  CHECK(free_of({}) == 139_GiB);
+  CHECK(free_of({.capacity = 1_GiB}) == 1_GiB - 6_MiB);
+  CHECK(free_of({.capacity = 64_MiB}) == 64_MiB);
+  CHECK(free_of({.capacity = 1000_GiB}) == 999_GiB);
+  CHECK(free_of({.capacity = 16_GiB, .taken = 0}) == 16_GiB);
+  CHECK(free_of({.capacity = 16_GiB, .context = 500_MiB, .set_aside = 100_MiB}) == 16_GiB - 600_MiB);
+  CHECK(sim_machine(sim_options{}).options().taken == 1_GiB);
+}
+
 TEST_CASE("sim_account never reports more than is taken", "[driver][sim_account]") {
   sim_machine const machine{
       {.taken = 1_GiB, .context = 600_MiB, .other_processes = 5_GiB, .set_aside = 1_GiB}};

@@ -18,7 +18,7 @@ using namespace tarn;
 
 TEST_CASE("pmr_resource lets pmr containers allocate from a pool", "[interop][pmr]") {
   auto memory = host_memory{} | pooled{};
-  auto adaptor = as_pmr_resource(memory);
+  auto adaptor = as_pmr_resource(memory);  // as the docstring of as_pmr_resource has it
   pmr_resource same(memory);
   pmr_resource other(host_memory{} | pooled{});
   CHECK(adaptor.is_equal(same));

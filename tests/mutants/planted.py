@@ -1429,6 +1429,52 @@ PLANTED = {
             finder="tests/policy/any_resource.cpp",
         ),
     ],
+    "a moved-from object is empty": [
+        Mutant(
+            "a moved-from stream is the default stream",
+            "raii/stream.hpp",
+            "  [[nodiscard]] stream_ref ref() const {\n    require_stream(source_location{});\n",
+            "  [[nodiscard]] stream_ref ref() const {\n",
+            finder="tests/raii/moved_from.cpp",
+        ),
+        Mutant(
+            "a moved-from imported block has a size",
+            "raii/imported_block.hpp",
+            "return data() != nullptr ? bytes_ : 0;",
+            "return bytes_;",
+            finder="tests/raii/moved_from.cpp",
+        ),
+        Mutant(
+            "an owner that is assigned to leaves its registrations to the other",
+            "raii/page_registrations.hpp",
+            "    added_ = std::exchange(other.added_, 0);\n",
+            "    added_ = other.added_;\n",
+            finder="tests/raii/moved_from.cpp",
+        ),
+    ],
+    "a policy over memory without contents reports nothing of it": [
+        Mutant(
+            "checked fences memory that is addresses only",
+            "policy/checked.hpp",
+            "b.fenced = !captured && has_contents(driver(), b.p) &&\n",
+            "b.fenced = !captured &&\n",
+            finder="tests/policy/checked.cpp",
+        ),
+        Mutant(
+            "fenced fences memory that is addresses only",
+            "policy/fenced.hpp",
+            "r.stream) && has_contents(driver(), p);",
+            "r.stream);",
+            finder="tests/policy/checked.cpp",
+        ),
+        Mutant(
+            "a small simulated device has no free memory",
+            "driver/sim/sim_options.hpp",
+            "min_of(1_GiB, o.capacity / 140 / 2_MiB * 2_MiB)",
+            "1_GiB",
+            finder="tests/driver/sim_account.cpp",
+        ),
+    ],
     "clear() keeps the memory of a buffer": [
         Mutant(
             "clear() forgets the capacity",
@@ -1831,8 +1877,8 @@ PLANTED = {
         Mutant(
             "the capture state of a stream is checked once",
             "policy/fenced.hpp",
-            "bool const fenced = !detail::is_capturing(driver(), r.stream);",
-            "static bool const fenced = !detail::is_capturing(driver(), r.stream);",
+            "bool const fenced = !detail::is_capturing(driver(), r.stream) && has_contents(driver(), p);",
+            "static bool const fenced = !detail::is_capturing(driver(), r.stream) && has_contents(driver(), p);",
             finder="policies",
         ),
         Mutant(

@@ -8,6 +8,7 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
@@ -357,6 +358,32 @@ TEST_CASE("checked writes, waits for and verifies nothing while a graph is captu
   memory.deallocate(stream, q, 1000);
   CHECK(memory->check_all() == 0);
   CHECK(reported::all().empty());
+}
+
+TEST_CASE("checked and fenced report nothing of memory that is addresses only", "[policy][checked][fenced]") {
+  reported const log;
+  sim_machine const machine{sim_options{.backing = sim_backing::address_only}};
+  auto const run = [&](auto memory) {
+    test_stream const s(machine.driver());
+    void* const p = memory.allocate(s, 1000);
+    void* const q = memory.allocate(s, 3_MiB);
+    memory.deallocate(s, p, 1000);
+    CHECK(check_all(memory) == 0);
+    memory.deallocate(s, q, 3_MiB);
+    memory.trim(0);
+    CHECK(reported::all().empty());
+    memory.deallocate(s, q, 3_MiB);
+    CHECK(reported::all().size() == 1);  // a double free needs no contents
+    reported::all().clear();
+    // Its pinned memory has contents, and fences.
+    auto pinned = sim_pinned_host{machine.driver()} | checked{};
+    auto* const bytes = static_cast<unsigned char*>(pinned.allocate_sync(10));
+    bytes[10] = 1;
+    pinned.deallocate_sync(bytes, 10);
+    (void)reported::one_of(misuse_kind::overrun);
+  };
+  run(sim_pages{machine.driver()} | pooled{} | checked{});
+  run(sim_pages{machine.driver()} | pooled{} | fenced{});
 }
 
 TEST_CASE("checked bounds its quarantine and releases it before memory is refused", "[policy][checked]") {

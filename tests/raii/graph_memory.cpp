@@ -548,7 +548,8 @@ TEST_CASE("a thread is not taken for one that ended with a scope open", "[graph_
 
 TEST_CASE("a capture that finds the device full gets the pool's cached memory", "[graph_memory]") {
   sim_options o;
-  o.capacity = o.taken + (256 << 20);
+  o.capacity = 256 << 20;
+  o.taken = 0;
   device d(o);
   auto pool = d.pages() | pooled{};
   device::stream_type a{d.driver}, b{d.driver};
@@ -726,7 +727,8 @@ TEST_CASE("the statistics of a pool include its graph memories and stay exact", 
 
 TEST_CASE("both pools of fallback_to keep a graph's memory", "[graph_memory]") {
   sim_options o;
-  o.capacity = o.taken + (64 << 20);
+  o.capacity = 64 << 20;
+  o.taken = 0;
   device d(o);
   auto memory = d.pages() | pooled{} | limited{8 << 20} |
                 fallback_to{basic_managed<sim_marking_driver>(d.driver) | pooled{}};
@@ -1014,7 +1016,8 @@ TEST_CASE("a block with a recorded use is not reused inside the capture that fre
 
 TEST_CASE("handlers of retry_on_oom ask pool and graph memory at once", "[graph_memory][threads]") {
   sim_options o;
-  o.capacity = o.taken + (64 << 20);
+  o.capacity = 64 << 20;
+  o.taken = 0;
   device d(o);
   std::atomic<int> in_handler{0};
   std::function<void()> ask;

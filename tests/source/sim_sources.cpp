@@ -24,6 +24,7 @@ namespace {
 /// A machine with little memory, so that it runs out quickly.
 sim_machine small_machine(sim_options options = {}) {
   options.capacity = 4_GiB;
+  options.taken = 1_GiB;
   options.host_capacity = 4_GiB;
   return sim_machine(options);
 }

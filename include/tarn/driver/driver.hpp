@@ -39,6 +39,7 @@
 // | sharing with other processes, optional                       |                  | see sharing_driver.hpp                                              |
 // | malloc_device(bytes, p&), free_device(p)                     | 58 us, 40 us     | cudaMalloc                                                          |
 // | malloc_async(bytes, stream, p&), free_async(p, stream)       | 0.7 us warm      | cudaMallocAsync                                                     |
+// | has_contents(p), optional                                    | 0                | whether memory holds what was written to it; true if absent         |
 // | has_memory_pools(), optional                                 | once             | whether the device has malloc_async; true if absent or unknown      |
 // | malloc_pinned(bytes, p&), free_pinned(p)                     | 460 ms/GiB       | cudaHostAlloc, portable                                             |
 // | malloc_managed(bytes, p&), free_managed(p)                   |                  | cudaMallocManaged                                                   |
@@ -90,6 +91,16 @@ template <class D>
     return driver.allocation_overhead();
   } else {
     return 0;
+  }
+}
+
+/// Returns whether the memory at `p` holds what was written to it. That of a simulated device may be addresses only.
+template <class D>
+[[nodiscard]] constexpr bool has_contents(D const& driver, void const* p) noexcept {
+  if constexpr (requires { driver.has_contents(p); }) {
+    return driver.has_contents(p);
+  } else {
+    return true;
   }
 }
 

@@ -116,7 +116,8 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
     }
     bool const captured = is_capturing(r.stream);
     // A fence that was not written would be reported as overwritten.
-    b.fenced = !captured && fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
+    b.fenced = !captured && has_contents(driver(), b.p) &&
+               fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
     if (b.fenced) (void)detail::fill_in_order(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
     {
       std::lock_guard const guard(mutex_);

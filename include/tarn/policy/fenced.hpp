@@ -151,7 +151,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     std::uint64_t number = 0;  ///< in the order of allocation: an address may be reused
-    bool fenced = false;       ///< false if allocated during a capture
+    bool fenced = false;       ///< false if allocated during a capture, or without contents
     friend bool operator==(block const&, block const&) = default;
   };
   [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
@@ -169,7 +169,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
       blocks_.make_room(promised_ + 1);
       ++promised_;
     }
-    bool const fenced = !detail::is_capturing(driver(), r.stream);
+    bool const fenced = !detail::is_capturing(driver(), r.stream) && has_contents(driver(), p);
     status const s = fenced ? fences_.draw(driver(), r.stream, p, r.bytes, r.alignment) : status{};
     {
       std::lock_guard const guard(mutex_);

@@ -23,6 +23,9 @@ namespace tarn {
 /// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
 template <class T, class Pinned, class Driver>
 class batch_collector {
+  static_assert(std::is_trivially_copyable_v<T>,
+                "tarn: only trivially copyable elements can be copied between host and device");
+
  public:
   using value_type = T;
   using batch = host_batch<T>;
@@ -144,5 +147,9 @@ template <class T, class Memory, class Pinned>
         from.span(), options, from.resource().driver(), stream, std::move(pinned), where);
   });
 }
+// clang-format off
+template <class T, class Memory, class... Rest>
+void collect_batches(device_buffer<T, Memory> const&&, batch_options const&, Rest const&...) = delete;  // this temporary is destroyed before the loop begins; store it in a variable first
+// clang-format on
 
 }  // namespace tarn

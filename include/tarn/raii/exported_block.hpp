@@ -97,7 +97,7 @@ class exported_pages {
 /// importer: they would share the event of record_done().
 ///
 /// Pins the block's pages while it lives. It should live, and the block stay allocated, until the importers have finished: an import
-/// keeps the physical memory, but not what the pool does with it. Move-only; a moved-from object may only be destroyed or assigned.
+/// keeps the physical memory, but not what the pool does with it. Move-only; a moved-from object is empty.
 /// Thread-safe for const calls.
 ///
 /// Stream order, if a stream was given: what was written on it before is seen by an importer's stream after wait_ready(). The other
@@ -262,7 +262,7 @@ class [[nodiscard]] dma_buf {
   /// Stays owned by this object.
   [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
   /// Of the block in the dma-buf, bytes: a dma-buf begins at a page of the host.
-  [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
+  [[nodiscard]] std::size_t offset() const noexcept { return size_bytes() != 0 ? offset_ : 0; }
   /// Of the block.
   [[nodiscard]] std::size_t size_bytes() const noexcept { return pin_.size_bytes(); }
 

@@ -75,8 +75,21 @@ class [[nodiscard]] page_registrations {
                          memory_.driver().device().value, where);
     }
   }
-  page_registrations(page_registrations&&) noexcept = default;
-  page_registrations& operator=(page_registrations&&) = delete;
+  page_registrations(page_registrations&& other) noexcept
+      : memory_(std::move(other.memory_)),
+        library_(std::move(other.library_)),
+        entries_(std::exchange(other.entries_, {})),
+        added_(std::exchange(other.added_, 0)) {}
+  /// Ends all registrations, and takes over the others.
+  page_registrations& operator=(page_registrations&& other) noexcept {
+    if (this == &other) return *this;
+    clear();
+    memory_ = std::move(other.memory_);
+    library_ = std::move(other.library_);
+    entries_ = std::exchange(other.entries_, {});
+    added_ = std::exchange(other.added_, 0);
+    return *this;
+  }
   ~page_registrations() { clear(); }
 
   /// Returns a registration that covers a block or a part of one; registers its handles if there is none.

@@ -203,20 +203,22 @@ class [[nodiscard]] reservation {
   }
   ~reservation() { end(); }
 
-  // A reservation that was moved from may only be assigned or destroyed.
+  // A reservation that was moved from has no bytes and no resource.
 
   /// The memory to allocate from. Its handle may have layers on top, as in `task.resource() | tracked{}`. Once the reservation has
   /// ended, it refuses to allocate.
   [[nodiscard]] resource_type const& resource() const noexcept { return resource_; }
   /// Returns how much of the limit is reserved, bytes.
-  [[nodiscard]] std::size_t bytes() const noexcept { return resource_->limit(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return is_live_ ? resource_->limit() : 0; }
   /// Returns how much of it is in blocks, bytes.
-  [[nodiscard]] std::size_t used() const noexcept { return resource_->used(); }
+  [[nodiscard]] std::size_t used() const noexcept { return is_live_ ? resource_->used() : 0; }
   /// Returns the largest used() so far, bytes: what such a task needs to reserve.
-  [[nodiscard]] std::size_t peak() const noexcept { return resource_->peak(); }
+  [[nodiscard]] std::size_t peak() const noexcept { return is_live_ ? resource_->peak() : 0; }
   /// Gives unused bytes back, all but `keep`, when a task is past its peak; returns how many.
   // NOLINTNEXTLINE(modernize-use-nodiscard): may be ignored
-  std::size_t release_unused(std::size_t keep = 0) noexcept { return resource_->release_unused(keep); }
+  std::size_t release_unused(std::size_t keep = 0) noexcept {
+    return is_live_ ? resource_->release_unused(keep) : 0;
+  }
 
  private:
   void end() noexcept {

@@ -34,9 +34,10 @@ class shared_event {
   shared_event(shared_event&& other) noexcept
       : driver_(other.driver_), process_(other.process_), event_(std::exchange(other.event_, nullptr)) {}
   shared_event& operator=(shared_event&& other) noexcept {
-    std::swap(driver_, other.driver_);
-    std::swap(process_, other.process_);
-    std::swap(event_, other.event_);
+    shared_event taken(std::move(other));
+    std::swap(driver_, taken.driver_);
+    std::swap(process_, taken.process_);
+    std::swap(event_, taken.event_);
     return *this;
   }
   ~shared_event() {

@@ -76,7 +76,8 @@ template <stream_driver Driver>
 #endif
 
 /// Owns a stream that does not synchronise with the legacy default stream. Its identity is queried once. Destruction does not
-/// wait: the driver completes the stream's work. The constructor takes no place for its errors: nvcc 13.0 ends without a message
+/// wait: the driver completes the stream's work. A moved-from object is empty: any use but destruction, assignment and the test whether it
+/// has a stream throws misuse, since a null handle is the default stream. The constructor takes no place for its errors: nvcc 13.0 ends without a message
 /// where a default member initialiser constructs such a type in braces.
 template <stream_driver Driver>
 class basic_stream {
@@ -106,19 +107,33 @@ class basic_stream {
     if (stream_.handle() != nullptr) (void)driver_.destroy_stream(stream_);
   }
 
-  [[nodiscard]] stream_ref ref() const noexcept { return stream_; }
-  operator stream_ref() const noexcept { return stream_; }  // NOLINT: an owned stream is a stream
+  /// False after it was moved from.
+  [[nodiscard]] explicit operator bool() const noexcept { return stream_.handle() != nullptr; }
+  [[nodiscard]] stream_ref ref() const {
+    require_stream(source_location{});
+    return stream_;
+  }
+  operator stream_ref() const { return ref(); }  // NOLINT: an owned stream is a stream
   /// The handle as a cudaStream_t; it also converts to one, for kernel launches and libraries.
-  [[nodiscard]] CUstream_st* get() const noexcept { return stream_.get(); }
-  operator CUstream_st*() const noexcept { return get(); }  // NOLINT: as cudaStream_t is passed everywhere
+  [[nodiscard]] CUstream_st* get() const { return ref().get(); }
+  operator CUstream_st*() const { return get(); }  // NOLINT: as cudaStream_t is passed everywhere
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
 
   /// Waits on the host for the stream's work. @throws cuda_error  also for errors of earlier kernels
   void synchronize(source_location where = source_location::current()) const {
+    require_stream(where);
     detail::must_succeed(driver_, driver_.synchronize_stream(stream_), where);
   }
 
  private:
+  void require_stream(source_location where) const {
+    if (stream_.handle() != nullptr) [[likely]]
+      return;
+    throw detail::at(where,
+                     misuse(misuse_kind::no_resource, nullptr,
+                            "a moved-from stream is empty; use the one it was moved to, or assign one"));
+  }
+
   Driver driver_;
   stream_ref stream_;
 };

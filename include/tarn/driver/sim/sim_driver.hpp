@@ -382,6 +382,12 @@ class sim_driver {
       return m.memory.release(p, detail::sim_kind::device);
     });
   }
+  /// Whether memory holds what was written to it: not device memory that is addresses only.
+  [[nodiscard]] bool has_contents(void const* p) const noexcept {
+    if (machine_.options().backing == sim_backing::host_backed) return true;
+    std::lock_guard const lock(machine_.state_->mutex);
+    return machine_.state_->memory.is_real(p);
+  }
   [[nodiscard]] bool has_memory_pools() const noexcept {
     return machine_.state_->options.memory_pools == sim_memory_pools::available;
   }

@@ -97,7 +97,8 @@ class sim_machine {
  public:
   /// Constructs a machine with the default options: one device.
   sim_machine() : sim_machine(sim_options{}) {}
-  explicit sim_machine(sim_options const& options) : state_(std::make_shared<detail::sim_state>(options)) {}
+  explicit sim_machine(sim_options const& options)
+      : state_(std::make_shared<detail::sim_state>(detail::resolved(options))) {}
 
   /// Returns the machine behind `sim_driver{}`: one per process, created at first use with the default
   /// options and never destroyed, so that objects with static storage may use it until exit. Variables of the

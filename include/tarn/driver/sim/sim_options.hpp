@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/min_max.hpp"
 #include "tarn/driver/driver_call.hpp"
 #include "tarn/driver/sim/sim_backing.hpp"
 #include "tarn/driver/sim/sim_cost.hpp"
@@ -47,8 +48,11 @@ enum class sim_accounting : std::uint8_t {
 /// The configuration of a simulated machine. The default is one H200, backed by host memory as it is touched.
 struct sim_options {
   int devices = 1;
+  static constexpr std::size_t usual = ~std::size_t{0};
   std::size_t capacity = 140_GiB;  ///< of each device, bytes
-  std::size_t taken = 1_GiB;       ///< of it, in use from the start: the context, other processes
+  /// Of it, in use from the start: the context, other processes. Usual is a 140th of the capacity, at most 1 GiB, or the parts
+  /// below, if they are more. The machine's options() have the number.
+  std::size_t taken = usual;
   std::size_t context = 0;  ///< part of `taken`: this process's context and modules, for memory_account()
   std::size_t other_processes = 0;  ///< part of `taken`; so is what take_memory() takes later
   std::size_t set_aside = 0;        ///< part of `taken`, by driver and firmware; the rest is unowned
@@ -71,6 +75,15 @@ struct sim_options {
   sim_nanoseconds slowness = 1'000'000'000;
   sim_nanoseconds late_events = 0;  ///< with a seed, an event may be reached up to this much later
 };
+
+namespace detail {
+[[nodiscard]] constexpr sim_options resolved(sim_options o) noexcept {
+  if (o.taken != sim_options::usual) return o;
+  std::size_t const least = o.context + o.other_processes + o.set_aside;
+  o.taken = max_of(least, min_of(1_GiB, o.capacity / 140 / 2_MiB * 2_MiB));
+  return o;
+}
+}  // namespace detail
 
 /// Counts of each driver call, and their cost in virtual time.
 struct sim_calls {
