@@ -1344,6 +1344,13 @@ PLANTED = {
             finder="tests/core/printable.cpp",
         ),
         Mutant(
+            "a snapshot takes the history of a layer below the pool",
+            "report/take_snapshot.hpp",
+            "  static constexpr bool ends_at_pools = true;\n",
+            "  static constexpr bool ends_at_pools = false;\n",
+            finder="tests/report/take_snapshot.cpp",
+        ),
+        Mutant(
             "blocks in quarantine count as live",
             "report/take_snapshot.hpp",
             "      detail::defer_kept(s, record.kept);\n",

@@ -21,6 +21,7 @@
 #include "tarn/raii/page_registrations.hpp"
 #include "tarn/raii/sleep.hpp"
 #include "tarn/report/stats.hpp"
+#include "tarn/report/take_snapshot.hpp"
 
 namespace policy_matrix {
 
@@ -151,6 +152,10 @@ class adapter final : public test_memory {
       }
     }
     return out;
+  }
+  tarn::snapshot snapshot() override {
+    if constexpr (can.record || can.inspect) return tarn::take_snapshot(*memory_);
+    return {};
   }
   std::size_t inspected_bytes() override {
     std::size_t sum = 0;

@@ -6,13 +6,18 @@
 #include <limits>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <thread>
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
 
+#include "report/undo.hpp"
+#include "report/unpickle.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/misuse.hpp"
+#include "tarn/report/perfetto.hpp"
+#include "tarn/report/pickle.hpp"
 
 namespace policy_matrix {
 
@@ -723,6 +728,125 @@ void places(stack_under_test const& stack, test_device& device, test_memory& mem
   device.end_stream(s);
 }
 
+/// The values of a counter of the Perfetto file, in order.
+std::vector<std::int64_t> counter_in(std::string const& perfetto, std::string const& name) {
+  std::string const begin = "\"name\":\"" + name, number = "\"bytes\":";
+  std::vector<std::int64_t> values;
+  for (std::size_t at = 0; (at = perfetto.find(begin, at)) != perfetto.npos; ++at)
+    values.push_back(std::stoll(perfetto.substr(perfetto.find(number, at) + number.size(), 20)));
+  return values;
+}
+
+/// The same bytes are in a snapshot's blocks, in its pool, its tags and its history, in the curves of the Perfetto file, in the pickle,
+/// and in the counts of `tracked`. Each call is made through the uppermost layer.
+void figures(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
+  if (!stack.can.record && !stack.can.inspect) return;
+  stream_ref const s = device.new_stream();
+  stream_ref const other = device.new_stream();
+  std::vector<block> all;
+  auto const free_first = [&] {
+    memory.deallocate(s, all.front().p, all.front().bytes, all.front().alignment);
+    all.erase(all.begin());
+  };
+  for (std::size_t i = 0; i < 12; ++i) {
+    std::size_t const bytes = i % 4 == 0 ? 2_MiB : 100 + 900 * i;
+    void* const p = try_allocate(memory, s, bytes);
+    if (p == nullptr) continue;
+    all.push_back({p, bytes, 256});
+    if (i % 3 == 2) free_first();
+  }
+  if (stack.can.record_stream && !all.empty()) {
+    device.order(s, other);
+    device.write(other, all.front().p, all.front().bytes, 0x11, 1000);
+    memory.record_stream(all.front().p, all.front().bytes, other);
+    free_first();
+  }
+  tarn::snapshot const snapshot = memory.snapshot();
+  auto const same = [&](std::string const& what, std::size_t is, std::size_t expected) {
+    out.check(is == expected, what + ": " + std::to_string(is) + ", but " + std::to_string(expected));
+  };
+
+  std::size_t bytes[3]{};
+  std::size_t blocks[3]{};
+  std::size_t reserved = 0;
+  std::size_t seen = 0;
+  for (tarn::snapshot_segment const& segment : snapshot.segments) {
+    std::uintptr_t at = segment.address;
+    for (tarn::snapshot_block const& b : segment.blocks) {
+      out.check(b.address == at, "the blocks of a segment leave a gap, or overlap");
+      at += b.bytes;
+      auto const use = static_cast<std::size_t>(b.use);
+      bytes[use] += b.bytes;
+      ++blocks[use];
+      seen += b.use == tarn::block_use::live && b.requested != 0 ? 1 : 0;
+    }
+    out.check(at == segment.address + segment.bytes, "the blocks of a segment do not fill it");
+    reserved += segment.bytes;
+  }
+  auto const [live, deferred, cached] = bytes;
+  same("segments have other bytes than the pool reserved", reserved, snapshot.pool.reserved);
+  same("live and deferred blocks have other bytes than the pool", live + deferred, snapshot.pool.live);
+  same("live and deferred blocks are another number than the pool's", blocks[0] + blocks[1],
+       snapshot.pool.live_blocks);
+  same("deferred blocks have other bytes than the pool", deferred, snapshot.pool.deferred);
+  for (block const& b : all) {
+    auto const p = reinterpret_cast<std::uintptr_t>(b.p);
+    int holders = 0;
+    for (tarn::snapshot_segment const& segment : snapshot.segments) {
+      for (tarn::snapshot_block const& held : segment.blocks)
+        holders += held.use == tarn::block_use::live && held.address <= p &&
+                   p + b.bytes <= held.address + held.bytes;
+    }
+    out.check(holders == 1,
+              "a block of the program is in " + std::to_string(holders) + " live blocks of a snapshot");
+  }
+  if (stack.can.statistics) {
+    auto const counted = static_cast<std::size_t>(memory.statistics().allocated);
+    // The quarantine of `checked` is live to a `tracked` below it.
+    if (counted != live + deferred || !stack.keeps_freed)
+      same("tracked counts other bytes than are live", counted, live);
+  }
+
+  bool has_calls = false;
+  std::size_t came = 0;
+  std::size_t went = 0;
+  for (tarn::snapshot_event const& e : snapshot.events) {
+    has_calls = has_calls || e.kind <= tarn::snapshot_event_kind::refused;
+    came += e.kind == tarn::snapshot_event_kind::allocate ? e.bytes : 0;
+    went += e.kind == tarn::snapshot_event_kind::free ? e.bytes : 0;
+  }
+  if (has_calls) {
+    std::size_t of_tags = 0;
+    for (tarn::history_tag const& tag : snapshot.tags) of_tags += tag.bytes;
+    same("the history has other live blocks", seen, blocks[0]);
+    same("the history has other live bytes", came - went, live);
+    same("the tags have other bytes than are live", of_tags, live);
+  }
+  std::ostringstream perfetto;
+  tarn::write_perfetto(perfetto, snapshot);
+  std::vector<std::int64_t> const curve = counter_in(perfetto.str(), "live bytes\"");
+  out.check(!curve.empty() && curve.back() == static_cast<std::int64_t>(live),
+            "the curve of live bytes ends elsewhere");
+  out.check(has_calls ? curve.front() == 0 : curve.size() == 1, "the curve of live bytes begins above zero");
+  for (std::int64_t const value : curve) out.check(value >= 0, "the curve of live bytes is negative");
+  std::vector<std::int64_t> const held = counter_in(perfetto.str(), "reserved bytes\"");
+  same("the curve of reserved bytes ends elsewhere", static_cast<std::size_t>(held.back()),
+       snapshot.pool.reserved);
+  std::ostringstream file;
+  tarn::write_pickle(file, snapshot);
+  std::string const pickled = file.str();
+  auto const loaded = tarn_test::unpickler(pickled).read();
+  tarn_test::undone_history const undone(*loaded, static_cast<std::size_t>(std::max(0, snapshot.device)));
+  out.check(undone.mistake().empty(), "the viewer of pickles fails: " + undone.mistake());
+  if (has_calls) same("the pickle has blocks before the first event", undone.live_at_start(), 0);
+
+  device.wait();
+  while (!all.empty()) free_first();
+  device.wait();
+  device.end_stream(other);
+  device.end_stream(s);
+}
+
 /// A handler of retry_on_oom may use the memory that called it, also below a pool.
 void handlers(stack_under_test const& stack, test_device& device, test_memory& memory, report& out) {
   if (!stack.has_retry) return;
@@ -798,6 +922,7 @@ std::vector<promise> const& promises() {
       {"statistics", statistics},
       {"check_all", check_all},
       {"places", places},
+      {"figures", figures},
       {"handlers", handlers},
   };
   return all;

@@ -20,6 +20,7 @@
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/pool/pool_state.hpp"
+#include "tarn/report/snapshot.hpp"
 
 namespace policy_matrix {
 
@@ -137,6 +138,8 @@ struct test_memory {
   virtual std::size_t set_limit(std::size_t bytes) = 0;
   [[nodiscard]] virtual std::size_t check_all() = 0;
   [[nodiscard]] virtual std::vector<seen_block> record() = 0;
+  /// What take_snapshot() returns.
+  [[nodiscard]] virtual tarn::snapshot snapshot() = 0;
   /// Sum of the bytes of all stretches in the inspection.
   [[nodiscard]] virtual std::size_t inspected_bytes() = 0;
   /// Bytes that a request occupies, from the nearest layer that defines block_bytes().

@@ -482,6 +482,22 @@ TEST_CASE("take_snapshot adds up over layers that move blocks or keep freed ones
   check_figures(pool() | fenced{} | checked{} | recorded);
 }
 
+TEST_CASE("take_snapshot takes no history of a layer below the pool, which sees the pool's segments",
+          "[report][snapshot]") {
+  sim_machine const machine{sim_options{.capacity = 2_GiB, .taken = 0}};
+  auto memory = sim_malloc{machine.driver(0)} | with_history{.history = 100} | pooled{};
+  void* const p = memory.allocate({}, 5_MiB);
+  void* const q = memory.allocate({}, 6_MiB);
+  memory.deallocate({}, p, 5_MiB);
+  snapshot const s = take_snapshot(memory);
+  check_whole(s);
+  CHECK(blocks_with(s, block_use::live).bytes == s.pool.live);
+  CHECK(blocks_with(s, block_use::live).requested == 0);
+  CHECK(s.tags.size() == 1);
+  for (snapshot_event const& e : s.events) CHECK(e.kind == snapshot_event_kind::reserve);
+  memory.deallocate({}, q, 6_MiB);
+}
+
 TEST_CASE("take_snapshot reports blocks that bypass the watched layer as live with nothing requested",
           "[report][snapshot]") {
   sim_machine const machine = address_only_machine();

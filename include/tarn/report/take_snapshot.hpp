@@ -22,8 +22,9 @@ namespace tarn {
 
 namespace detail {
 
-/// The nearest record of blocks. No lambda: nvcc drops the constraint of one.
+/// The nearest record of blocks above the pool: one below it records the pool's segments. No lambda: nvcc drops the constraint of one.
 struct ask_record {
+  static constexpr bool ends_at_pools = true;
   template <class L>
   auto operator()(L& l) const
       -> std::enable_if_t<std::same_as<std::remove_cvref_t<decltype(l.record())>, memory_history>,
@@ -63,7 +64,7 @@ void remember_growth(Resource memory, std::size_t most = 65536) {
 }
 
 /// Returns what `memory` holds now: segments and blocks of the nearest pool; tags, locations, requested bytes and history of the
-/// nearest watched layer. Either suffices. Without a `with_history` layer, blocks are live with 0 requested, and the only history is
+/// nearest watched layer above the pool. Either suffices. Without a `with_history` layer, blocks are live with 0 requested, and the only history is
 /// that of remember_growth(), with what was held before it at time 0; without a pool, each live block is a segment.
 ///
 /// Blocks always tile their segments, and segments add up to `pool.reserved`. The live blocks with requested bytes are those of
