@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "catch.hpp"
+#include "child_process.hpp"
 #include "contract/memory_access.hpp"
 #include "tarn/policy/check_all.hpp"
 #include "tarn/policy/checked.hpp"
@@ -250,4 +251,31 @@ TEST_CASE("wait_past_captures does not wait for a capture of its own thread", "[
   CHECK(detail::wait_past_captures(driver).ok());
   CHECK(std::chrono::steady_clock::now() - begin < 2s);
   CHECK(machine.invalidated_captures() == 0);
+}
+
+TEST_CASE("a forked child has the captures of its own thread open, and none of other threads", "[captures]") {
+  sim_machine const machine{one_gib()};
+  auto pool = sim_pages(machine.driver()) | pooled{};
+  std::atomic<int> step{0};
+  std::thread other([&] {
+    test_stream<sim_driver> const s{machine.driver()};
+    graph_memory memory{pool};
+    {
+      capture_scope const scope(memory, s);
+      step = 1;
+      while (step != 2) std::this_thread::yield();
+    }
+  });
+  while (step != 1) std::this_thread::yield();
+  CHECK(detail::capture_gate::has_captures());
+  CHECK(0 == child_of([] { return !detail::capture_gate::has_captures(); }));
+  {
+    test_stream<sim_driver> const s{machine.driver()};
+    graph_memory memory{pool};
+    capture_scope const scope(memory, s);
+    CHECK(0 == child_of([] { return detail::capture_gate::has_captures(); }));
+  }
+  step = 2;
+  other.join();
+  CHECK_FALSE(detail::capture_gate::has_captures());
 }

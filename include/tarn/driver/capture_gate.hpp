@@ -68,6 +68,10 @@ class capture_gate {
     if (open_on_this_thread != 0) --open_on_this_thread;
     state.fetch_sub(one_capture, std::memory_order_release);
   }
+  /// In a forked child: the captures and the calls of other threads of the parent do not exist there.
+  static void forget_other_threads() noexcept {
+    state.store(open_on_this_thread * one_capture, std::memory_order_relaxed);
+  }
   /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
   [[nodiscard]] static bool wait_for_captures() noexcept {
     for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);

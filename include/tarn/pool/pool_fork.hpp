@@ -3,6 +3,7 @@
 // What a pool does when the process forks: every thread is kept out of it until both sides have gone on. In the child it refuses.
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/driver/capture_gate.hpp"
 
 namespace tarn::detail {
 
@@ -30,6 +31,7 @@ class pool_fork {
       front_.let_threads_in();
     } else {
       front_.close_in_child();
+      capture_gate::forget_other_threads();
     }
   }
 
