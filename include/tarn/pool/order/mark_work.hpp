@@ -8,6 +8,7 @@
 
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/capture_gate.hpp"
+#include "tarn/driver/captured_handles.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
@@ -21,10 +22,17 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// Records an event on a stream. @param captured  set to whether that was refused because of a capture
+/// Records an event on a stream. The capture of a stream may begin at any moment once its scope is open, also in another pool, and the
+/// event would be part of the graph. So a scope that opens waits for the calls here, and afterwards its stream is refused, and every
+/// default stream, whose handle says nothing.
+/// @param captured  set to whether that was refused because of a capture
 template <stream_driver Driver>
 mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
                         bool& captured) noexcept {
+  capture_gate::passage const none_begins;
+  captured = !none_begins &&
+             (is_default_stream(stream) || captured_handles::find(stream.handle()) != stream_ref::unknown_id);
+  if (captured) return mark_result::refused;
   bool capturing = false;
   bool const recorded =
       driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
