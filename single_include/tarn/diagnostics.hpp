@@ -3144,6 +3144,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 // A copy of a pool's records at one moment. Every thread is kept out of its magazines during the copy, and the hot lock is held
 // for the arena's part.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -3205,7 +3206,7 @@ struct pool_facts {
   std::vector<held_block> deferred;
   std::vector<growth_note> notes;
   std::size_t reserved = 0;
-  std::uint64_t graph_memory = 0;  ///< that the pool belongs to, 0 if none
+  std::vector<std::uint64_t> owners;  ///< by part_ref: the graph_memory that a part belongs to, 0 if none
 
   /// Copies them from a pool. @throws std::bad_alloc
   template <class Heap, class Front, class Deferred>
@@ -3215,7 +3216,6 @@ struct pool_facts {
     for (std::size_t i = 0; i < heap.counters(growing).notes.size(); ++i)
       notes.push_back(heap.counters(growing).notes[i]);
     reserved = heap.counters(growing).reserved;
-    graph_memory = heap.graph_memory;
     stopped_threads const stopped(growing, front);
     // Before the hot lock: no two locks are held at once.
     blocks.for_each([&](freed_block const& b) {
@@ -3233,16 +3233,19 @@ struct pool_facts {
       std::size_t const most_ranges = count(heap, [](arena const& space) { return space.ranges.size(); });
       std::size_t const most_runs = count(heap, [](arena const& space) { return space.runs.size(); });
       std::size_t const most_domains = count(heap, [](arena const& space) { return space.streams.size(); });
+      std::size_t const most_parts = count(heap, [](arena const& space) { return space.streams.parts(); });
       std::size_t const most_foreign = count(heap, [](arena const& space) { return foreign_blocks(space); });
       ranges.reserve(most_ranges);
       runs.reserve(most_runs);
       domains.reserve(most_domains);
       generations.reserve(most_domains);
+      owners.reserve(most_parts);
       cached.reserve(cached.size() + most_foreign);
       hot_lock const held_lock = heap.lock_hot();
       arena& space = heap.space(held_lock);
       if (space.ranges.size() > most_ranges || space.runs.size() > most_runs ||
-          space.streams.size() > most_domains || foreign_blocks(space) > most_foreign)
+          space.streams.size() > most_domains || space.streams.parts() > most_parts ||
+          foreign_blocks(space) > most_foreign)
         continue;
       copy_arena(space);
       return;
@@ -3253,6 +3256,13 @@ struct pool_facts {
   template <class Taken>
   [[nodiscard]] stream_id stream_of(Taken const& taken) const noexcept {
     return taken.generation == generations[taken.domain] ? domains[taken.domain] : 0;
+  }
+
+  /// The graph_memory that the memory at a home address belongs to, 0 if none. O(log(ranges)), once they are sorted.
+  [[nodiscard]] std::uint64_t owner_at(std::uintptr_t home) const noexcept {
+    auto const after = std::upper_bound(ranges.begin(), ranges.end(), home,
+                                        [](std::uintptr_t at, range const& r) { return at < r.address; });
+    return after == ranges.begin() ? 0 : owners[(after - 1)->part];
   }
 
   /// A stream's identity as users know it: 0 if unowned.
@@ -3294,6 +3304,7 @@ struct pool_facts {
     for (run_ref r = 1; r < space.runs.size(); ++r) {
       if (space.runs[r].address != 0) runs.push_back(space.runs[r]);
     }
+    for (part_ref p = common; p < space.streams.parts(); ++p) owners.push_back(space.streams.part(p).owner);
     for (domain_ref d = 0; d < space.streams.size(); ++d) {
       domains.push_back(public_id(space.streams[d].id));
       generations.push_back(space.streams[d].generation);
@@ -3359,8 +3370,10 @@ class pool_tiling {
   }
 
  private:
-  static bool joins(held_memory const& first, held_memory const& next, std::uintptr_t end) noexcept {
-    return first.is_handle && next.is_handle && next.address == end && next.where == first.where;
+  [[nodiscard]] bool joins(held_memory const& first, held_memory const& next,
+                           std::uintptr_t end) const noexcept {
+    return first.is_handle && next.is_handle && next.address == end && next.where == first.where &&
+           facts_.owner_at(next.address) == facts_.owner_at(first.address);
   }
 
   /// Adds the ranges from `r` on that lie before `end`, split at pieces of views.
@@ -3373,6 +3386,7 @@ class pool_tiling {
       s.address = at;
       s.kind = memory.is_handle ? stretch_kind::home : stretch_kind::segment;
       s.where = memory.where;
+      s.graph_memory = facts_.owner_at(memory.address);
     };
     auto const finish = [&] {
       s.bytes = at - s.address;
@@ -3466,6 +3480,7 @@ class pool_tiling {
       s.bytes += p.bytes;
       s.handles += handles_in(p.address, p.bytes);
     }
+    s.graph_memory = facts_.owner_at(facts_.pieces[v.first_piece].address);
     s.blocks.push_back(taken(v.address, s.bytes, facts_.stream_of(v)));
     return s;
   }
@@ -3495,17 +3510,16 @@ struct pool_contents {
 /// @throws std::bad_alloc
 template <class Memory>
 [[nodiscard]] pool_contents contents_of(Memory& memory) {
-  std::vector<pool_facts> of_each;    // a layer that routes inspects several pools, one after another
-  std::vector<held_block> of_graphs;  // deferred, in any of these pools
+  std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
   auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& deferred, auto& graphs) {
-    of_each.emplace_back().copy(growing, heap, front, deferred);
+    pool_facts& facts = of_each.emplace_back();
+    facts.copy(growing, heap, front, deferred);
     graphs.for_each_deferred(growing, [&](void const* p, std::size_t bytes, std::uint64_t number) {
-      of_graphs.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::deferred, 0, bytes, number});
+      facts.deferred.push_back(
+          {reinterpret_cast<std::uintptr_t>(p), 0, held_use::deferred, 0, bytes, number});
     });
   };
   nearest(memory, pool_call::inspect{look});
-  for (pool_facts& facts : of_each)
-    facts.deferred.insert(facts.deferred.end(), of_graphs.begin(), of_graphs.end());
   pool_contents contents;
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
   auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };
@@ -3516,7 +3530,6 @@ template <class Memory>
   };
   for (pool_facts& facts : of_each) {
     std::vector<held_stretch> stretches = pool_tiling(facts).stretches();
-    for (held_stretch& s : stretches) s.graph_memory = facts.graph_memory;
     append(contents.stretches, stretches, by_address);
     append(contents.held, facts.held, by_address);
     append(contents.notes, facts.notes, by_time);

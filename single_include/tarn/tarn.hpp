@@ -1345,6 +1345,10 @@ class capture_gate {
     if (open_on_this_thread != 0) --open_on_this_thread;
     state.fetch_sub(one_capture, std::memory_order_release);
   }
+  /// In a forked child: the captures and the calls of other threads of the parent do not exist there.
+  static void forget_other_threads() noexcept {
+    state.store(open_on_this_thread * one_capture, std::memory_order_relaxed);
+  }
   /// Waits until no capture is open; returns false if one still is after 5 to 10 s, as when the caller's own thread has it open.
   [[nodiscard]] static bool wait_for_captures() noexcept {
     for (unsigned tries = 0; has_captures() && tries < most_tries; ++tries) spin_wait(tries);
@@ -8181,13 +8185,8 @@ namespace detail {
 
 enum class number_unit { bytes, count };
 
-/// How the numbers of two pools are added up, and those of a pool and its graph memories.
-enum class number_sum {
-  added,
-  largest,
-  held,  ///< from the driver; also counted for a pool and its graph memories together, so that peaks are exact
-  total  ///< of events; those of graph memories that have ended stay in the sum
-};
+/// How the numbers of two pools are added up.
+enum class number_sum { added, largest };
 
 /// A row of the table.
 struct pool_number {
@@ -8202,33 +8201,33 @@ struct pool_number {
 inline constexpr pool_number pool_numbers[] = {
     {"live", &pool_state::live},
     {"live_blocks", &pool_state::live_blocks, number_unit::count},
-    {"reserved", &pool_state::reserved, number_unit::bytes, number_sum::held},
-    {"reserved_peak", &pool_state::reserved_peak, number_unit::bytes, number_sum::held},
+    {"reserved", &pool_state::reserved},
+    {"reserved_peak", &pool_state::reserved_peak},
     {"cached", &pool_state::cached},
     {"deferred", &pool_state::deferred},
     {"deferred_blocks", &pool_state::deferred_blocks, number_unit::count},
     {"largest_free_range", &pool_state::largest_free_range, number_unit::bytes, number_sum::largest},
     {"free_blocks", &pool_state::free_blocks, number_unit::count},
     {"inactive_split_bytes", &pool_state::inactive_split_bytes},
-    {"reserved_total", &pool_state::reserved_total, number_unit::bytes, number_sum::held,
+    {"reserved_total", &pool_state::reserved_total, number_unit::bytes, number_sum::added,
      &pool_totals::reserved},
-    {"released_total", &pool_state::released_total, number_unit::bytes, number_sum::held,
+    {"released_total", &pool_state::released_total, number_unit::bytes, number_sum::added,
      &pool_totals::released},
-    {"handles", &pool_state::handles, number_unit::count, number_sum::held},
-    {"handles_peak", &pool_state::handles_peak, number_unit::count, number_sum::held},
-    {"creates", &pool_state::creates, number_unit::count, number_sum::held, &pool_totals::creates,
+    {"handles", &pool_state::handles, number_unit::count},
+    {"handles_peak", &pool_state::handles_peak, number_unit::count},
+    {"creates", &pool_state::creates, number_unit::count, number_sum::added, &pool_totals::creates,
      "num_device_alloc"},
-    {"destroys", &pool_state::destroys, number_unit::count, number_sum::held, &pool_totals::destroys,
+    {"destroys", &pool_state::destroys, number_unit::count, number_sum::added, &pool_totals::destroys,
      "num_device_free"},
-    {"maps", &pool_state::maps, number_unit::count, number_sum::total},
-    {"unmaps", &pool_state::unmaps, number_unit::count, number_sum::total},
-    {"remaps", &pool_state::remaps, number_unit::count, number_sum::total},
-    {"alloc_retries", &pool_state::alloc_retries, number_unit::count, number_sum::total,
+    {"maps", &pool_state::maps, number_unit::count},
+    {"unmaps", &pool_state::unmaps, number_unit::count},
+    {"remaps", &pool_state::remaps, number_unit::count},
+    {"alloc_retries", &pool_state::alloc_retries, number_unit::count, number_sum::added,
      &pool_totals::alloc_retries, "num_alloc_retries"},
-    {"ooms", &pool_state::ooms, number_unit::count, number_sum::total},
-    {"host_waits", &pool_state::host_waits, number_unit::count, number_sum::total, &pool_totals::host_waits,
+    {"ooms", &pool_state::ooms, number_unit::count},
+    {"host_waits", &pool_state::host_waits, number_unit::count, number_sum::added, &pool_totals::host_waits,
      "num_sync_all_streams"},
-    {"device_waits", &pool_state::device_waits, number_unit::count, number_sum::total},
+    {"device_waits", &pool_state::device_waits, number_unit::count},
     {"host_bytes", &pool_state::host_bytes},
 };
 
@@ -9859,6 +9858,9 @@ using range_ref = std::uint32_t;
 /// Index of a stream's domain; 0 is the neutral domain, whose memory nothing on the device uses any more.
 using domain_ref = std::uint32_t;
 inline constexpr domain_ref neutral = 0;
+/// Number of a part of the heap (stream_order.hpp).
+using part_ref = std::uint16_t;
+inline constexpr part_ref common = 0;  ///< the part of all memory that is no graph memory's
 
 enum class range_state : std::uint8_t {
   unused,  ///< a spare node
@@ -9895,7 +9897,8 @@ struct range {
   std::uint16_t generation = 0;  ///< of a live range: the generation of its domain when it was taken
   range_state state = range_state::unused;
   zone where = zone::smaller;
-  bool at_end = false;  ///< in an index: a hole follows, so it may be extended, see range_index
+  bool at_end = false;     ///< in an index: a hole follows, so it may be extended, see range_index
+  part_ref part = common;  ///< whose handle, or segment, it lies in
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
 };
@@ -10109,6 +10112,7 @@ struct block_request {
   unsigned size_class;    ///< class_count if none
   bool in_run;            ///< served from a run of its class, otherwise from a range
   zone where;
+  part_ref part = common;
 
   /// @param bytes  `asked` plus the guard
   block_request(stream_id i, stream_ref s, std::size_t asked_for, std::size_t bytes,
@@ -10187,6 +10191,7 @@ class growth_lock {
 //
 // Over 400 lines: a split or a free changes the range, its neighbours, the indexes and the counters in one step.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -10393,6 +10398,7 @@ class live_window {
 // virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records of free and live bytes use home addresses. (Views
 // map handles at further addresses: view.hpp.)
 
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -10416,6 +10422,7 @@ struct physical {
   std::size_t bytes = 0;    ///< 0 if the entry is unused
   std::uintptr_t home = 0;  ///< in an unused entry: the index of the next one
   backing state = backing::mapped;
+  part_ref part = common;  ///< of the heap; that of all ranges in it
   bool stays = false;      ///< the pool sleeps, but not this handle: it was pinned when the pool fell asleep
   std::uint32_t pins = 0;  ///< while there are any, it is not given back, replaced or put to sleep
 };
@@ -10425,11 +10432,18 @@ class page_map {
   page_map() noexcept = default;
   page_map(page_map const&) = delete;
   page_map& operator=(page_map const&) = delete;
-  ~page_map() { (std::free)(table_); }
+  ~page_map() {
+    (std::free)(table_);
+    (std::free)(parts_);
+  }
 
   /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
     handles_.resize(1);
+    // One table of an open map: the other one is there, too.
+    if (parts_ == nullptr)
+      parts_ = static_cast<std::atomic<part_ref>*>(std::calloc(bytes / granularity, sizeof(part_ref)));
+    if (parts_ == nullptr) throw std::bad_alloc();
     table_ = static_cast<handle_ref*>(std::calloc(home_bytes / granularity, sizeof(handle_ref)));
     if (table_ == nullptr) throw std::bad_alloc();
     base_ = base;
@@ -10497,6 +10511,23 @@ class page_map {
     return is_open() && address >= base_ && address - base_ < bytes_;
   }
   [[nodiscard]] bool is_home(std::uintptr_t address) const noexcept { return address - base_ < home_bytes_; }
+
+  /// The part that a live block belongs to, which starts at `address`. Needs no lock.
+  [[nodiscard]] part_ref part_at(std::uintptr_t address) const noexcept {
+    return contains(address) ? parts_[(address - base_) >> shift_].load(std::memory_order_relaxed) : common;
+  }
+  /// Notes the part of whole handles at their home addresses. O(granules)
+  void set_part(std::uintptr_t home, std::size_t bytes, part_ref part) noexcept {
+    std::size_t const first = (home - base_) >> shift_;
+    for (std::size_t g = first; g < first + (bytes >> shift_); ++g) {
+      parts_[g].store(part, std::memory_order_relaxed);
+      if (table_[g] != 0) handles_[table_[g]].part = part;
+    }
+  }
+  /// Notes the part of a block in a view, which that of its handles is.
+  void set_part_of_view(std::uintptr_t address, part_ref part) noexcept {
+    parts_[(address - base_) >> shift_].store(part, std::memory_order_relaxed);
+  }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return handles_.capacity() * sizeof(physical); }
 
  private:
@@ -10505,7 +10536,8 @@ class page_map {
     for (std::size_t g = 0; g < handles_[h].bytes >> shift_; ++g) table_[first + g] = value;
   }
 
-  handle_ref* table_ = nullptr;  ///< one entry per granule of the home addresses
+  handle_ref* table_ = nullptr;             ///< one entry per granule of the home addresses
+  std::atomic<part_ref>* parts_ = nullptr;  ///< one entry per granule of all addresses
   sequence<physical> handles_;
   std::uintptr_t base_ = 0;
   std::size_t home_bytes_ = 0;
@@ -10535,8 +10567,10 @@ class page_map {
 // use stay with their stream until it is swept (order/reclaim.hpp).
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <new>
+#include <utility>
 
 // ---- tarn/pool/arena/range_index.hpp
 // Free ranges by size, found in O(1) for any number of ranges. Two levels of bitmaps over bins, after TLSF (Masmano, Ripoll,
@@ -10723,6 +10757,13 @@ inline constexpr stream_id neutral_id = ~stream_id{0};
 struct stream_domain {
   stream_id id = 0;
   stream_ref stream;
+  part_ref part = common;  ///< whose memory it has; a stream has a domain in each part that it uses
+  domain_ref neutral_domain = neutral;  ///< that of its part
+  domain_ref next_in_part = neutral;    ///< in the list of the part's domains
+  domain_ref previous_in_part = neutral;
+  domain_ref next_of_stream =
+      neutral;  ///< in the list of the stream's domains; that of the common part is the first
+  domain_ref previous_of_stream = neutral;
   bool climbing = false;       ///< its stream is climbing the ladder, see ladder
   bool gone = false;           ///< its stream was destroyed; nothing may be recorded on it
   bool used = false;           ///< looked up by a thread since the last sweep, see stream_table
@@ -10730,7 +10771,8 @@ struct stream_domain {
   std::uint64_t epoch = 1;     ///< the mark of memory freed now
   std::uint64_t freed = 0;     ///< newest mark on memory that is free or stale here
   std::uint64_t recorded = 0;  ///< marks up to here are covered by `event`
-  std::uint64_t completed = 0;  ///< marks up to here are complete on the device
+  std::uint64_t completed = 0;    ///< marks up to here are complete on the device
+  std::uint64_t neutralised = 0;  ///< what is marked up to here was made neutral
   event_handle event = nullptr;
   device_id event_device;          ///< where `event` was created
   domain_ref next_free = neutral;  ///< of a free place
@@ -10764,13 +10806,33 @@ struct stream_domain {
   [[nodiscard]] bool is_empty() const noexcept {
     return !climbing && id != 0 && id != neutral_id && is_completed() && !has_free() && holds_no_run();
   }
+  /// Whether nothing on the device uses its memory any more.
+  [[nodiscard]] bool is_neutral() const noexcept { return id == neutral_id; }
   /// Whether its stream was destroyed and nothing is left of it.
   [[nodiscard]] bool is_over() const noexcept { return gone && is_empty(); }
   /// Marks a free and returns the mark.
   std::uint64_t mark() noexcept { return freed = epoch; }
 };
 
-/// The domains of a pool by stream identity. Protected by the arena's lock; a domain is forgotten only under the growth lock,
+/// A part of the heap: whole handles, or segments, that serve some requests alone. All memory is common, unless it is one of the two
+/// parts that the owner of a graph memory has (pool/graph/). Free memory moves between parts by whole handles whose work is complete.
+struct heap_part {
+  domain_ref neutral_domain = neutral;
+  domain_ref first = neutral;  ///< of the domains of its streams
+  bool is_used = false;        ///< otherwise the number may be given to another part
+  bool keeps_addresses =
+      false;  ///< captured graphs hold them: nothing of it is unmapped, moved or given to another part
+  part_ref beside = common;  ///< the other part of its owner, whose free handles it may take
+  std::uint64_t owner = 0;   ///< number of the graph_memory that owns it, 0 for the common part
+  std::atomic<std::int64_t>* handed_out = nullptr;  ///< bytes, as the owner counts them
+  // Of the others than the common part, bytes:
+  std::size_t live_bytes = 0;  ///< in live ranges
+  std::size_t live_peak = 0;
+  std::size_t reserved = 0;
+  std::size_t live_in_views = 0;  ///< blocks
+};
+
+/// The domains of a pool by stream identity and part. Protected by the arena's lock; a domain is forgotten only under the growth lock,
 /// too, so that a climbing thread may keep its index while the arena's lock is released.
 ///
 /// The end of a thread, and of its default stream, is not reported. Therefore the pool sweeps the domains when there are many
@@ -10786,38 +10848,105 @@ class stream_table {
   stream_table() {
     domains_.push_back(owned(new stream_domain));
     domains_[neutral]->id = neutral_id;
+    parts_.resize(1);
   }
 
-  /// The domain of a stream, made on first use. A handle that returns with a higher identity (they are counted up) means that
-  /// its former stream was destroyed; a thread may still return blocks that it cached for that stream. O(1).
-  /// @throws std::bad_alloc, nothing has changed
-  [[nodiscard]] TARN_ALWAYS_INLINE domain_ref get(stream_id id, stream_ref stream) {
+  // ---- parts
+
+  [[nodiscard]] heap_part& part(part_ref p) noexcept { return parts_[p]; }
+  [[nodiscard]] heap_part const& part(part_ref p) const noexcept { return parts_[p]; }
+  [[nodiscard]] heap_part& part_of(domain_ref d) noexcept { return parts_[domains_[d]->part]; }
+  /// One more than the largest number; some may not be used.
+  [[nodiscard]] part_ref parts() const noexcept { return static_cast<part_ref>(parts_.size()); }
+  /// Whether there are others than the common one. Needs no lock.
+  [[nodiscard]] bool has_parts() const noexcept { return parts_in_use_.load(std::memory_order_relaxed) != 0; }
+
+  /// Makes a part without memory. @throws std::bad_alloc, nothing has changed: also if there are 65,534 already
+  [[nodiscard]] part_ref make_part(std::uint64_t owner, bool keeps_addresses) {
+    part_ref made = 1;
+    if (parts_in_use_ + 1 == parts_.size()) {
+      made = parts();
+    } else {
+      while (parts_[made].is_used) ++made;
+    }
+    if (made == parts_.size()) {
+      if (parts_.size() == most_parts) throw std::bad_alloc();
+      parts_.push_back({});
+    }
+    domain_ref const place = free_place();
+    first_free_ = domains_[place]->next_free;
+    stream_domain& domain = *domains_[place];
+    domain.id = neutral_id;
+    domain.part = made;
+    domain.neutral_domain = place;
+    heap_part& part = parts_[made] = heap_part{};
+    part.neutral_domain = place;
+    part.is_used = true;
+    part.keeps_addresses = keeps_addresses;
+    part.owner = owner;
+    ++parts_in_use_;
+    ++in_use_;
+    return made;
+  }
+  /// Ends a part that has neither memory nor streams.
+  void end_part(growth_lock const&, part_ref p) noexcept {
+    vacate(parts_[p].neutral_domain);
+    parts_[p] = {};
+    --parts_in_use_;
+  }
+
+  // ---- domains
+
+  /// The domain of a stream in a part, made on first use. A handle that returns with a higher identity (they are counted up) means that
+  /// its former stream was destroyed; a thread may still return blocks that it cached for that stream. O(1); in
+  /// another part than the common one O(streams that use it), unless the stream was looked up of late. @throws std::bad_alloc, nothing has changed
+  [[nodiscard]] TARN_ALWAYS_INLINE domain_ref get(stream_id id, stream_ref stream, part_ref part = common) {
     domain_ref& recent = recent_[id % recent_count];
-    if (domains_[recent]->id != id) [[unlikely]]
-      recent = get_other(id, stream);
+    if (domains_[recent]->id != id || domains_[recent]->part != part) [[unlikely]]
+      recent = get_other(id, stream, part);
     domains_[recent]->used = true;
     return recent;
   }
 
-  /// The domain of a stream, or `neutral` if it has none; never allocates.
-  [[nodiscard]] domain_ref find(stream_id id) const noexcept {
-    return static_cast<domain_ref>(by_id_.find(id));
+  /// The domain of a stream in a part, or `neutral` if it has none; never allocates.
+  [[nodiscard]] domain_ref find(stream_id id, part_ref part = common) const noexcept {
+    if (part == common) {
+      auto const first = static_cast<domain_ref>(by_id_.find(id));
+      return domains_[first]->part == common ? first : neutral;
+    }
+    domain_ref d = parts_[part].first;
+    while (d != neutral && domains_[d]->id != id) d = domains_[d]->next_in_part;
+    return d;
+  }
+
+  /// Calls f(domain_ref) for each stream of a part. Under the growth lock, f may release the arena's lock, and forget the domain.
+  template <class F>
+  void for_each_in(part_ref part, F const& f) const {
+    for (domain_ref d = parts_[part].first; d != neutral;) {
+      domain_ref const next = domains_[d]->next_in_part;
+      f(d);
+      d = next;
+    }
+  }
+  /// The same for each stream of all parts.
+  template <class F>
+  void for_each(F const& f) const {
+    for (domain_ref d = 1; d < size(); ++d) {
+      if (domains_[d]->id != 0 && !domains_[d]->is_neutral()) f(d);
+    }
   }
 
   /// Forgets an empty domain; its place is reused. Epochs continue counting, so that an old mark is never mistaken for a new
   /// one. Runs that are wholly handed out keep its index and generation: they are neutral from now on.
   void forget(growth_lock const&, domain_ref d) noexcept {
     stream_domain& domain = *domains_[d];
-    (void)by_id_.erase(domain.id);
-    if (newest_of_handle(domain.stream) == d) (void)by_handle_.erase(key_of(domain.stream));
-    domain.id = 0;
-    domain.stream = {};
-    domain.gone = false;
-    domain.used = domain.runs_marked = false;
-    ++domain.generation;
-    domain.next_free = first_free_;
-    first_free_ = d;
-    --in_use_;
+    domain_ref& first = parts_[domain.part].first;
+    (domain.previous_in_part != neutral ? domains_[domain.previous_in_part]->next_in_part : first) =
+        domain.next_in_part;
+    if (domain.next_in_part != neutral)
+      domains_[domain.next_in_part]->previous_in_part = domain.previous_in_part;
+    leave_stream(d);
+    vacate(d);
   }
 
   /// Whether the domains should be swept. Needs no lock.
@@ -10832,56 +10961,122 @@ class stream_table {
   [[nodiscard]] stream_domain const& operator[](domain_ref d) const noexcept { return *domains_[d]; }
   /// One more than the largest index; places may be free (identity 0).
   [[nodiscard]] domain_ref size() const noexcept { return static_cast<domain_ref>(domains_.size()); }
-  /// Number of streams that have a domain now.
+  /// Number of domains now, of streams and of parts.
   [[nodiscard]] std::size_t in_use() const noexcept { return in_use_; }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return domains_.size() * sizeof(stream_domain) + domains_.capacity() * sizeof(owned<stream_domain>) +
-           by_id_.host_bytes() + by_handle_.host_bytes();
+           parts_.capacity() * sizeof(heap_part) + by_id_.host_bytes() + by_handle_.host_bytes();
   }
 
  private:
   static constexpr std::size_t max_domains = ~domain_ref{0} - 1;
+  static constexpr std::size_t most_parts = 0xFFFF;  ///< so that part_ref can count them
   static constexpr std::size_t recent_count = 64;
 
   static std::uintptr_t key_of(stream_ref stream) noexcept {
     return reinterpret_cast<std::uintptr_t>(stream.handle());
   }
-  /// The domain of the newest stream seen under a handle; `neutral` if there is none.
+  /// The first domain of the newest stream seen under a handle; `neutral` if there is none.
   [[nodiscard]] domain_ref newest_of_handle(stream_ref stream) const noexcept {
     return is_default_stream(stream) ? neutral : static_cast<domain_ref>(by_handle_.find(key_of(stream)));
   }
-
-  TARN_NOINLINE domain_ref get_other(stream_id id, stream_ref stream) {
-    if (domain_ref const known = find(id); known != neutral || id == neutral_id) return known;
-    by_id_.make_room(1);
-    by_handle_.make_room(1);
+  /// A place for a domain. @throws std::bad_alloc, nothing has changed
+  [[nodiscard]] domain_ref free_place() {
     if (first_free_ == neutral) {
       if (domains_.size() == max_domains) throw std::bad_alloc();
       domains_.reserve(domains_.size() + 1);
       domains_.push_back(owned(new stream_domain));
       first_free_ = static_cast<domain_ref>(domains_.size() - 1);
     }
-    domain_ref const place = first_free_;
+    return first_free_;
+  }
+  void vacate(domain_ref d) noexcept {
+    stream_domain& domain = *domains_[d];
+    domain.id = 0;
+    domain.stream = {};
+    domain.part = common;
+    domain.neutral_domain = domain.next_in_part = domain.previous_in_part = neutral;
+    domain.next_of_stream = domain.previous_of_stream = neutral;
+    domain.gone = false;
+    domain.used = domain.runs_marked = false;
+    ++domain.generation;
+    domain.next_free = first_free_;
+    first_free_ = d;
+    --in_use_;
+  }
+
+  TARN_NOINLINE domain_ref get_other(stream_id id, stream_ref stream, part_ref part) {
+    if (id == neutral_id) return parts_[part].neutral_domain;
+    if (domain_ref const known = find(id, part); known != neutral) return known;
+    by_id_.make_room(1);
+    by_handle_.make_room(1);
+    domain_ref const place = free_place();
     stream_domain& made = *domains_[place];
     first_free_ = made.next_free;
-    by_id_.insert(id, place);
     made.id = id;
     made.stream = stream_ref::from(stream.handle(), id);
-    if (!is_default_stream(stream)) {
-      domain_ref const newest = newest_of_handle(stream);
-      made.gone = newest != neutral && domains_[newest]->id > id;
-      if (newest != neutral && !made.gone) {
-        domains_[newest]->gone = true;
-        (void)by_handle_.erase(key_of(stream));
-      }
-      if (!made.gone) by_handle_.insert(key_of(stream), place);
-    }
+    made.part = part;
+    made.neutral_domain = parts_[part].neutral_domain;
+    made.next_in_part = parts_[part].first;
+    if (made.next_in_part != neutral) domains_[made.next_in_part]->previous_in_part = place;
+    parts_[part].first = place;
+    join_stream(place);
     if (++in_use_ >= sweep_at_) crowded_.store(true, std::memory_order_relaxed);
     return place;
   }
+  /// Adds a domain to those of its stream. Has room.
+  void join_stream(domain_ref place) noexcept {
+    stream_domain& made = *domains_[place];
+    auto const first = static_cast<domain_ref>(by_id_.find(made.id));
+    if (first == neutral) {
+      by_id_.insert(made.id, place);
+      if (!is_default_stream(made.stream)) replace_older(place);
+      return;
+    }
+    made.gone = domains_[first]->gone;
+    if (made.part == common) {
+      made.next_of_stream = first;
+      domains_[first]->previous_of_stream = place;
+      by_id_.insert(made.id, place);
+      if (newest_of_handle(made.stream) == first) by_handle_.insert(key_of(made.stream), place);
+      return;
+    }
+    made.previous_of_stream = first;
+    made.next_of_stream = std::exchange(domains_[first]->next_of_stream, place);
+    if (made.next_of_stream != neutral) domains_[made.next_of_stream]->previous_of_stream = place;
+  }
+  /// The first domain of a stream: an older stream under its handle was destroyed, or this one.
+  void replace_older(domain_ref place) noexcept {
+    stream_domain& made = *domains_[place];
+    domain_ref const newest = newest_of_handle(made.stream);
+    made.gone = newest != neutral && domains_[newest]->id > made.id;
+    if (made.gone) return;
+    for (domain_ref d = newest; d != neutral; d = domains_[d]->next_of_stream) domains_[d]->gone = true;
+    by_handle_.insert(key_of(made.stream), place);
+  }
+  void leave_stream(domain_ref d) noexcept {
+    stream_domain const& domain = *domains_[d];
+    domain_ref const next = domain.next_of_stream;
+    domain_ref const previous = domain.previous_of_stream;
+    if (next != neutral) domains_[next]->previous_of_stream = previous;
+    if (previous != neutral) {
+      domains_[previous]->next_of_stream = next;
+      return;
+    }
+    bool const is_newest = newest_of_handle(domain.stream) == d;
+    if (next != neutral) {
+      by_id_.insert(domain.id, next);
+      if (is_newest) by_handle_.insert(key_of(domain.stream), next);
+    } else {
+      (void)by_id_.erase(domain.id);
+      if (is_newest) (void)by_handle_.erase(key_of(domain.stream));
+    }
+  }
 
   sequence<owned<stream_domain>> domains_;
-  address_map<std::uint32_t> by_id_;  ///< does not contain the neutral domain
+  sequence<heap_part> parts_;
+  std::atomic<std::size_t> parts_in_use_{0};  ///< without the common one
+  address_map<std::uint32_t> by_id_;  ///< the first domain of each stream; does not contain the neutral ones
   address_map<std::uint32_t>
       by_handle_;  ///< of streams that are created and destroyed: the newest of each handle
   domain_ref first_free_ = neutral;
@@ -10939,16 +11134,18 @@ class arena {
   bool keeps_handles_whole = false;
   /// Free neighbours in two handles become one range. Otherwise each block lies within one handle.
   bool joins_handles = true;
-  /// Nothing that was handed out is ever unmapped or given back: captured graphs hold the addresses.
-  bool keeps_addresses = false;
   /// How many free ranges of similar size a request searches; the ladder lifts it before it throws out_of_memory.
   std::size_t search_limit = range_index::search_limit;
   /// The handles behind the ranges, for pools over pages; null if segments are created and given back whole.
-  page_map const* pages = nullptr;
-  split_statistics splits;     ///< as of the last count_splits()
+  page_map* pages = nullptr;
+  split_statistics splits;  ///< as of the last count_splits()
+  // Of the common part; streams.part() has the numbers of the others.
   std::size_t live_bytes = 0;  ///< in live ranges, runs included
   std::size_t live_peak = 0;   ///< since the start, or since the pool last gave memory back by itself
   live_window window;          ///< the live peak of late
+  // Of all other parts together:
+  std::size_t live_in_parts = 0;
+  std::atomic<std::size_t> reserved_in_parts{0};  ///< also read without the lock
 
   /// Makes room for the metadata of one allocation. @throws std::bad_alloc, nothing has changed
   void make_room() {
@@ -10974,9 +11171,12 @@ class arena {
     for (range_ref piece = r; piece != 0; piece = ranges[piece].chain) total += ranges[piece].bytes;
     if (total != bytes) return release_result::wrong_size;
     (void)blocks.erase(address);
-    live_bytes -= bytes;
+    count_freed(bytes, ranges[r].part);
     std::uint64_t const mark = streams[giver].mark();
-    if (ranges[r].view_or_split != 0) tenancies[ranges[r].view_or_split].leave(giver, mark);
+    if (ranges[r].view_or_split != 0) {
+      tenancies[ranges[r].view_or_split].leave(giver, mark);
+      --streams.part(ranges[r].part).live_in_views;
+    }
     while (r != 0) {
       range_ref const piece = r;
       r = ranges[piece].chain;
@@ -10996,7 +11196,8 @@ class arena {
     for (; taken < wanted && !returned.empty(); returned.pop_back(), --domain.foreign_count)
       out[taken++] = returned.back();
     taken += take_from_runs(taker, size_class, out + taken, wanted - taken);
-    if (taken == 0 && taker != neutral) taken = take_from_runs(neutral, size_class, out, wanted);
+    if (taken == 0 && !domain.is_neutral())
+      taken = take_from_runs(domain.neutral_domain, size_class, out, wanted);
     if (taken == 0) {
       range_ref const body = take_range(taker, zone::smaller, run_bytes(size_class), frame_bytes);
       if (body == 0) return 0;
@@ -11019,9 +11220,11 @@ class arena {
       piece.generation = streams[taker].generation;
       bytes += piece.bytes;
     }
-    count_live(bytes);
+    count_live(bytes, streams[taker].part);
+    if (pages != nullptr) pages->set_part_of_view(address, streams[taker].part);
     ranges[pieces[0]].view_or_split = view;
     ++tenancies[view].blocks;
+    ++streams.part_of(taker).live_in_views;
     blocks.insert(address, pieces[0]);
   }
 
@@ -11044,7 +11247,7 @@ class arena {
     if (r == 0) return release_result::foreign;
     if (runs[r].size_class != size_class) return release_result::wrong_size;
     let_go_of_forgotten(runs[r]);
-    if (giver != neutral && runs[r].domain != giver) {
+    if (!streams[giver].is_neutral() && runs[r].domain != giver) {
       stream_domain& domain = streams[giver];
       try {
         domain.foreign[size_class].push_back(p);
@@ -11071,20 +11274,26 @@ class arena {
   }
 
   /// Makes the partly free runs of a domain neutral. The device has completed the uses of all that was freed in them.
-  void neutralise_runs(domain_ref d) noexcept {
-    for (run_list& list : streams[d].runs) {
+  void neutralise_runs(domain_ref d) noexcept { move_runs(d, streams[d].neutral_domain); }
+  /// Moves the partly free runs of a domain to another one.
+  void move_runs(domain_ref from, domain_ref to) noexcept {
+    for (run_list& list : streams[from].runs) {
       while (run_ref const r = list.head) {
         list.erase(runs, r);
-        runs[r].domain = neutral;
-        runs[r].generation = streams[neutral].generation;
-        streams[neutral].runs[runs[r].size_class].push(runs, r);
+        runs[r].domain = to;
+        runs[r].generation = streams[to].generation;
+        streams[to].runs[runs[r].size_class].push(runs, r);
       }
     }
   }
 
-  /// Moves the ranges of `from` that are marked `epoch` or older to the domain `to`.
+  /// Makes the ranges of a domain neutral that are marked `epoch` or older.
+  void neutralise_ranges(domain_ref d, std::uint64_t epoch) noexcept {
+    hand_over(d, streams[d].neutral_domain, epoch);
+  }
+  /// Moves the ranges of `from` that are marked `epoch` or older to the domain `to` of the same part.
   void hand_over(domain_ref from, domain_ref to, std::uint64_t epoch) noexcept {
-    std::uint64_t const mark = to == neutral ? 0 : streams[to].mark();
+    std::uint64_t const mark = streams[to].is_neutral() ? 0 : streams[to].mark();
     claim_each(from, [&](range_ref r) {
       bool const moves = ranges[r].epoch <= epoch;
       make_free(r, moves ? to : from, moves ? mark : ranges[r].epoch);
@@ -11095,8 +11304,9 @@ class arena {
   /// whether there were any. O(ranges of the stream or neutral ones, whichever are fewer)
   bool join_neutral(domain_ref d) noexcept {
     bool any = false;
-    domain_ref const walked = streams[neutral].range_count() < streams[d].range_count() ? neutral : d;
-    domain_ref const other = walked == d ? neutral : d;
+    domain_ref const neutral_one = streams[d].neutral_domain;
+    domain_ref const walked = streams[neutral_one].range_count() < streams[d].range_count() ? neutral_one : d;
+    domain_ref const other = walked == d ? neutral_one : d;
     claim_each(walked, [&](range_ref r) {
       bool joined = walked == d;
       for (range_ref const beside : {ranges[r].previous, ranges[r].next}) {
@@ -11110,9 +11320,83 @@ class arena {
         ranges[beside].epoch = 0;  // complete: a mark of the neutral domain means nothing in another
         put_in(beside);
       }
-      make_free(r, joined ? d : neutral, walked == d ? ranges[r].epoch : 0);
+      make_free(r, joined ? d : neutral_one, walked == d ? ranges[r].epoch : 0);
     });
     return any;
+  }
+
+  // ---- parts
+
+  /// The part of a live block; the common one if there is no such block. O(1)
+  [[nodiscard]] part_ref part_of(void const* p) const noexcept {
+    if (!streams.has_parts()) return common;
+    if (range_ref const r = blocks.find(reinterpret_cast<std::uintptr_t>(p)); r != 0) return ranges[r].part;
+    run_ref const r = runs.find(p);
+    return r != 0 ? ranges[runs[r].body].part : common;
+  }
+  /// Makes whole handles, or a segment, that fill a range which is in no index, part of `to`.
+  void move_to_part(range_ref r, part_ref to) noexcept {
+    range& node = ranges[r];
+    if (node.part == to) return;
+    count_reserved(node.part, -static_cast<std::ptrdiff_t>(node.bytes));
+    count_reserved(to, static_cast<std::ptrdiff_t>(node.bytes));
+    node.part = to;
+    if (pages != nullptr) pages->set_part(node.address, node.bytes, to);
+  }
+  /// Whether the address of a range is kept although it is free: of what captures received.
+  [[nodiscard]] bool keeps_address(range const& node) const noexcept {
+    return streams.part(node.part).keeps_addresses;
+  }
+  [[nodiscard]] std::size_t live_of(part_ref p) const noexcept {
+    return p == common ? live_bytes : streams.part(p).live_bytes;
+  }
+  [[nodiscard]] std::size_t peak_of(part_ref p) const noexcept {
+    return p == common ? live_peak : streams.part(p).live_peak;
+  }
+  /// Bytes of handles or segments. @param all  of all parts
+  [[nodiscard]] std::size_t reserved_of(part_ref p, std::size_t all) const noexcept {
+    if (p != common) return streams.part(p).reserved;
+    std::size_t const others = reserved_in_parts.load(std::memory_order_relaxed);
+    return all > others ? all - others : 0;
+  }
+  [[nodiscard]] std::size_t all_live() const noexcept { return live_bytes + live_in_parts; }
+  /// Free bytes that serve captures alone. O(parts)
+  [[nodiscard]] std::size_t free_for_captures() const noexcept {
+    std::size_t sum = 0;
+    for (part_ref p = 1; p < streams.parts(); ++p) {
+      heap_part const& part = streams.part(p);
+      if (part.keeps_addresses && part.reserved > part.live_bytes) sum += part.reserved - part.live_bytes;
+    }
+    return sum;
+  }
+
+  /// Makes the memory of a part common. Its owner has ended, and nothing on the device uses what is free in it. O(ranges of the part +
+  /// handles), over segments O(ranges); if a block of it is live in a view, O(blocks), too.
+  void end_part(growth_lock const& growing, part_ref p) noexcept {
+    domain_ref const d = streams.part(p).neutral_domain;
+    streams.for_each_in(p, [&](domain_ref each) { send_foreign_home(each); });
+    streams.for_each_in(p, [&](domain_ref each) {
+      neutralise_ranges(each, ~std::uint64_t{0});
+      neutralise_runs(each);
+      stream_domain& domain = streams[each];
+      domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
+      streams.forget(growing, each);
+    });
+    move_runs(d, neutral);
+    claim_each(d, [&](range_ref r) { make_free(r, neutral, 0); });
+    heap_part const& gone = streams.part(p);
+    if (gone.live_in_views != 0) {
+      blocks.for_each([&](std::uintptr_t address, range_ref r) {
+        if (ranges[r].part == p && ranges[r].view_or_split != 0) pages->set_part_of_view(address, common);
+      });
+    }
+    streams.part(common).live_in_views += gone.live_in_views;
+    leave_part(p);
+    count_reserved(p, -static_cast<std::ptrdiff_t>(gone.reserved));
+    live_in_parts -= gone.live_bytes;
+    live_bytes += gone.live_bytes;
+    live_peak = max_of(live_peak, live_bytes);
+    streams.end_part(growing, p);
   }
 
   /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same domain and zone.
@@ -11120,6 +11404,7 @@ class arena {
     ranges[r].state = range_state::free;
     ranges[r].domain = domain;
     ranges[r].epoch = epoch;
+    ranges[r].part = streams[domain].part;
     if (range_ref const n = ranges[r].next; n != 0 && joins(r, n)) absorb(r, n);
     if (range_ref const p = ranges[r].previous; p != 0 && joins(p, r)) {
       take_out(p);
@@ -11186,7 +11471,7 @@ class arena {
 
   /// Whether the device has completed the uses of a free range.
   [[nodiscard]] bool is_complete(range const& node) const noexcept {
-    return node.domain == neutral || node.epoch <= streams[node.domain].completed;
+    return streams[node.domain].is_neutral() || node.epoch <= streams[node.domain].completed;
   }
 
   [[nodiscard]] std::size_t free_bytes() const noexcept {
@@ -11194,9 +11479,11 @@ class arena {
     for (domain_ref d = 0; d < streams.size(); ++d) sum += streams[d].free_bytes();
     return sum;
   }
+  /// Not of what graphs have the addresses of.
   [[nodiscard]] std::size_t largest_free() const noexcept {
     std::size_t most = 0;
     for (domain_ref d = 0; d < streams.size(); ++d) {
+      if (streams.part(streams[d].part).keeps_addresses) continue;
       for (auto const& index : streams[d].index) most = max_of(most, index.largest(ranges));
     }
     return most;
@@ -11224,16 +11511,53 @@ class arena {
     }
   }
 
-  void count_live(std::size_t bytes) noexcept {
+  void count_live(std::size_t bytes, part_ref p) noexcept {
+    if (p != common) [[unlikely]] {
+      heap_part& part = streams.part(p);
+      part.live_bytes += bytes;
+      part.live_peak = max_of(part.live_peak, part.live_bytes);
+      live_in_parts += bytes;
+      return window.note(bytes, live_bytes);
+    }
     live_bytes += bytes;
     live_peak = max_of(live_peak, live_bytes);
     window.note(bytes, live_bytes);
+  }
+  void count_freed(std::size_t bytes, part_ref p) noexcept {
+    if (p != common) [[unlikely]] {
+      streams.part(p).live_bytes -= bytes;
+      live_in_parts -= bytes;
+      return;
+    }
+    live_bytes -= bytes;
+  }
+  void count_reserved(part_ref p, std::ptrdiff_t bytes) noexcept {
+    if (p == common) return;
+    streams.part(p).reserved += static_cast<std::size_t>(bytes);
+    reserved_in_parts.fetch_add(static_cast<std::size_t>(bytes), std::memory_order_relaxed);
   }
   static void move(stat& s, std::int64_t to) noexcept {
     if (to > s.current) s.increase(to - s.current);
     if (to < s.current) s.decrease(s.current - to);
   }
 
+  /// Makes the handles, or segments, of a part common, with what is live in them.
+  void leave_part(part_ref p) noexcept {
+    if (pages == nullptr) {
+      for (range_ref r = 1; r < ranges.size(); ++r) {
+        if (ranges[r].part == p) ranges[r].part = common;
+      }
+      return;
+    }
+    for (handle_ref h = 1; h < pages->size(); ++h) {
+      physical const& handle = (*pages)[h];
+      if (handle.bytes == 0 || handle.part != p) continue;
+      for (range_ref r = starts.find(ranges, handle.home); r != 0 && ranges[r].address < pages->end_of(h);
+           r = ranges[r].next)
+        ranges[r].part = common;
+      pages->set_part(handle.home, handle.bytes, common);
+    }
+  }
   /// Puts a free range into its domain's index.
   void put_in(range_ref r) noexcept {
     range& node = ranges[r];
@@ -11272,13 +11596,13 @@ class arena {
       if (r != 0) alignment = usual_granule;
     }
     if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment, search_limit);
-    if (r == 0 && taker != neutral)
-      r = streams[neutral].ranges(where).find(ranges, bytes, alignment, search_limit);
+    if (r == 0 && !streams[taker].is_neutral())
+      r = streams[streams[taker].neutral_domain].ranges(where).find(ranges, bytes, alignment, search_limit);
     if (r == 0) return 0;
     r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
     ranges[r].generation = streams[taker].generation;
-    count_live(bytes);
+    count_live(bytes, streams[taker].part);
     return r;
   }
 
@@ -11298,8 +11622,8 @@ class arena {
   void let_go_of_forgotten(run& r) const noexcept {
     if (r.generation == streams[r.domain].generation) [[likely]]
       return;
-    r.domain = neutral;
-    r.generation = streams[neutral].generation;
+    r.domain = streams.part(ranges[r.body].part).neutral_domain;
+    r.generation = streams[r.domain].generation;
   }
 
   release_result put_into_run(run_ref r, void* p) noexcept {
@@ -11315,7 +11639,7 @@ class arena {
     range_ref const body = home.body;
     domain_ref const owner = home.domain;
     runs.remove(r);
-    live_bytes -= ranges[body].bytes;
+    count_freed(ranges[body].bytes, ranges[body].part);
     make_free(body, owner, streams[owner].mark());
     return release_result::done;
   }
@@ -11399,11 +11723,7 @@ class description {
     return state_.load(std::memory_order_acquire) == state::active;
   }
   /// Whether a tool is attached, which cannot watch pages.
-  [[nodiscard]] bool has_tool() const noexcept {
-    return active() || state_.load(std::memory_order_acquire) == state::silent;
-  }
-  /// Reports no blocks: captured graphs use the memory of a graph_memory also while no block lies in it. Before the first heap.
-  void keep_silent() noexcept { is_silent_ = true; }
+  [[nodiscard]] bool has_tool() const noexcept { return active(); }
 
   /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
   bool decide() noexcept {
@@ -11519,7 +11839,7 @@ class description {
   }
 
  private:
-  enum class state : std::uint8_t { undecided, inactive, active, silent };
+  enum class state : std::uint8_t { undecided, inactive, active };
   struct stretch {
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;
@@ -11566,8 +11886,7 @@ class description {
       } catch (...) {  // freed blocks are reused at once
       }
     }
-    state const with_tool = is_silent_ ? state::silent : state::active;
-    state_.store(static_cast<bool>(tool_) ? with_tool : state::inactive, std::memory_order_release);
+    state_.store(static_cast<bool>(tool_) ? state::active : state::inactive, std::memory_order_release);
   }
 
   /// The segment that contains a block; null if the tool refused it. O(segments).
@@ -11597,7 +11916,6 @@ class description {
   }
 
   Driver driver_;
-  bool is_silent_ = false;
   std::atomic<state> state_{state::undecided};
   fork_mutex mutex_;
   decltype(driver_.memory_tool()) tool_;
@@ -11636,9 +11954,10 @@ struct description_of<Source, true> {
 template <class Description>
 class room_to_describe {
  public:
-  explicit room_to_describe(Description& description) : description_(description) {
+  /// @param wanted  false: the block is not described
+  room_to_describe(Description& description, [[maybe_unused]] bool wanted) : description_(description) {
     if constexpr (describes) {
-      made_ = description_.decide();
+      made_ = description_.decide() && wanted;
       if (made_) description_.make_room();
     }
   }
@@ -11932,10 +12251,17 @@ enum class mark_result : std::uint8_t {
   gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
 };
 
-/// Records an event on a stream. @param captured  set to whether that was refused because of a capture
+/// Records an event on a stream. The capture of a stream may begin at any moment once its scope is open, also in another pool, and the
+/// event would be part of the graph. So a scope that opens waits for the calls here, and afterwards its stream is refused, and every
+/// default stream, whose handle says nothing.
+/// @param captured  set to whether that was refused because of a capture
 template <stream_driver Driver>
 mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
                         bool& captured) noexcept {
+  capture_gate::passage const none_begins;
+  captured = !none_begins &&
+             (is_default_stream(stream) || captured_handles::find(stream.handle()) != stream_ref::unknown_id);
+  if (captured) return mark_result::refused;
   bool capturing = false;
   bool const recorded =
       driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
@@ -12491,7 +12817,7 @@ class deferred_blocks {
     freed_block b;
     while (uses_.take_ready(b)) {
       count(b.bytes, b.alignment, -1);
-      if (heap_.description().active()) {
+      if (heap_.description().active() && heap_.part_of(b.p) == common) {
         take_back_described(heap_, b.stream.id(), b.stream, b.p, b.bytes, b.alignment, reuse::at_once);
         continue;
       }
@@ -12509,10 +12835,6 @@ class deferred_blocks {
     count(bytes, alignment, sign);
     bytes_for_graphs_.fetch_add(sign * static_cast<std::int64_t>(rounded_bytes(bytes, alignment)),
                                 std::memory_order_relaxed);
-  }
-  /// Counts what is deferred in a graph memory's part.
-  void count_of_part(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
-    count_.add(smaller, larger);
   }
 
   // For statistics and inspection.
@@ -12898,9 +13220,11 @@ struct alignas(cache_line_bytes) thread_cache {
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
   unsigned watches = 0;                    ///< open captures of this thread; under the growth lock
   std::uint64_t serial = 0;                ///< never reused, unlike the address
-  /// The part whose cache serves the capture that this thread opened last; null if none. Set by the owner thread.
-  std::atomic<void*> capture{nullptr};
-  std::atomic<stream_id> captured_stream{stream_ref::unknown_id};  ///< that it serves
+  /// The stream of a capture that this thread has opened, so that its calls find it without a lock; unknown_id if none. Set by the owner
+  /// thread, which reads the others only for calls on that stream.
+  std::atomic<stream_id> captured_stream{stream_ref::unknown_id};
+  std::atomic<stream_id> captured_as{0};  ///< the identity that the capture gives the stream
+  std::atomic<void*> capture_owner{nullptr};
   /// One bit for each stream that ever had a cache here; other threads skip this one if the bit is not set.
   std::atomic<std::uint64_t> stream_bits{0};
   sequence<owned<stream_cache>> streams;
@@ -13010,7 +13334,7 @@ struct pool_link {
   fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
   /// Takes back the cache of an ending thread; returns false if another thread holds the growth lock. Does not wait for that lock
-  /// under the mutex: its holder may be ending the pool of a graph_memory, which takes the mutex.
+  /// under the mutex: its holder may be ending a pool below this one, which takes the mutex.
   bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
   /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
@@ -13485,27 +13809,33 @@ class front {
         });
   }
 
-  /// What the calling thread's capture of a stream uses, as set_capture() said; null if it has none. Nothing is read of a capture of
-  /// other streams: another thread may be ending it, and what it uses.
-  [[nodiscard]] void* capture_of(stream_id stream) const noexcept {
+  /// What set_capture() noted of the calling thread's capture of a stream; null owner if there is none. Nothing is read of a capture of
+  /// other streams: another thread may be ending it, and its owner.
+  struct own_capture {
+    void* owner = nullptr;
+    stream_id captured_as = 0;
+  };
+  [[nodiscard]] own_capture capture_of(stream_id stream) const noexcept {
     thread_cache const* const own = local();
-    if (own == nullptr || own->captured_stream.load(std::memory_order_relaxed) != stream) return nullptr;
-    return own->capture.load(std::memory_order_relaxed);
+    if (own == nullptr || own->captured_stream.load(std::memory_order_relaxed) != stream) return {};
+    return {own->capture_owner.load(std::memory_order_relaxed),
+            own->captured_as.load(std::memory_order_relaxed)};
   }
-  /// Returns false on a thread that has one, or has no cache.
-  bool set_capture(void* part, stream_id stream) noexcept {
+  /// Does nothing on a thread that has one already, or has no cache.
+  void set_capture(stream_id stream, stream_id captured_as, void* owner) noexcept {
     thread_cache* const own = local();
-    if (own == nullptr || own->capture.load(std::memory_order_relaxed) != nullptr) return false;
-    own->capture.store(part, std::memory_order_relaxed);
+    if (own == nullptr || own->captured_stream.load(std::memory_order_relaxed) != stream_ref::unknown_id)
+      return;
+    own->capture_owner.store(owner, std::memory_order_relaxed);
+    own->captured_as.store(captured_as, std::memory_order_relaxed);
     own->captured_stream.store(stream, std::memory_order_relaxed);
-    return true;
   }
   /// Ends that on whichever thread it was set.
-  void end_capture(growth_lock const&, void const* part) noexcept {
+  void end_capture(growth_lock const&, stream_id captured_as) noexcept {
     for (auto const& cache : caches_) {
-      if (cache->capture.load(std::memory_order_relaxed) != part) continue;
+      if (cache->captured_as.load(std::memory_order_relaxed) != captured_as) continue;
       cache->captured_stream.store(stream_ref::unknown_id, std::memory_order_relaxed);
-      cache->capture.store(nullptr, std::memory_order_relaxed);
+      cache->captured_as.store(0, std::memory_order_relaxed);
     }
   }
 
@@ -13730,24 +14060,31 @@ class front {
 }  // namespace tarn::detail
 // ---- tarn/pool/graph/graph_memories.hpp
 // The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve anything else until no
-// graph uses it any more. Each graph_memory therefore owns a part, which is a pool of its own over the same source.
+// graph uses it any more. Each graph_memory therefore owns two parts of the heap (graph_parts.hpp): whole handles that serve it alone.
 //
 //   a capture_scope opens       its stream has no cache on any thread from now on, so that all its calls take the slow path; so do
 //                               all calls of the thread, which ask whether their stream is captured: it may have joined the capture
-//   allocate, captured stream   from the part, under an identity that the capture gives the stream
-//   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
-//     of a block of the pool    deferred until the owner has ended: the graph uses it
-//   deallocate elsewhere        to the part, in the order of that stream
-//   allocate for an owner       inside its capture as above; elsewhere from a second part, in the order of the stream: what captures
+//   allocate, captured stream   from the owner's captured part, under an identity that the capture gives the stream; with that identity
+//                               it is a stream as any other, with a cache of its own on each thread
+//   deallocate there            of the captured part: reused inside the capture in the order of the stream
+//     of any other block        deferred until the owner has ended: the graph uses it
+//   deallocate elsewhere        to the block's part, in the order of that stream
+//   allocate for an owner       inside its capture as above; elsewhere from its plain part, in the order of the stream: what captures
 //                               received is for captures alone. See graph_memory::allocate()
 //   the scope ends              what captured streams freed is free for the owner's next capture
-//   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
-//                               goes back to the source and the deferred blocks to the pool
+//   the owner ends              when the device has completed all work submitted before, both parts become common, with the blocks in
+//                               them that are still live, and the deferred blocks return to the heap
 //
-// Other threads and streams pay nothing. A live block of a part is recorded by its address, so that deallocation finds it with one
-// load more while there is one.
-//
-// Over 400 lines: what calls, owners and pins do with the parts, whose list has one mutex.
+// Other threads and streams pay nothing. While an owner exists, a deallocation finds the part of a block with one load more.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// ---- tarn/pool/graph/deferred_for_graphs.hpp
+// Blocks that were freed while graphs use them that are not of their own part: nothing reuses them until the owners of all these
+// graphs have ended.
 
 #include <atomic>
 #include <cstddef>
@@ -13755,13 +14092,8 @@ class front {
 #include <mutex>
 #include <utility>
 
-// ---- tarn/pool/graph/capture_cache.hpp
-// What the thread that opened a capture_scope remembers of the blocks that its stream uses inside the capture, so that the calls on
-// that stream take no lock of the graph memories.
-//
-// A block of a graph memory is recorded by its address while it is live (graph_blocks.hpp). Blocks of this cache stay recorded when the
-// capture frees them into the part, and are forgotten together when the scope ends. If anything else takes one of them meanwhile,
-// as another thread does that frees it, graph_blocks counts a change, and the cache starts anew.
+// ---- tarn/pool/graph/graph_parts.hpp
+// The two parts of the heap that one graph_memory owns, and the blocks that are deferred until it has ended.
 
 #include <atomic>
 #include <cstddef>
@@ -13769,131 +14101,222 @@ class front {
 
 namespace tarn::detail {
 
-/// The blocks of one capture by address, live or freed: a hash table with linear probing, at most half full. Used by the thread that
-/// opened the scope, and by the one that ends it; `changes` by any, under the mutex of graph_blocks.
-class capture_cache {
+struct graph_parts;
+
+/// The owners whose graphs use a block, each with a reference.
+class graph_users {
  public:
-  std::atomic<std::uint64_t> changes{0};
+  [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
+  /// Whether there were more than it has room for: such a block is deferred until the pool ends.
+  [[nodiscard]] bool is_too_many() const noexcept { return is_too_many_; }
+  void add(graph_parts& user) noexcept;
+  /// Removes one; the caller takes over its reference.
+  [[nodiscard]] graph_parts& take() noexcept { return *all_[--count_]; }
+  void clear() noexcept;
+  /// Removes those whose graphs are known to be complete.
+  void drop_over() noexcept;
 
-  /// The identity under which the part keeps what the captured stream frees. 0: the cache is not in use.
-  stream_id kept_as = 0;
+ private:
+  static constexpr std::size_t most = 4;
+  graph_parts* all_[most] = {};
+  std::size_t count_ = 0;
+  bool is_too_many_ = false;
+};
 
-  /// Whether a block was taken away from the cache: what it remembers is void until clear().
-  [[nodiscard]] bool is_old() const noexcept { return changes.load(std::memory_order_acquire) != seen_; }
+/// A block that was freed while graphs use it that are not of its own part.
+struct block_of_graphs {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  std::size_t alignment = 0;
+  graph_users users;  ///< that it is deferred for afterwards
+};
 
-  /// Marks a block as live. Returns false if it is not in the cache.
-  [[nodiscard]] bool take(void const* p) noexcept {
-    std::uintptr_t* const at = find(p);
-    if (at == nullptr) return false;
-    *at |= is_live;
-    return true;
+/// What one owner has. `captured` has all that its captures ever received, and serves its captures alone, whoever frees it: graphs hold
+/// the addresses. `plain` is what the owner hands out elsewhere, in the order of streams.
+struct graph_parts {
+  enum class life : std::uint8_t {
+    alive,
+    ended,   ///< its graph_memory was destroyed, and no mark covers its graphs
+    marked,  ///< a mark does
+    over     ///< its graphs are complete, and its parts are gone
+  };
+
+  explicit graph_parts(std::uint64_t of_owner) noexcept : number(of_owner) {}
+
+  std::uint64_t const number;           ///< of the graph_memory, counted from 1, as PyTorch's segment_pool_id
+  part_ref captured = common;           ///< set once, before the owner is used
+  std::atomic<part_ref> plain{common};  ///< common until it is needed
+  /// Bytes that callers hold, rounded to block sizes. Deferred blocks are not counted.
+  std::atomic<std::int64_t> handed_out{0};
+  /// Open captures and blocks that its graphs use: while there is one, the record stays.
+  std::atomic<std::size_t> references{0};
+  // Under the mutex of deferred_for_graphs:
+  sequence<block_of_graphs> deferred;
+  std::size_t deferred_bytes = 0;
+  life state = life::alive;
+  bool is_mark_old = false;  ///< a block was deferred for it after the mark
+  std::size_t place = 0;     ///< in the list of owners that are alive; under the growth lock
+};
+
+inline void graph_users::add(graph_parts& user) noexcept {
+  for (std::size_t i = 0; i < count_; ++i) {
+    if (all_[i] == &user) return;
   }
-  /// Marks a block as free. Returns false if it is not in the cache as a live one.
-  [[nodiscard]] bool give(void const* p) noexcept {
-    std::uintptr_t* const at = find(p);
-    if (at == nullptr || (*at & is_live) == 0) return false;
-    *at &= ~is_live;
-    return true;
+  if (count_ == most) {
+    is_too_many_ = true;
+    return;
   }
-  /// Adds a live block that is not there. Returns false if there is no room.
-  [[nodiscard]] bool has_room() const noexcept { return count_ < most; }
-  void add(void const* p) noexcept {
-    std::size_t i = first_place(p);
-    while (index_[i] != 0) i = (i + 1) % places;
-    blocks_[count_++] = reinterpret_cast<std::uintptr_t>(p) | is_live;
-    index_[i] = static_cast<std::uint16_t>(count_);
+  all_[count_++] = &user;
+  ++user.references;
+}
+inline void graph_users::clear() noexcept {
+  while (!empty()) --take().references;
+}
+inline void graph_users::drop_over() noexcept {
+  for (std::size_t i = count_; i-- > 0;) {
+    if (all_[i]->state != graph_parts::life::over) continue;
+    --all_[i]->references;
+    all_[i] = all_[--count_];
   }
-  /// Empties the cache. Calls f(free blocks, count), which forgets those that were freed.
-  template <class F>
-  void clear(F const& f) noexcept {
-    if (count_ != 0) {
-      void* free[most];
-      std::size_t count = 0;
-      for (std::size_t i = 0; i < count_; ++i) {
-        if ((blocks_[i] & is_live) == 0)
-          free[count++] = reinterpret_cast<void*>(blocks_[i]);  // NOLINT: an address
-      }
-      for (std::uint16_t& place : index_) place = 0;
-      count_ = 0;
-      if (count != 0) f(static_cast<void* const*>(free), count);
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// The lists of these blocks, which the owners' records hold, and the state of the owners. Thread-safe.
+template <class Deferred>
+class deferred_for_graphs {
+ public:
+  /// @param pool  counts the blocks with the others that are deferred
+  explicit deferred_for_graphs(Deferred& pool) noexcept : pool_(pool) {}
+  deferred_for_graphs(deferred_for_graphs const&) = delete;
+  deferred_for_graphs& operator=(deferred_for_graphs const&) = delete;
+
+  /// Defers a block until none of its users is left, and `by`, if a capture freed it. Returns false if there is none. Without host memory
+  /// to record it, the block is deferred until the pool ends. So is one of an unknown capture.
+  bool defer(block_of_graphs& b, bool is_of_capture, graph_parts* by) noexcept {
+    if (!is_of_capture && b.users.empty() && !b.users.is_too_many()) return false;
+    std::lock_guard const guard(mutex_);
+    b.users.drop_over();
+    if (is_of_capture && by != nullptr) b.users.add(*by);
+    bool const until_end = (is_of_capture && by == nullptr) || b.users.is_too_many();
+    if (b.users.empty() && !until_end) return false;
+    pool_.count_for_graphs(b.bytes, b.alignment, 1);
+    if (!until_end) {
+      pass_on(b);
+    } else {
+      b.users.clear();
+      defer_until_end(b);
     }
-    seen_ = changes.load(std::memory_order_acquire);
+    return true;
+  }
+  /// Whether there is a block that is deferred until the pool ends. Graphs may use it, and no stream's work covers that.
+  [[nodiscard]] bool any_until_end() const noexcept { return any_until_end_.load(std::memory_order_relaxed); }
+
+  /// Makes room for as many blocks more of an owner. @throws std::bad_alloc
+  void reserve(graph_parts& owner, std::size_t count) {
+    std::lock_guard const guard(mutex_);
+    owner.deferred.reserve(owner.deferred.size() + count);
+  }
+  [[nodiscard]] std::size_t bytes_of(graph_parts const& owner) const noexcept {
+    std::lock_guard const guard(mutex_);
+    return owner.deferred_bytes;
+  }
+  // ---- under the growth lock
+
+  /// The owner has ended, and a mark of all work begins, or not.
+  void set_state(graph_parts& owner, graph_parts::life state) noexcept {
+    std::lock_guard const guard(mutex_);
+    owner.state = state;
+    owner.is_mark_old = false;
+  }
+  /// Ends the mark of an owner, which is complete. Returns false if it had none, or a block was deferred for it since: then it waits for
+  /// the next one. Otherwise calls f(pointer, bytes, alignment) for each block that was deferred for it and for no other: the block is
+  /// deferred no more.
+  template <class F>
+  [[nodiscard]] bool take_mark(graph_parts& owner, F const& f) noexcept {
+    sequence<block_of_graphs> blocks;
+    {
+      std::lock_guard const guard(mutex_);
+      if (owner.state != graph_parts::life::marked) return false;
+      owner.state = graph_parts::life::ended;
+      if (owner.is_mark_old) return false;
+      blocks.swap(owner.deferred);
+      owner.deferred_bytes = 0;
+    }
+    for (auto& b : blocks) {
+      if (is_passed_on(b)) continue;
+      pool_.count_for_graphs(b.bytes, b.alignment, -1);
+      f(b.p, b.bytes, b.alignment);
+    }
+    return true;
+  }
+  /// From now on nothing is deferred for an owner. Returns false if a block was meanwhile: then it waits for another mark.
+  [[nodiscard]] bool is_over(graph_parts& owner) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (!owner.deferred.empty()) return false;
+    owner.state = graph_parts::life::over;
+    return true;
+  }
+
+  /// Calls f(address, bytes, number of the owner) for each block of an owner.
+  template <class F>
+  void for_each(graph_parts const& owner, F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (auto const& b : owner.deferred) f(b.p, b.bytes, owner.number);
+  }
+  /// The same for those that are deferred until the pool ends; the number is 0.
+  template <class F>
+  void for_each_until_end(F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (auto const& b : until_end_) f(b.p, b.bytes, std::uint64_t{0});
   }
 
  private:
-  static constexpr std::uintptr_t is_live = 1;  ///< blocks are aligned to more
-  static constexpr std::size_t places = 1024;
-  static constexpr std::size_t most = places / 2;
-
-  [[nodiscard]] static std::size_t first_place(void const* p) noexcept {
-    return static_cast<std::size_t>(
-        (std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U) >> 54);
-  }
-  [[nodiscard]] std::uintptr_t* find(void const* p) noexcept {
-    std::size_t i = first_place(p);
-    for (; index_[i] != 0; i = (i + 1) % places) {
-      std::uintptr_t& block = blocks_[index_[i] - 1];
-      if ((block & ~is_live) == reinterpret_cast<std::uintptr_t>(p)) return &block;
+  /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
+  void defer_until_end(block_of_graphs const& b) noexcept {
+    any_until_end_.store(true, std::memory_order_relaxed);
+    try {
+      until_end_.push_back(b);
+    } catch (...) {  // it is deferred all the same
     }
-    return nullptr;
+  }
+  /// Defers a block for its next user. Under the mutex.
+  void pass_on(block_of_graphs& b) noexcept {
+    graph_parts& next = b.users.take();
+    try {
+      next.deferred.push_back(b);
+      if (next.state == graph_parts::life::marked) next.is_mark_old = true;
+      next.deferred_bytes += rounded_bytes(b.bytes, b.alignment);
+    } catch (...) {
+      b.users.clear();
+      defer_until_end(b);
+    }
+    --next.references;
+  }
+  /// Returns false if a block has no user that is not over.
+  bool is_passed_on(block_of_graphs& b) noexcept {
+    std::lock_guard const guard(mutex_);
+    b.users.drop_over();
+    if (b.users.empty()) return false;
+    pass_on(b);
+    return true;
   }
 
-  std::uint64_t seen_ = 0;
-  std::size_t count_ = 0;
-  std::uint16_t index_[places] = {};  ///< 1 + the position in blocks_, 0 where there is none
-  std::uintptr_t blocks_[most];
+  Deferred& pool_;
+  mutable fork_mutex mutex_;
+  std::atomic<bool> any_until_end_{false};
+  sequence<block_of_graphs> until_end_;
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/graph/graph_blocks.hpp
-// The live blocks of graph memories by address, so that a deallocation in the pool finds the part that a block belongs to. Blocks
-// of the pool that record_stream() named for a captured stream are here, too, and blocks that a capture_cache keeps recorded while
-// they are free (capture_cache.hpp).
+// ---- tarn/pool/graph/end_mark.hpp
+// The event after which nothing on the device uses the memory of ended graph owners.
 
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
+namespace tarn::detail {
 
-// ---- tarn/pool/graph/graph_part.hpp
-// A part of a pool that one graph_memory owns: a pool of its own over the same source, the blocks of the pool that its captures
-// freed, and the event after which nothing uses either.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn {
-
-template <memory_source Upstream>
-class pool;
-
-namespace detail {
-
-/// Counts the deferred blocks of a part as the pool's.
-template <class Deferred>
-class forward_deferred final : public deferred_observer {
- public:
-  explicit forward_deferred(Deferred& to) noexcept : to_(to) {}
-  /// Takes back what is left: a part may end with a deferred block that can never be waited for.
-  ~forward_deferred() override {
-    to_.count_of_part({-small_.blocks, -small_.bytes, -small_.requested},
-                      {-large_.blocks, -large_.bytes, -large_.requested});
-  }
-  forward_deferred(forward_deferred const&) = delete;
-  forward_deferred& operator=(forward_deferred const&) = delete;
-  void deferred_changed(deferred_amount const& smaller, deferred_amount const& larger) noexcept override {
-    small_.add(smaller);
-    large_.add(larger);
-    to_.count_of_part(smaller, larger);
-  }
-
- private:
-  Deferred& to_;
-  deferred_amount small_, large_;
-};
-
-/// Finds out when the device has completed the work that was submitted before the owner ended, without waiting for it.
+/// Finds out when the device has completed the work that was submitted before the mark, without waiting for it.
 template <stream_driver Driver>
 class end_mark {
  public:
@@ -13952,194 +14375,6 @@ class end_mark {
   bool waits_for_capture_ = false;
 };
 
-/// The owners whose graphs use a block, each with a reference to its part.
-template <class Part>
-class graph_users {
- public:
-  [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
-  /// Whether there were more than it has room for: such a block is deferred until the pool ends.
-  [[nodiscard]] bool is_too_many() const noexcept { return is_too_many_; }
-  void add(Part& user) noexcept {
-    for (std::size_t i = 0; i < count_; ++i) {
-      if (all_[i] == &user) return;
-    }
-    if (count_ == most) {
-      is_too_many_ = true;
-      return;
-    }
-    all_[count_++] = &user;
-    ++user.references;
-  }
-  /// Removes one; the caller takes over its reference.
-  [[nodiscard]] Part& take() noexcept { return *all_[--count_]; }
-  void clear() noexcept {
-    while (!empty()) --take().references;
-  }
-
- private:
-  static constexpr std::size_t most = 4;
-  Part* all_[most] = {};
-  std::size_t count_ = 0;
-  bool is_too_many_ = false;
-};
-
-/// A block that a capture freed although it is not the owner's own: work of the graph uses it.
-template <class Part>
-struct deferred_block {
-  void* p = nullptr;
-  std::size_t bytes = 0;
-  std::size_t alignment = 0;
-  Part* from = nullptr;     ///< whose block it is; null: the pool's
-  graph_users<Part> users;  ///< that it is deferred for afterwards
-};
-
-/// What one owner's captures received, or what the owner handed out outside captures. The two are apart: an address that a graph
-/// holds is given to captures of its owner alone.
-template <class Upstream, class Deferred>
-struct graph_part {
-  template <class Heap>
-  graph_part(Heap& heap, Deferred& deferred_in_pool, std::uint64_t of_part, std::uint64_t of_owner)
-      : observer(deferred_in_pool),
-        memory(heap.upstream(), told(heap.options()), &heap),
-        number(of_part),
-        owner(of_owner),
-        end(heap.driver()) {}
-
-  forward_deferred<Deferred> observer;
-  pool<Upstream> memory;
-  std::uint64_t const number;  ///< of the part, counted from 1
-  std::uint64_t const owner;   ///< number of its graph_memory, counted from 1, as PyTorch's segment_pool_id
-  capture_cache cache;         ///< of the open scope that got it first
-  sequence<deferred_block<graph_part>> deferred;
-  std::size_t deferred_bytes = 0;
-  /// Open captures, live blocks, calls in progress, and blocks that are deferred in other parts: while there is one, the part stays.
-  std::atomic<std::size_t> references{0};
-  bool is_over = false;      ///< its graph_memory was destroyed
-  bool is_mark_old = false;  ///< a block was deferred after the mark
-  end_mark<typename Upstream::driver_type> end;
-
- private:
-  static pooled told(pooled options) noexcept {
-    options.captures = capture_watch::in_scopes;
-    return options;
-  }
-};
-
-}  // namespace detail
-}  // namespace tarn
-
-namespace tarn::detail {
-
-/// What a block is recorded for: while it is live, or also while the cache of a capture has it.
-enum class recorded_for : std::uint8_t { live_block, capture_cache };
-
-/// A recorded block holds a reference to its part. Thread-safe; all calls are O(1) amortised.
-template <class Part>
-class graph_blocks {
- public:
-  /// Returns false if `p` is no recorded block. Takes no lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return table_.may_hold(p); }
-
-  /// Records a block that was handed out. Returns false if it was recorded before: a capture_cache had kept it so, and gives it up.
-  /// @param what  capture_cache: a capture keeps the block recorded when it is freed
-  /// @throws std::bad_alloc, nothing has changed
-  bool record(void* p, Part& owner, recorded_for what) {
-    std::lock_guard const guard(mutex_);
-    blocks_.make_room();
-    table_.make_room();
-    slot_number b = table_.find(p);
-    bool const is_new = b == 0;
-    if (is_new) {
-      b = blocks_.take();
-      blocks_[b].p = p;
-      blocks_[b].of.owner = &owner;
-      table_.insert(b);
-      ++owner.references;
-    } else {
-      ++owner.cache.changes;
-    }
-    blocks_[b].is_cached = what == recorded_for::capture_cache;
-    return is_new;
-  }
-  /// Forgets the blocks that a capture_cache kept recorded, except those that it has given up meanwhile. Returns how many.
-  std::size_t forget(void* const* free, std::size_t count, Part& owner) noexcept {
-    std::lock_guard const guard(mutex_);
-    std::size_t forgotten = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      slot_number const b = table_.find(free[i]);
-      if (b == 0 || !blocks_[b].is_cached) continue;
-      (void)table_.take(free[i]);
-      blocks_.give(b);
-      ++forgotten;
-    }
-    owner.references -= forgotten;
-    return forgotten;
-  }
-  /// Records that graphs of `user` use a block, of a part or of the pool. Returns true if the block was not recorded before.
-  /// @throws std::bad_alloc, nothing has changed
-  bool record_use(void* p, Part& user) {
-    std::lock_guard const guard(mutex_);
-    slot_number b = table_.find(p);
-    bool const is_new = b == 0;
-    if (is_new) {
-      blocks_.make_room();
-      table_.make_room();
-      b = blocks_.take();
-      blocks_[b].p = p;
-      table_.insert(b);
-    }
-    if (blocks_[b].of.owner != &user) {
-      blocks_[b].of.users.add(user);
-      give_up(b);
-    }
-    return is_new;
-  }
-  /// The parts of a block: whose it is, and whose graphs use it.
-  struct parts_of_block {
-    Part* owner = nullptr;  ///< null: the pool's
-    graph_users<Part> users;
-    [[nodiscard]] bool is_there() const noexcept { return owner != nullptr || !users.empty(); }
-  };
-  /// Forgets a block and returns its parts, with the block's references; empty if it is not recorded.
-  parts_of_block take(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    slot_number const b = table_.take(p);
-    if (b == 0) return {};
-    parts_of_block const of = blocks_[b].of;
-    give_up(b);
-    blocks_.give(b);
-    return of;
-  }
-  /// The part that a block belongs to, with one reference more; null if it belongs to none.
-  Part* owner_of(void const* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    slot_number const b = table_.find(p);
-    if (b == 0 || blocks_[b].of.owner == nullptr) return nullptr;
-    ++blocks_[b].of.owner->references;
-    return blocks_[b].of.owner;
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::lock_guard const guard(mutex_);
-    return table_.host_bytes() + blocks_.host_bytes();
-  }
-
- private:
-  struct block {
-    void* p = nullptr;
-    slot_number next = 0;
-    parts_of_block of;
-    bool is_cached = false;  ///< a capture_cache counts on finding it recorded
-  };
-
-  /// Makes the capture_cache that counts on a block start anew.
-  void give_up(slot_number b) noexcept {
-    if (std::exchange(blocks_[b].is_cached, false)) ++blocks_[b].of.owner->cache.changes;
-  }
-  mutable fork_mutex mutex_;
-  slot_table<block> blocks_;
-  block_table<block> table_{blocks_};
-};
-
 }  // namespace tarn::detail
 // ---- tarn/pool/graph/graph_captures.hpp
 // The captures that capture_scopes have opened in a pool, with the streams of each.
@@ -14195,14 +14430,19 @@ class captured_streams {
   std::atomic<stream_id> places_[most]{};
 };
 
-/// A stream of an open capture, and the identity under which the owner's pool keeps what this stream frees.
-template <class Part>
+/// A stream of an open capture, and the identity under which it uses the part of its owner's captures.
 struct captured_stream {
   stream_id kept_as = 0;  ///< 0: not captured
   capture_number capture = 0;
-  Part* owner = nullptr;  ///< null: of an unknown capture
-  bool is_guess = false;  ///< the stream was not announced: `kept_as` orders nothing
-  stream_id stream = 0;   ///< its own identity
+  graph_parts* owner = nullptr;  ///< null: of an unknown capture
+  stream_id stream = 0;          ///< its own identity
+  bool is_guess = false;         ///< the stream was not announced: `kept_as` orders nothing
+
+  [[nodiscard]] bool is_captured() const noexcept { return kept_as != 0; }
+  /// Whether a part is that of the capture, which may reuse its memory in the order of the stream.
+  [[nodiscard]] bool may_reuse(part_ref part) const noexcept {
+    return owner != nullptr && !is_guess && owner->captured == part;
+  }
 };
 
 }  // namespace tarn::detail
@@ -14215,6 +14455,7 @@ struct captured_stream {
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 // ---- tarn/pool/order/ordering.hpp
 // The driver calls of stream order: record, query and wait, never under the hot lock and never on a capturing stream. Used
@@ -14259,7 +14500,7 @@ class ordering {
   /// this object. The mark is taken before the event is recorded, so frees in between get a later mark.
   progress settle(arena& a, may_release hot, domain_ref d, gone_stream gone = gone_stream::is_waited_for) {
     stream_domain& domain = a.streams[d];
-    if (d == neutral || domain.freed <= domain.completed) return progress::completed;
+    if (domain.is_neutral() || domain.is_completed()) return progress::completed;
     if (is_capture_stream(domain.id)) return progress::unknown;
     if (domain.recorded < domain.freed) {
       std::uint64_t const mark = domain.epoch++;
@@ -14389,21 +14630,22 @@ enum class sweep_of : std::uint8_t {
   default_streams  ///< marking them invalidates no capture: the calling thread may be capturing a graph
 };
 
-/// Whether a stream other than `taker` has free memory.
+/// Whether a stream other than `taker` has free memory of its part.
 [[nodiscard]] inline bool others_have_free(arena const& space, domain_ref taker) noexcept {
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    if (d != taker && space.streams[d].has_free()) return true;
-  }
-  return false;
+  bool any = false;
+  space.streams.for_each_in(space.streams[taker].part,
+                            [&](domain_ref d) { any = any || (d != taker && space.streams[d].has_free()); });
+  return any;
 }
 
 /// Whether work may still run on memory that a stream freed.
+[[nodiscard]] inline bool has_unfinished(stream_domain const& domain) noexcept {
+  return (domain.has_free() || domain.gone) && !domain.is_completed();
+}
 [[nodiscard]] inline bool has_unfinished(arena const& space) noexcept {
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    stream_domain const& domain = space.streams[d];
-    if ((domain.has_free() || domain.gone) && domain.freed > domain.completed) return true;
-  }
-  return false;
+  bool any = false;
+  space.streams.for_each([&](domain_ref d) { any = any || has_unfinished(space.streams[d]); });
+  return any;
 }
 
 /// Returns to their runs the blocks of other domains' runs that a stream freed, if the device has completed their uses.
@@ -14417,18 +14659,44 @@ inline void return_foreign(arena& space, domain_ref d) {
 inline void neutralise(growth_lock const& growing, arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
   return_foreign(space, d);
-  if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
+  if (domain.free_bytes() != 0) space.neutralise_ranges(d, domain.completed);
+  domain.neutralised = domain.completed;
   if (domain.is_over()) space.streams.forget(growing, d);
 }
 
-/// Makes frees neutral that the device has completed. Never waits.
+/// Makes frees of a part neutral that the device has completed. Never waits.
 template <stream_driver Driver>
 void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
-                      domain_ref except) {
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    if (d == except) continue;
+                      part_ref part, domain_ref except = neutral) {
+  space.streams.for_each_in(part, [&](domain_ref d) {
+    if (d == except) return;
     if (space.streams[d].has_free()) (void)order.settle(space, hot, d);
     neutralise(growing, space, d);
+  });
+}
+/// The same for the parts whose free memory goes back to the source.
+template <stream_driver Driver>
+void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot) {
+  for (part_ref p = common; p < space.streams.parts(); ++p) {
+    if (!space.streams.part(p).keeps_addresses) collect_finished(growing, space, order, hot, p);
+  }
+}
+
+/// Makes what other parts have finished with neutral, so that a graph memory's part may take whole handles of it.
+/// @param asks  whether the driver may be asked; false while the stream is captured: then only what is known to be complete
+template <stream_driver Driver>
+void collect_for_part(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+                      part_ref part, bool asks) {
+  part_ref const beside = space.streams.part(part).beside;
+  for (part_ref const from : {beside, common}) {
+    if (asks) {
+      collect_finished(growing, space, order, hot, from);
+    } else {
+      space.streams.for_each_in(from, [&](domain_ref d) {
+        if (space.streams[d].neutralised != space.streams[d].completed) neutralise(growing, space, d);
+      });
+    }
+    if (beside == common) break;
   }
 }
 
@@ -14441,26 +14709,29 @@ void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& orde
   bool has_returned = true;
   for (int pass = 0; pass < 2 && has_returned; ++pass) {
     has_returned = false;
-    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    space.streams.for_each([&](domain_ref d) {
       if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, hot, d);
       bool const had_foreign = space.streams[d].foreign_count != 0;
       d == keeps ? return_foreign(space, d) : neutralise(growing, space, d);
       has_returned = has_returned || had_foreign;
-    }
+    });
   }
   // Neighbours of different domains are not joined.
-  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(growing, space, keeps);
+  if (!space.streams[keeps].is_neutral() &&
+      space.streams[space.streams[keeps].neutral_domain].free_bytes() != 0)
+    neutralise(growing, space, keeps);
 }
 
 /// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
 /// never replayed together with this one.
-inline void end_captured_stream(growth_lock const& growing, arena& space, stream_id kept_as) noexcept {
-  domain_ref const d = space.streams.find(kept_as);
+inline void end_captured_stream(growth_lock const& growing, arena& space, stream_id kept_as,
+                                part_ref part) noexcept {
+  domain_ref const d = space.streams.find(kept_as, part);
   if (d == neutral) return;
   stream_domain& domain = space.streams[d];
   domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
   if (domain.foreign_count != 0) space.send_foreign_home(d);
-  space.hand_over(d, neutral, domain.completed);
+  space.neutralise_ranges(d, domain.completed);
   space.neutralise_runs(d);
   if (domain.is_empty()) space.streams.forget(growing, d);
 }
@@ -14473,19 +14744,49 @@ template <stream_driver Driver>
 bool steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            domain_ref taker) {
   bool any = false;
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+  space.streams.for_each_in(space.streams[taker].part, [&](domain_ref d) {
     stream_domain const& owner = space.streams[d];
-    if (d == taker || owner.free_bytes() == 0) continue;
+    if (d == taker || owner.free_bytes() == 0) return;
     any = true;
-    if (taker == neutral) {
+    if (space.streams[taker].is_neutral()) {
       (void)order.finish(space, hot, d);
       neutralise(growing, space, d);
     } else if (std::uint64_t const covered = owner.recorded;
                covered != 0 && order.order(space, hot, taker, d)) {
       space.hand_over(d, taker, covered);
     }
-  }
+  });
   return any;
+}
+
+/// Makes the mark of a domain cover what is free in its runs, which carry no marks of their own.
+inline void mark_runs(stream_domain& domain) noexcept {
+  if (domain.runs_marked || domain.holds_no_run()) return;
+  (void)domain.mark();
+  domain.runs_marked = true;
+}
+
+/// Finds out whether the device has completed the uses of all that is free in a part. @param wait  whether the host waits for it
+template <stream_driver Driver>
+void settle_part(growth_lock const&, arena& space, ordering<Driver>& order, may_release hot, part_ref part,
+                 bool wait) {
+  space.streams.for_each_in(part, [&](domain_ref d) {
+    stream_domain& domain = space.streams[d];
+    if (std::exchange(domain.used, false)) domain.runs_marked = false;
+    mark_runs(domain);
+    if (wait) {
+      (void)order.finish(space, hot, d);
+    } else {
+      (void)order.settle(space, hot, d);
+    }
+  });
+}
+/// Whether that is so, and nothing was freed since.
+[[nodiscard]] inline bool is_settled(arena const& space, part_ref part) noexcept {
+  bool all = true;
+  space.streams.for_each_in(
+      part, [&](domain_ref d) { all = all && space.streams[d].is_completed() && !space.streams[d].used; });
+  return all;
 }
 
 /// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
@@ -14494,30 +14795,28 @@ template <stream_driver Driver>
 void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            sweep_of which) {
   std::size_t in_vain = 0;
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+  space.streams.for_each([&](domain_ref d) {
     stream_domain& domain = space.streams[d];
     if (domain.used) {
       domain.used = domain.runs_marked = false;
-      continue;
+      return;
     }
-    if (domain.id == 0 || domain.climbing) continue;
+    // The domain of a captured stream says that its capture is open.
+    if (domain.climbing || is_capture_stream(domain.id)) return;
     // A destroyed stream with nothing to wait for needs no query.
     bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
-    if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) continue;
-    if (!domain.runs_marked && !domain.holds_no_run()) {
-      (void)domain.mark();
-      domain.runs_marked = true;
-    }
+    if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) return;
+    mark_runs(domain);
     bool const done = order.settle(space, hot, d) == progress::completed;
     if (!done || domain.used) {  // the stream may have been used again while the lock was released
       ++in_vain;
-      continue;
+      return;
     }
     if (domain.foreign_count != 0) space.send_foreign_home(d);
-    space.hand_over(d, neutral, domain.completed);
+    space.neutralise_ranges(d, domain.completed);
     space.neutralise_runs(d);
     if (domain.is_empty()) space.streams.forget(growing, d);
-  }
+  });
   space.streams.swept(in_vain);
 }
 
@@ -14531,11 +14830,10 @@ enum class if_unknown : std::uint8_t {
   not_captured  ///< nothing: the driver was asked in this call
 };
 
-/// A scope holds a reference to its owner's part.
-template <class Part, class Heap, class Front>
+/// A scope holds a reference to its owner's record.
+template <class Heap, class Front>
 class graph_captures {
  public:
-  using capture = captured_stream<Part>;
   using driver_type = typename Heap::driver_type;
 
   graph_captures(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {
@@ -14551,16 +14849,19 @@ class graph_captures {
 
   /// The capture of an allocation; `kept_as` is 0 if its stream is not captured.
   /// @throws cuda_error  it is captured, and it is not known by which capture
-  [[nodiscard]] capture of_allocation(stream_id id, stream_ref stream) {
-    capture const at = known(id);
-    return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(stream_ref::from(stream.handle(), id));
+  [[nodiscard]] captured_stream of_allocation(stream_id id, stream_ref stream) {
+    if (captured_stream const at = of_this_thread(id); at.is_captured()) return at;
+    captured_stream const at = known(id);
+    return at.is_captured() || !is_captured_unknown(stream) ? at
+                                                            : join(stream_ref::from(stream.handle(), id));
   }
   /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
-  [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream,
-                                        if_unknown then = if_unknown::ask) noexcept {
+  [[nodiscard]] captured_stream of_deallocation(stream_id id, stream_ref stream,
+                                                if_unknown then = if_unknown::ask) noexcept {
     if (id == neutral_id || id == stream_ref::unknown_id || !watches_frees()) return {};
-    capture at = known(id);
-    if (at.kept_as != 0 || then == if_unknown::not_captured) return at;
+    captured_stream at = of_this_thread(id);
+    if (!at.is_captured()) at = known(id);
+    if (at.is_captured() || then == if_unknown::not_captured) return at;
     if (!looks_outside_scopes() && !may_have_joined()) return at;
     if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
     at.kept_as = capture_stream_id(0);
@@ -14572,7 +14873,7 @@ class graph_captures {
 
   /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
   /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which capture; nothing has changed
-  [[nodiscard]] capture of_use(stream_ref& stream) {
+  [[nodiscard]] captured_stream of_use(stream_ref& stream) {
     stream_ref const named = stream;
     stream_id id = named.id();
     if (id == stream_ref::unknown_id) {
@@ -14580,22 +14881,17 @@ class graph_captures {
         throw cuda_error(s, heap_.driver().device().value);
       stream = stream_ref::from(named.handle(), id);
     }
-    capture const at = of_deallocation(id, named);
-    if (at.kept_as != 0 && at.owner == nullptr) refuse_unknown();
+    captured_stream const at = of_deallocation(id, named);
+    if (at.is_captured() && at.owner == nullptr) refuse_unknown();
     return at;
-  }
-
-  /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.
-  [[nodiscard]] Part* cached(stream_id id) const noexcept {
-    return id != stream_ref::unknown_id ? static_cast<Part*>(front_.capture_of(id)) : nullptr;
   }
 
   // ---- scopes
 
   /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
   /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
-  [[nodiscard]] bool is_memory_scarce(growth_lock const&) noexcept {
-    std::size_t const reserved = heap_.sums.reserved;
+  [[nodiscard]] bool is_memory_scarce(growth_lock const& growing) noexcept {
+    std::size_t const reserved = heap_.counters(growing).reserved;
     if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
       --captures_with_ample_memory_;
       return false;
@@ -14609,46 +14905,32 @@ class graph_captures {
   }
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin(growth_lock const& growing, Part& owner, stream_ref stream) {
+  [[nodiscard]] capture_number begin(growth_lock const& growing, graph_parts& owner, stream_ref stream) {
     scope& made = add_scope(owner);
+    stream_id kept_as = 0;
     try {
-      add_stream(growing, stream, {0, made.number, &owner});
+      kept_as = add_stream(growing, stream, {0, made.number, &owner});
     } catch (...) {
       remove_scope(growing, made.number);
       throw;
     }
     made.watched = front_.watch_this_thread(growing);
-    capture_cache& cache = owner.cache;
-    if (cache.kept_as == 0 && front_.set_capture(&owner, stream.id())) {
-      cache.kept_as = known(stream.id()).kept_as;
-      made.has_cache = true;
-    }
+    front_.set_capture(stream.id(), kept_as, &owner);
     capture_gate::begin_capture();
     return made.number;
   }
-  /// Ends the use of the owner's cache. Returns false if this scope does not use it.
-  bool end_cached(growth_lock const& growing, Part& owner, capture_number number) noexcept {
-    for (scope& s : scopes_) {
-      if (s.number != number || !std::exchange(s.has_cache, false)) continue;
-      front_.end_capture(growing, &owner);
-      owner.cache.kept_as = 0;
-      return true;
-    }
-    return false;
-  }
   /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another one's, or too many streams
-  void add(growth_lock const& growing, Part& owner, capture_number number, stream_ref stream) {
-    if (!heap_.captured.has(stream.id())) return add_stream(growing, stream, {0, number, &owner});
+  void add(growth_lock const& growing, graph_parts& owner, capture_number number, stream_ref stream) {
+    if (!heap_.captured.has(stream.id())) return (void)add_stream(growing, stream, {0, number, &owner});
     if (known(stream.id()).owner != &owner)
       refuse("capture_scope::join (this stream is part of another owner's capture)");
   }
-  void end(growth_lock const& growing, Part& owner, capture_number number) noexcept {
-    auto& memory = owner.memory;
+  void end(growth_lock const& growing, graph_parts& owner, capture_number number) noexcept {
     for (stream_id kept_as = 0; (kept_as = take_stream(growing, number)) != 0;) {
-      memory.front_.drop_stream(growing, kept_as);
-      hot_lock const held = memory.heap_.lock_hot();
-      memory.heap_.kept_as.clear(memory.heap_.kept_as.find(kept_as));
-      end_captured_stream(growing, memory.heap_.space(held), kept_as);
+      front_.end_capture(growing, kept_as);
+      front_.drop_stream(growing, kept_as);
+      hot_lock const held = heap_.lock_hot();
+      end_captured_stream(growing, heap_.space(held), kept_as, owner.captured);
     }
     capture_gate::end_capture();
     captured_handles::end_capture();
@@ -14658,10 +14940,9 @@ class graph_captures {
  private:
   struct scope {
     capture_number number = 0;
-    Part* owner = nullptr;
+    graph_parts* owner = nullptr;
     std::uint64_t thread = 0;   ///< number of the one that opened it
     std::uint64_t watched = 0;  ///< cache of that thread, 0 if none
-    bool has_cache = false;     ///< the owner's capture_cache serves it
   };
 
   [[nodiscard]] bool always() const noexcept { return heap_.options().captures == capture_watch::always; }
@@ -14669,12 +14950,22 @@ class graph_captures {
     return heap_.options().captures != capture_watch::in_scopes;
   }
 
-  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's part.
-  [[nodiscard]] capture known(stream_id id) const noexcept {
+  /// The capture of a stream that the calling thread has opened; takes no lock.
+  [[nodiscard]] captured_stream of_this_thread(stream_id id) const noexcept {
+    captured_stream at;
+    if (id == stream_ref::unknown_id) return at;
+    auto const noted = front_.capture_of(id);
+    at.kept_as = noted.captured_as;
+    at.owner = static_cast<graph_parts*>(noted.owner);
+    at.stream = id;
+    return at;
+  }
+  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's record.
+  [[nodiscard]] captured_stream known(stream_id id) const noexcept {
     if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
     std::lock_guard const guard(mutex_);
     std::size_t const place = heap_.captured.find(id);
-    return place == captured_streams::most ? capture{} : streams_[place];
+    return place == captured_streams::most ? captured_stream{} : streams_[place];
   }
   /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have opened a scope, or in
   /// capture_watch::always.
@@ -14693,16 +14984,16 @@ class graph_captures {
     return false;
   }
   /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
-  [[nodiscard]] capture join(stream_ref stream) {
+  [[nodiscard]] captured_stream join(stream_ref stream) {
     growth_lock const growing = heap_.lock_growth();
-    capture of;
+    captured_stream of;
     {
       std::lock_guard const guard(mutex_);
       scope const* const guessed = guess();
       if (guessed == nullptr) refuse_unknown();
       of = {0, guessed->number, guessed->owner};
     }
-    if (!heap_.captured.has(stream.id())) add_stream(growing, stream, of);
+    if (!heap_.captured.has(stream.id())) (void)add_stream(growing, stream, of);
     return known(stream.id());
   }
   /// The scope of the calling thread; null if it has none or several. Under the mutex.
@@ -14716,7 +15007,7 @@ class graph_captures {
     return own;
   }
 
-  scope& add_scope(Part& owner) {
+  scope& add_scope(graph_parts& owner) {
     std::lock_guard const guard(mutex_);
     scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number()});
     ++last_capture_;
@@ -14732,16 +15023,19 @@ class graph_captures {
       return scopes_.erase_unordered(i);
     }
   }
-  /// Closes the caches of a stream.
-  void add_stream(growth_lock const& growing, stream_ref stream, capture of) {
+  /// Adds a stream and closes its caches. Returns the identity that it has in the capture.
+  stream_id add_stream(growth_lock const& growing, stream_ref stream, captured_stream of) {
     stream_id const id = stream.id();
     std::size_t const place = heap_.captured.free_place();
     if (heap_.captured.has(id)) refuse("capture_scope (this stream is already part of an open one)");
     if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
     of.kept_as = capture_stream_id(++last_identity_);
     of.stream = id;
-    captured_streams& kept_as = of.owner->memory.heap_.kept_as;
-    kept_as.set(kept_as.free_place(), of.kept_as);  // has room for as many as `captured`
+    {
+      hot_lock const held = heap_.lock_hot();
+      (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
+                                          of.owner->captured);
+    }
     captured_handles::add(stream);
     {
       std::lock_guard const guard(mutex_);
@@ -14749,6 +15043,7 @@ class graph_captures {
       heap_.captured.set(place, id);
     }
     front_.drop_stream(growing, id);
+    return of.kept_as;
   }
   /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
   stream_id take_stream(growth_lock const&, capture_number number) noexcept {
@@ -14773,7 +15068,7 @@ class graph_captures {
   Front& front_;
   mutable fork_mutex mutex_;  ///< of what follows, for threads without the growth lock
   sequence<scope> scopes_;
-  capture streams_[captured_streams::most];  ///< by their places in heap::captured
+  captured_stream streams_[captured_streams::most];  ///< by their places in heap::captured
   capture_number last_capture_ = 0;
   std::uint64_t last_identity_ = 0;
   unsigned captures_with_ample_memory_ = 0;  ///< for which is_memory_scarce() does not ask
@@ -14781,1033 +15076,363 @@ class graph_captures {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/pool_statistics.hpp
-// Reads and resets the statistics of a pool.
+// ---- tarn/pool/graph/graph_uses.hpp
+// The blocks that record_stream() named for the stream of a capture: graphs of another owner than the block's use them.
 
 #include <cstddef>
-
-// ---- tarn/pool/growth/growth.hpp
-// The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
-
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/growth/growth_notes.hpp
-// A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by default.
-
-#include <cstddef>
-#include <cstdint>
+#include <mutex>
 
 namespace tarn::detail {
 
-enum class growth_change : std::uint8_t { made, given_back };
-
-struct growth_note {
-  std::uint64_t time = 0;  ///< from the clock
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-  growth_change what = growth_change::made;
-};
-
-/// Until open(), a record costs one null pointer check, next to driver calls of microseconds.
-class growth_notes {
+/// Thread-safe; all calls are O(1) amortised.
+class graph_uses {
  public:
-  using clock_type = std::uint64_t (*)() noexcept;
+  /// Returns false if no graph is recorded for `p`. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return table_.may_hold(p); }
 
-  /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0 stops recording.
-  /// @throws std::bad_alloc  nothing has changed
-  void open(growth_lock const&, std::size_t most, clock_type of_records) {
-    sequence<growth_note> ring;
-    ring.resize(most);
-    ring_.swap(ring);
-    clock_ = most != 0 ? of_records : nullptr;
-    count_ = 0;
+  /// Records that graphs of `user` use a block. Returns true if the block was not recorded before.
+  /// @throws std::bad_alloc, nothing has changed
+  bool record(void* p, graph_parts& user) {
+    std::lock_guard const guard(mutex_);
+    slot_number b = table_.find(p);
+    bool const is_new = b == 0;
+    if (is_new) {
+      blocks_.make_room();
+      table_.make_room();
+      b = blocks_.take();
+      blocks_[b].p = p;
+      table_.insert(b);
+    }
+    blocks_[b].users.add(user);
+    return is_new;
   }
-  [[nodiscard]] bool is_open() const noexcept { return clock_ != nullptr; }
-  /// What open() was called with.
-  [[nodiscard]] std::size_t most() const noexcept { return ring_.size(); }
-  [[nodiscard]] clock_type clock() const noexcept { return clock_; }
-
-  void add(growth_lock const&, growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
-    if (clock_ == nullptr) return;
-    ring_[count_++ % ring_.size()] = {clock_(), address, bytes, what};
+  /// Forgets a block. Returns the owners whose graphs use it, with their references; none if it is not recorded.
+  graph_users take(void const* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    slot_number const b = table_.take(p);
+    if (b == 0) return {};
+    graph_users const users = blocks_[b].users;
+    blocks_.give(b);
+    return users;
   }
-
-  /// The number of records kept, and one of them, the oldest first.
-  [[nodiscard]] std::size_t size() const noexcept { return count_ < ring_.size() ? count_ : ring_.size(); }
-  [[nodiscard]] growth_note const& operator[](std::size_t i) const noexcept {
-    return ring_[(count_ - size() + i) % ring_.size()];
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::lock_guard const guard(mutex_);
+    return table_.host_bytes() + blocks_.host_bytes();
   }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return ring_.capacity() * sizeof(growth_note); }
 
  private:
-  sequence<growth_note> ring_;
-  std::size_t count_ = 0;  ///< added since open()
-  clock_type clock_ = nullptr;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be remapped only if it is free,
-/// so waste grows with the handle's size relative to the pool's, while driver calls become fewer. These bounds keep utilisation
-/// at 0.95 or more on the recorded traces above 1 GiB, and the first pass below the driver time of PyTorch's expandable segments.
-/// bench/results/frontier.txt has the alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that
-/// is still small starts with small handles, which fit anywhere later; with 8 MiB below 2 GiB, small pools would hold up to 4 %
-/// less, but the first pass of large ones would take up to 1.7 times the driver time.
-[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
-  return min_of(max_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}), std::size_t{96_MiB});
-}
-
-/// The same where `left` more bytes can be created, which the device or a limit bounds: handles get finer as memory becomes scarce,
-/// down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles that are partly used. With the part 768, all eight
-/// recorded traces finish in 1.02 times their peak and seven in 1.01 (`tarn_replay --cap`), for 3 to 36 times the driver time of a
-/// first pass with ample memory; 256 saves half of that time, and two traces do not finish in 1.02.
-[[nodiscard]] constexpr std::size_t handle_limit_near_full(std::size_t left) noexcept {
-  return max_of(align_down(left / 768, usual_granule), usual_granule);
-}
-
-/// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a small pool that already reserves
-/// its live peak, `peak` bytes with the request. There a handle of the usual size is a large part of the pool. Without this rule
-/// `cupy_flow_cg` (0.4 GiB) has a utilisation of 0.87 after 20 passes and creeps by 9 %; with it 0.93 and 0.9 %, for twice the
-/// driver time of the first pass. Traces that become larger are as before: finer handles from the start would give them up to a third
-/// more driver time. Requests up to 1 MiB share handles anyway.
-[[nodiscard]] constexpr bool needs_finest_handles(std::size_t peak, std::size_t reserved,
-                                                  std::size_t bytes) noexcept {
-  return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;
-}
-
-/// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used handles before whole handles: in
-/// a pool whose live peak, `peak` bytes, is small, since there these parts are a large share, and where less than a 48th of it,
-/// `left` bytes, can still be created.
-///
-/// In small pools: `cupy_flow_cg` and ten traces with its sizes multiplied by 0.62 to 1.55 have a mean utilisation of 0.930 instead of
-/// 0.911, and two streams that pass memory on hold 1.108 instead of 1.137 times the live peak (six seeds), at the same driver time. With
-/// a bound of 512 MiB the first gain is two thirds of that. In every pool, first passes over creeping sizes and requests of random length
-/// take 1.7 and 1.3 times the driver time and hold as much. Where memory is scarce: seven of the eight recorded traces finish in 1.01
-/// times their peak instead of six, and two in 1.005 instead of one (`tarn_replay --cap`).
-[[nodiscard]] constexpr bool uses_up_parts(std::size_t peak, std::size_t left) noexcept {
-  return peak < 768_MiB || left < peak / 48;
-}
-
-/// How far reserved memory may exceed the live peak before free handles are remapped for a request of `bytes`, in thousandths. Up
-/// to 8 MiB it is 5 times as much as for larger requests: a view for each of many blocks of medium size costs more driver calls than
-/// it saves memory, and splits handles. Where sizes creep up, as those of an attention cache do, remapping at 9 thousandths took 100
-/// times the driver time, and held up to 4 % more (`tarn_replay --pattern attention_cache`). If it remaps all the same, more often than
-/// once for each GiB that it hands out, it gets up to 8 times as much: such a pool would reach the larger bound anyway, and the first
-/// pass of `attention_cache` takes a seventh of the driver time. Remaps in relation to handles are no such measure: those of
-/// `bert_recompute` are few for what it allocates, and save 2 % of its memory.
-///
-/// Larger requests get up to 3 times as much where more than 20 are remapped for each GiB, as by a server with requests of random
-/// length: its first pass takes 0.76 to 0.95 of the driver time, and no trace or pattern holds over 0.1 % more. From one remap a GiB on,
-/// `bert_recompute` holds 3 % more; with 4 times as much the server does, 1 %. With 3 times as much instead of 5 up to 8 MiB, the
-/// first pass of `attention_cache` takes 7 to 35 times the driver time.
-[[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
-                                             std::size_t remaps_per_gib) noexcept {
-  if (bytes > 8_MiB) {
-    std::size_t const often = remaps_per_gib > 20 ? remaps_per_gib - 20 : 0;
-    return slack_per_mille * (1 + min_of(often, std::size_t{2}));
-  }
-  std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
-  return slack_per_mille * (5 + min_of(often, std::size_t{3}));
-}
-
-/// The handle that a request of `bytes` above 1 MiB shares with others if it is smaller, bytes: 2 MiB up to a live peak of 2 GiB, above
-/// that 8 MiB, for blocks that do not fill whole granules of 2 MiB. A solver that allocates boxes of 1 to 8 MiB then creates a quarter
-/// fewer handles: the first pass of `amrex_regrid` takes 75 ms of driver time instead of 94, and that of `burst` 67 instead of 93 (six
-/// seeds), which holds 0.5 % more; the eight recorded traces hold as much on average. With 8 MiB from 1 GiB on, the first pass of
-/// `attention_cache` takes twice the driver time or more; with 16 MiB, `amrex_regrid` takes 65 ms and holds 0.5 % more, and
-/// `maskrcnn_varsize` and `prefetch_two_streams` hold 0.4 % more. Blocks of whole granules keep handles of their own, so that the freed
-/// half of a checkerboard of them consists of whole handles.
-[[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak, std::size_t bytes) noexcept {
-  return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;
-}
-
-/// How many bytes may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
-/// it a quarter more than the live peak, which it may raise. Sizes that grow would otherwise leave several times the live peak
-/// reserved; with a quarter more, later passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns
-/// and traces hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times the driver time
-/// (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times their live peak, instead of 1.31 to 1.36.
-[[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
-  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
-  std::size_t const most = live + live / 4;
-  return most > bytes ? most - bytes : 0;
-}
-
-/// How large a new segment should be for a request of `bytes` where free segments are neither joined nor moved. As large as the request;
-/// but once more than a sixteenth of the live peak is free in pieces that do not serve it, a sixteenth of the peak, up to 64 MiB, so
-/// that blocks of several sizes share a segment. This may raise the reserved memory up to a fifth above the live peak. Without it sizes
-/// that creep up leave a segment behind for each size: the first pass of `attention_cache` takes 166 ms of driver time instead of 24 and
-/// holds 1.29 instead of 1.23 times the live peak, that of `mesh_refinement` 63 instead of 17 ms, and 1.22 instead of 1.15 times (six
-/// seeds). No recorded trace holds or costs more; without the condition on free memory `llama_generate` holds 1.18 instead of 1.12.
-[[nodiscard]] inline std::size_t segment_for(arena const& a, std::size_t reserved,
-                                             std::size_t bytes) noexcept {
-  std::size_t const unused = reserved > a.live_bytes ? reserved - a.live_bytes : 0;
-  if (unused <= a.live_peak / 16) return bytes;
-  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
-  std::size_t const most = live + live / 5;
-  std::size_t const room = most > reserved ? most - reserved : 0;
-  return max_of(bytes, align_down(min_of(min_of(live / 16, std::size_t{64_MiB}), room), usual_granule));
-}
-
-struct growth_request {
-  domain_ref taker = neutral;
-  zone where = zone::smaller;
-  std::size_t bytes = 0;
-  std::size_t alignment = default_alignment;
-  std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
-  std::size_t asked_alignment = 0;
-  // The ladder sets the rest for each step. A small pool that grows at once, and a step that only puts memory together, do not
-  // exceed may_create; other growth may.
-  std::size_t device_bytes = 0;        ///< all memory of the device, 0 if it is not known
-  std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
-  std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
-  std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created
-  std::size_t segment = 0;  ///< bytes of a new segment, if the source has as many; at least those requested
-  bool may_exceed = true;   ///< if remapping does not suffice, create more anyway
-  bool may_remap = true;    ///< false: handles are mapped only at their home addresses
-  bool uses_up_parts = false;  ///< see the function uses_up_parts()
-  bool extend = true;          ///< whether a free range followed by a hole may be extended
-};
-
-/// Counts a handle, or a segment, that was taken from the driver.
-inline void count_taken(pool_state& s, std::size_t bytes, zone where) noexcept {
-  s.reserved += bytes;
-  s.reserved_total += bytes;
-  s.reserved_peak = max_of(s.reserved_peak, s.reserved);
-  ++s.creates;
-  ++s.handles;
-  s.handles_peak = max_of(s.handles_peak, s.handles);
-  pool_part& part = where == zone::smaller ? s.smaller : s.larger;
-  part.reserved.increase(static_cast<std::int64_t>(bytes));
-  part.handles.increase(1);
-}
-/// Counts handles or segments that were given back.
-inline void count_given(pool_state& s, std::size_t bytes, std::size_t handles, zone where) noexcept {
-  s.reserved -= bytes;
-  s.released_total += bytes;
-  s.destroys += handles;
-  s.handles -= handles;
-  pool_part& part = where == zone::smaller ? s.smaller : s.larger;
-  part.reserved.decrease(static_cast<std::int64_t>(bytes));
-  part.handles.decrease(static_cast<std::int64_t>(handles));
-}
-
-/// What a pool counts as it grows and shrinks; `reserved` is also read without it. There is one writer, so plain loads are enough.
-struct growth_counters : pool_state {
-  pool_state* sums = nullptr;  ///< of a pool and its graph memories, so that the peak of the sum is exact
-  growth_notes notes;
-
-  void hold(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
-    notes.add(growing, growth_change::made, address, bytes);
-    count_taken(*this, bytes, where);
-    if (sums != nullptr) count_taken(*sums, bytes, where);
-  }
-  void release(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
-    notes.add(growing, growth_change::given_back, address, bytes);
-    count_given(*this, bytes, 1, where);
-    if (sums != nullptr) count_given(*sums, bytes, 1, where);
-  }
-  /// The pool ends and gives back all.
-  void leave_sums() noexcept {
-    for (zone const where : {zone::smaller, zone::larger}) {
-      pool_part const& part = where == zone::smaller ? smaller : larger;
-      count_given(*sums, static_cast<std::size_t>(part.reserved.current),
-                  static_cast<std::size_t>(part.handles.current), where);
-    }
-    sums = nullptr;
-  }
-};
-
-/// One piece of the memory that a growth holds, for inspection: a handle at its home address, or a segment.
-struct held_memory {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-  zone where = zone::smaller;  ///< the zone it was taken for
-  bool is_handle = false;      ///< otherwise a segment, which is never joined to another or remapped
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-inline void add_free_ranges(pool_state& s, arena const& space) {
-  for (zone const where : {zone::smaller, zone::larger}) {
-    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
-    for (domain_ref d = 0; d < space.streams.size(); ++d) {
-      range_index const& index = space.streams[d].ranges(where);
-      part.free_blocks += index.count();
-      part.inactive_split_bytes += index.bytes();
-    }
-    s.free_blocks += part.free_blocks;
-    s.inactive_split_bytes += part.inactive_split_bytes;
-  }
-  s.split = {space.splits.blocks[0], space.splits.bytes[0]};
-  s.smaller.split = {space.splits.blocks[1], space.splits.bytes[1]};
-  s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
-}
-
-/// Adds what is counted for a pool and its graph memories together: what they hold, exactly, and the events of graph memories that
-/// have ended.
-inline void add_sums(pool_state& s, pool_state const& sums) noexcept {
-  for (pool_number const& n : pool_numbers) {
-    if (n.sum == number_sum::held) s.*n.value = sums.*n.value;
-    if (n.sum == number_sum::total) s.*n.value += sums.*n.value;
-  }
-  s.totals_reset = sums.totals_reset;
-  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
-  add(s.split, sums.split);
-  for (number_in<pool_state, pool_part> const part : {&pool_state::smaller, &pool_state::larger}) {
-    (s.*part).reserved = (sums.*part).reserved;
-    (s.*part).handles = (sums.*part).handles;
-    add((s.*part).split, (sums.*part).split);
-  }
-}
-
-/// Adds the events of a graph memory that is destroyed to the sums.
-inline void add_ended(pool_state& sums, pool_state const& ended) noexcept {
-  for (pool_number const& n : pool_numbers) {
-    if (n.sum == number_sum::total) sums.*n.value += ended.*n.value;
-  }
-  auto const add_split = [](split_ranges& to, split_ranges const& from) {
-    to.blocks.add(0, from.blocks.allocated);
-    to.bytes.add(0, from.bytes.allocated);
+  struct block {
+    void* p = nullptr;
+    slot_number next = 0;
+    graph_users users;
   };
-  add_split(sums.split, ended.split);
-  add_split(sums.smaller.split, ended.smaller.split);
-  add_split(sums.larger.split, ended.larger.split);
-}
 
-/// O(free ranges + threads).
-template <class Heap, class Front, class Deferred>
-[[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
-                                    Deferred const& deferred) {
-  pool_state s = static_cast<pool_state const&>(heap.counters(growing));
-  auto live = front.live(growing);
-  deferred_amount const amount = deferred.now();
-  s.deferred = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
-  s.deferred_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
-  s.host_bytes = front.host_bytes(growing) + deferred.host_bytes();
-  hot_lock const held = heap.lock_hot();
-  arena& space = heap.space(held);
-  live.bytes += heap.uncached_live(held).bytes;
-  live.blocks += heap.uncached_live(held).blocks;
-  s.live = live.bytes > 0 ? static_cast<std::size_t>(live.bytes) : 0;
-  s.live_blocks = live.blocks > 0 ? static_cast<std::size_t>(live.blocks) : 0;
-  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
-  s.largest_free_range = space.largest_free();
-  space.count_splits();  // includes the changes of a call that threw
-  add_free_ranges(s, space);
-  s.host_waits = heap.order(growing).host_waits();
-  s.device_waits = heap.order(growing).device_waits();
-  s.host_bytes += space.host_bytes() + heap.growth(growing).visit([](auto const& memory) {
-    return memory.host_bytes();
-  }) + heap.counters(growing).notes.host_bytes();
-  return s;
-}
-
-/// Calls f(statistic) for those that a pool resets.
-template <class Heap, class F>
-void for_each_stat(growth_lock const&, Heap& heap, F const& f) noexcept {
-  for (pool_part* const part : {&heap.sums.smaller, &heap.sums.larger}) {
-    f(part->reserved);
-    f(part->handles);
-  }
-  hot_lock const held = heap.lock_hot();
-  arena& space = heap.space(held);
-  space.count_splits();
-  for (stat& s : space.splits.blocks) f(s);
-  for (stat& s : space.splits.bytes) f(s);
-}
-
-template <class Heap>
-void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
-  heap.sums.reserved_peak = heap.sums.reserved;
-  heap.sums.handles_peak = heap.sums.handles;
-  for_each_stat(growing, heap, [](stat& s) { s.reset_peak(); });
-}
-
-/// @param now  the state of the pool
-template <class Heap>
-void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now) noexcept {
-  for (pool_number const& n : pool_numbers) {
-    if (n.at_reset != nullptr) heap.sums.totals_reset.*n.at_reset = now.*n.value;
-  }
-  heap.sums.split = heap.sums.smaller.split = heap.sums.larger.split = {};
-  for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
-}
+  mutable fork_mutex mutex_;
+  slot_table<block> blocks_;
+  block_table<block> table_{blocks_};
+};
 
 }  // namespace tarn::detail
 
 namespace tarn::detail {
 
-/// What a pool keeps of its graph memories. Mutexes are never held across a call of a pool or driver.
-template <class Upstream, class Heap, class Front, class Deferred>
+/// What a pool keeps of its graph memories.
+template <class Heap, class Front, class Deferred>
 class graph_memories {
  public:
-  using driver_type = typename Upstream::driver_type;
-  using part = graph_part<Upstream, Deferred>;
-  using capture = captured_stream<part>;
-  using captures_type = graph_captures<part, Heap, Front>;
+  using driver_type = typename Heap::driver_type;
+  using captures_type = graph_captures<Heap, Front>;
 
   graph_memories(Heap& heap, Front& front, Deferred& deferred) noexcept
-      : heap_(heap), deferred_(deferred), captures_(heap, front) {}
+      : heap_(heap), deferred_(deferred), captures_(heap, front), blocks_(deferred), mark_(heap.driver()) {}
   graph_memories(graph_memories const&) = delete;
   graph_memories& operator=(graph_memories const&) = delete;
   ~graph_memories() {
-    if (!heap_.is_lost()) return;
-    for (auto& p : parts_) p->end.abandon();
+    if (heap_.is_lost()) mark_.abandon();
   }
 
   // ---- calls of the pool
 
+  [[nodiscard]] captures_type& captures() noexcept { return captures_; }
   /// Whether a call that is not warm must look for a capture.
   [[nodiscard]] bool is_watching() const noexcept { return captures_.any(); }
   /// The same for a deallocation.
   [[nodiscard]] bool watches_frees() const noexcept { return captures_.watches_frees(); }
-  /// Returns false if `p` is no live block of a part. Takes no lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return blocks_.may_hold(p); }
-
-  /// Serves a request if its stream is captured; null if it is not. `Pool` is the pool itself.
-  /// @throws out_of_memory; cuda_error: captured, and no scope says for which owner; std::bad_alloc: nothing has changed
-  template <class Pool>
-  [[nodiscard]] void* allocate(Pool& whole, stream_id id, stream_ref stream, std::size_t bytes,
-                               std::size_t alignment) {
-    if (part* const owner = captures_.cached(id); owner != nullptr) {
-      capture_cache& cache = owner->cache;
-      stream_ref const as = stream_ref::from(nullptr, cache.kept_as);
-      void* p = nullptr;
-      if (alignment <= default_alignment)
-        p = owner->memory.front_.take(cache.kept_as, lazy_block_size{bytes});
-      if (p == nullptr) p = take(whole, *owner, as, id, bytes, alignment);
-      if (cache.is_old()) clear(*owner);
-      if (!cache.take(p)) record(p, *owner, as, bytes, alignment, &cache);
-      return p;
-    }
-    capture const at = captures_.of_allocation(id, stream);
-    if (at.kept_as == 0) return nullptr;
-    stream_ref const as = stream_ref::from(nullptr, at.kept_as);
-    void* const p = take(whole, *at.owner, as, id, bytes, alignment);
-    record(p, *at.owner, as, bytes, alignment, nullptr);
-    return p;
+  /// Returns false if `p` is of no part of an owner, and no graph is recorded for it. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
+    return uses_.may_hold(p) || heap_.may_be_in_part(p);
   }
 
-  /// Serves a request of an owner, whether its stream is captured or not; see graph_memory::allocate().
-  /// @param captured  the part of the owner's captures
-  /// @param outside   called as outside() for the part of other requests @throws as allocate()
-  template <class Pool, class Outside>
-  [[nodiscard]] void* allocate_for(Pool& whole, part& captured, Outside const& outside, stream_id id,
-                                   stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    capture const at = is_watching() ? captures_.of_allocation(id, stream) : capture{};
-    bool const is_own = at.owner == &captured;
-    part& from = is_own ? captured : outside();
-    stream_ref as = stream_ref::from(stream.handle(), id);
-    // The part keeps no order of the streams of another owner's capture.
-    if (at.kept_as != 0) as = stream_ref::from(nullptr, is_own ? at.kept_as : neutral_id);
-    void* const p = take(whole, from, as, id, bytes, alignment);
-    record(p, from, as, bytes, alignment, nullptr);
-    return p;
+  /// What becomes of a freed block.
+  enum class fate : std::uint8_t {
+    ordinary,  ///< the caller frees it as any other
+    reused,    ///< the caller frees it under the identity of its capture
+    returned,  ///< the caller returns it to its part, past the cache
+    deferred   ///< until owners have ended
+  };
+  /// Called when a block is freed for which may_hold() is true. `id` may be neutral_id, or unknown for a destroyed stream.
+  /// @param as  receives the identity of the capture
+  [[nodiscard]] fate take_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                               std::size_t alignment, stream_id& as) noexcept {
+    part_ref const part = heap_.part_of(p);
+    block_of_graphs freed{p, bytes, alignment, {}};
+    if (uses_.may_hold(p)) {
+      freed.users = uses_.take(p);
+      if (!freed.users.empty() || freed.users.is_too_many()) deferred_.count_graph_block(false);
+    }
+    if (part == common && freed.users.empty() && !freed.users.is_too_many()) return fate::ordinary;
+    captured_stream const at = captures_.of_deallocation(id, stream);
+    if (part != common) count_handed_out(at, part, p, -rounded(bytes, alignment));
+    bool const is_others = at.is_captured() && !at.may_reuse(part);
+    if (blocks_.defer(freed, is_others, at.owner)) return fate::deferred;
+    if (part == common) return fate::ordinary;
+    as = at.kept_as;
+    return at.is_captured() ? fate::reused : fate::returned;
   }
 
-  /// Takes back a live block of a part. Returns false if `p` is none. `id` may be neutral_id, or unknown for a destroyed stream.
-  bool deallocate(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                  std::size_t alignment) noexcept {
-    if (part* const owner = captures_.cached(id);
-        owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
-      stream_id const kept_as = owner->cache.kept_as;
-      auto& memory = owner->memory;
-      if (alignment > default_alignment || memory.deferred_.any_recorded() ||
-          !memory.front_.put(kept_as, p, lazy_block_size{bytes}))
-        memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
-      return true;
-    }
-    auto const of = blocks_.take(p);
-    if (!of.is_there()) return false;
-    deferred_.count_graph_block(false);
-    part* const owner = of.owner;
-    capture const at = captures_.of_deallocation(id, stream);
-    bool const is_others = at.kept_as != 0 && (at.owner != owner || at.is_guess);
-    if (is_others || !of.users.empty()) {
-      block_type freed{p, bytes, alignment, owner, of.users};  // with the block's reference to its owner
-      defer(freed, is_others, at.owner);
-      return true;
-    }
-    if (at.kept_as != 0) {
-      owner->memory.deallocate(stream_ref::from(nullptr, at.kept_as), p, bytes, alignment);
-    } else if (id == neutral_id) {
-      owner->memory.deallocate_sync(p, bytes, alignment);
-    } else {
-      owner->memory.deallocate(stream_ref::from(stream.handle(), id), p, bytes, alignment);
-    }
-    --owner->references;
-    return true;
-  }
-
-  /// Defers a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
+  /// Defers a block of the common part that is freed on a captured stream. Returns false if the stream is not captured.
   bool defer_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
                          if_unknown then = if_unknown::ask) noexcept {
-    capture const at = captures_.of_deallocation(id, stream, then);
-    if (at.kept_as == 0) return false;
-    block_type freed{p, bytes, alignment, nullptr, {}};
-    defer(freed, true, at.owner);
-    return true;
+    captured_stream const at = captures_.of_deallocation(id, stream, then);
+    if (!at.is_captured()) return false;
+    block_of_graphs freed{p, bytes, alignment, {}};
+    return blocks_.defer(freed, true, at.owner);
   }
 
-  /// Records a use of a part's block, or of any block by a captured stream. Returns false if it is neither.
-  /// Notes the identity of a bare handle in `stream`. A captured stream of no known capture is refused: the event that an ordinary use
-  /// waits for does not cover the replays. @throws std::bad_alloc, cuda_error: nothing has changed
-  bool record_stream(void* p, std::size_t bytes, stream_ref& stream) {
-    if (watches_frees()) {
-      if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
-        if (blocks_.record_use(p, *at.owner)) deferred_.count_graph_block(true);
-        if (!may_be_own(p)) return true;
-      }
-    }
-    if (!may_hold(p)) return false;
-    part* const owner = blocks_.owner_of(p);
-    if (owner == nullptr) return false;
-    call_in_progress const call(*owner);
-    owner->memory.record_stream(p, bytes, stream);
-    return true;
+  /// Records a use of a block by the stream of a capture. Returns false if `stream` must be recorded as any other, too: it is of no
+  /// capture, or the block is of an owner's part, which other streams reuse. Notes the identity of a bare handle in `stream`. A captured
+  /// stream of no known capture is refused: the event that an ordinary use waits for does not cover the replays.
+  /// @throws std::bad_alloc, cuda_error: nothing has changed
+  bool record_stream(void* p, stream_ref& stream) {
+    if (!watches_frees()) return false;
+    captured_stream const at = captures_.of_use(stream);
+    if (at.owner == nullptr) return false;
+    part_ref const part = heap_.part_of(p);
+    if (part != at.owner->captured && uses_.record(p, *at.owner)) deferred_.count_graph_block(true);
+    return part == common;
   }
 
   // ---- owners and captures
 
-  /// @param other  the part of the same owner's captures; null to make that
-  /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
-  [[nodiscard]] part& make_part(growth_lock const& growing, part const* other) {
-    std::uint64_t const owner = other != nullptr ? other->owner : ++last_owner_;
-    owned<part> made(new part(heap_, deferred_, ++last_number_, owner));
-    made->memory.observe_deferred(made->observer);
-    made->memory.heap_.join(growing, made->owner, heap_.sums, other == nullptr);
-    if (heap_.counters(growing).notes.is_open())
-      made->memory.note_growth(heap_.counters(growing).notes.most(), heap_.counters(growing).notes.clock());
-    std::lock_guard const guard(mutex_);
-    parts_.push_back(std::move(made));
-    return *parts_.back();
+  /// @throws std::bad_alloc: nothing has changed
+  [[nodiscard]] graph_parts& make_owner(growth_lock const&) {
+    owners_.reserve(owners_.size() + 1);
+    ended_.reserve(owners_.size() + ended_.size() + 1);
+    owned<graph_parts> made(new graph_parts(last_owner_ + 1));
+    made->captured = make_part(*made, true);
+    ++last_owner_;
+    deferred_.count_graph_block(true);  // deallocations look for the part of a block
+    made->place = owners_.size();
+    owners_.push_back(std::move(made));
+    return *owners_.back();
   }
-  /// Waits for the graphs that the device still runs, and gives back what ended owners had. The pool ends: there is no owner left.
+  /// The part for requests outside captures, made when the first one comes. @throws std::bad_alloc: nothing has changed
+  [[nodiscard]] part_ref plain_of(growth_lock const&, graph_parts& owner) {
+    if (part_ref const made = owner.plain.load(std::memory_order_relaxed); made != common) return made;
+    part_ref const made = make_part(owner, false);
+    owner.plain.store(made, std::memory_order_release);
+    return made;
+  }
+  /// Waits for the graphs that the device still runs, and makes what ended owners had common. The pool ends: there is no owner left.
   /// Returns false if a capture prevents it.
   template <class Pool>
   [[nodiscard]] bool finish(growth_lock const& growing, Pool& whole) noexcept {
-    for (auto& p : parts_) (void)p->end.is_complete(true);
     (void)reap(growing, whole, true);
-    for (auto& p : parts_) {
-      if (p->end.waits_for_capture()) return false;
-    }
-    return true;
+    return !has_ended() || !mark_.waits_for_capture();
   }
   /// Whether the pool has a block that is deferred until it ends. Graphs may use it, and no stream's work covers that.
-  [[nodiscard]] bool defers_until_end() const noexcept {
-    return defers_until_end_.load(std::memory_order_relaxed);
-  }
-  /// The pool ends while work may use what its ended owners had: none of it is given back.
-  void keep_mapped(growth_lock const& growing) noexcept {
-    for (auto& p : parts_) p->memory.heap_.keep_mapped(growing);
-  }
-  /// Ends an owner. Its memory is given back now if the device has completed its work, else later.
+  [[nodiscard]] bool defers_until_end() const noexcept { return blocks_.any_until_end(); }
+  /// Ends an owner. Its memory becomes common now if the device has completed its work, else later.
   template <class Pool>
-  void end_part(growth_lock const& growing, Pool& whole, part& of) noexcept {
-    {
-      std::lock_guard const guard(mutex_);
-      of.is_over = true;
-      ++over_count_;
-    }
+  void end_owner(growth_lock const& growing, Pool& whole, graph_parts& of) noexcept {
+    blocks_.set_state(of, life::ended);
+    std::size_t const place = of.place;
+    ended_.push_back(std::move(owners_[place]));  // has room
+    owners_.erase_unordered(place);
+    if (place < owners_.size()) owners_[place]->place = place;
+    ++ended_count_;
     if (!heap_.is_lost()) (void)reap(growing, whole, false);
   }
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   template <class Pool>
-  [[nodiscard]] capture_number begin_capture(growth_lock const& growing, Pool& whole, part& owner,
+  [[nodiscard]] capture_number begin_capture(growth_lock const& growing, Pool& whole, graph_parts& owner,
                                              stream_ref stream) {
     if (captures_.is_memory_scarce(growing)) whole.drain_.prepare_for_capture(growing);
-    owner.memory.drain_.prepare_for_capture(growing);
+    deferred_.release(growing, false);
     {
-      std::lock_guard const guard(mutex_);
-      owner.deferred.reserve(owner.deferred.size() + deferred_at_least);
+      // While the capture is open, nothing can be marked: what is complete now is free for it.
+      hot_lock held = heap_.lock_hot();
+      arena& space = heap_.space(held);
+      part_ref const beside = space.streams.part(owner.captured).beside;
+      for (part_ref const part : {owner.captured, beside}) {
+        if (part != common) collect_finished(growing, space, heap_.order(growing), may_release(held), part);
+      }
     }
+    blocks_.reserve(owner, deferred_at_least);
     return captures_.begin(growing, owner, stream);
   }
-  void join_capture(growth_lock const& growing, part& owner, capture_number number, stream_ref stream) {
-    captures_.add(growing, owner, number, stream);
-  }
-  void end_capture(growth_lock const& growing, part& owner, capture_number number) noexcept {
-    if (captures_.end_cached(growing, owner, number)) clear(owner);
-    captures_.end(growing, owner, number);
-  }
 
-  /// Gives back what ended owners had, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
-  /// true if anything was given back.
+  /// Makes the memory of ended owners common, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
+  /// true if there was any. The owners that end until a mark is complete share the next one, so that there is one event for all.
   template <class Pool>
   bool reap(growth_lock const& growing, Pool& whole, bool const wait) noexcept {
     bool any = false;
-    for (std::uint64_t last = 0; over_count_ != 0;) {
-      part* const p = next_over(last);
-      if (p == nullptr) break;
-      last = p->number;
-      {
-        std::lock_guard const guard(mutex_);
-        if (std::exchange(p->is_mark_old, false)) p->end.renew();
+    for (bool goes_on = true; goes_on && has_ended();) {
+      if (!has_marked_ && !mark_ended()) break;
+      if (!mark_.is_complete(wait)) break;
+      has_marked_ = false;
+      goes_on = false;
+      for (auto const& owner : ended_) {
+        bool const is_complete =
+            blocks_.take_mark(*owner, [&](void* p, std::size_t bytes, std::size_t alignment) {
+              whole.slow_.give_back_deferred(p, bytes, alignment);
+            });
+        // One for which a block was deferred since the mark waits for another one.
+        if (!is_complete) goes_on = goes_on || (wait && owner->is_mark_old);
+        if (!is_complete || !end_parts(growing, *owner, wait)) continue;
+        goes_on = any = true;
+        if (blocks_.is_over(*owner)) --ended_count_;
       }
-      if (!p->end.is_complete(wait)) continue;
-      // Before the part itself: blocks of ended owners that are deferred for each other, or for their own, would hold them forever.
-      bool const gave_deferred = give_back_all_deferred(whole, *p);
-      // Its destructor must find nothing to wait for: a capture may open at any moment.
-      bool const can_end = p->memory.drain_.can_end_now(growing) ||
-                           (!capture_gate::has_captures() && p->memory.drain_.finish(growing));
-      owned<part> const gone = can_end ? take_part(*p) : owned<part>();
-      if (gave_deferred || gone.get() != nullptr) {
-        any = true;
-        last = 0;  // an ended owner that was passed may have waited for a block deferred for this one
-      }
-      if (gone.get() == nullptr) continue;
-      add_ended(heap_.sums, gone->memory.state());
-      gone->memory.heap_.counters(growing).leave_sums();
     }
+    drop_over();
     return any;
   }
-  [[nodiscard]] bool has_ended_parts() const noexcept { return over_count_ != 0; }
+  [[nodiscard]] bool has_ended() const noexcept { return ended_count_ != 0; }
 
   // ---- reports
 
-  [[nodiscard]] graph_state state_of(part& of) const {
-    pool_state const s = of.memory.state();
-    std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.deferred ? s.live - s.deferred : 0, of.deferred_bytes, of.owner};
+  [[nodiscard]] graph_state state_of(graph_parts const& of) const {
+    graph_state state;
+    {
+      hot_lock const held = heap_.lock_hot();
+      stream_table const& streams = heap_.space(held).streams;
+      state.reserved = streams.part(of.captured).reserved;
+      if (part_ref const plain = of.plain.load(std::memory_order_acquire); plain != common)
+        state.reserved += streams.part(plain).reserved;
+    }
+    std::int64_t const bytes = of.handed_out.load(std::memory_order_relaxed);
+    state.allocated = bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
+    state.number = of.number;
+    state.kept = blocks_.bytes_of(of);
+    return state;
   }
-  /// Calls f(pool) for each part. reap() leaves alone what a call refers to.
+  /// Calls f(graph_state) for each owner whose memory is not common yet.
   template <class F>
-  void for_each_pool(growth_lock const&, F const& f) {
-    part* p = nullptr;
-    for (std::uint64_t last = 0; (p = next_part(last)) != nullptr;) {
-      call_in_progress const call(*p);
-      last = p->number;
-      f(p->memory);
+  void for_each_state(growth_lock const&, F const& f) const {
+    for (auto const& owner : owners_) f(state_of(*owner));
+    for (auto const& owner : ended_) {
+      if (owner->captured != common) f(state_of(*owner));
     }
   }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return uses_.host_bytes() + (owners_.size() + ended_.size()) * sizeof(graph_parts);
+  }
   /// Calls f(address, bytes, number of the owner) for each block that is deferred for a graph; the number is 0 if until the pool ends.
   template <class F>
   void for_each_deferred(growth_lock const&, F const& f) const {
-    std::lock_guard const guard(mutex_);
-    for (auto const& p : parts_) {
-      for (auto const& b : p->deferred) f(b.p, b.bytes, p->owner);
-    }
-    for (auto const& b : deferred_until_end_) f(b.p, b.bytes, std::uint64_t{0});
+    for (auto const& owner : owners_) blocks_.for_each(*owner, f);
+    for (auto const& owner : ended_) blocks_.for_each(*owner, f);
+    blocks_.for_each_until_end(f);
   }
 
-  // ---- pins: a part stays, also after its owner has ended.
-
-  void add_reference(growth_lock const&, void const* p) noexcept { ++part_with(p)->references; }
-  void remove_reference(growth_lock const&, void const* p) noexcept { --part_with(p)->references; }
+  /// Counts a block that an owner has handed out.
+  static void count_allocated(graph_parts& owner, std::size_t bytes, std::size_t alignment) noexcept {
+    owner.handed_out.fetch_add(rounded(bytes, alignment), std::memory_order_relaxed);
+  }
 
  private:
-  using block_type = deferred_block<part>;
+  using life = graph_parts::life;
   static constexpr std::size_t deferred_at_least =
       64;  ///< blocks of each capture for which there is room beforehand
 
-  /// Whether `p` is a live block of a part, and not only used by one.
-  [[nodiscard]] bool may_be_own(void const* p) noexcept {
-    part* const owner = blocks_.owner_of(p);
-    if (owner != nullptr) --owner->references;
-    return owner != nullptr;
+  /// @param captured  whether captures take from it @throws std::bad_alloc: nothing has changed
+  [[nodiscard]] part_ref make_part(graph_parts& owner, bool captured) {
+    hot_lock const held = heap_.lock_hot();
+    stream_table& streams = heap_.space(held).streams;
+    part_ref const made = streams.make_part(owner.number, captured);
+    streams.part(made).handed_out = &owner.handed_out;
+    if (!captured) streams.part(owner.captured).beside = made;
+    return made;
   }
-  /// Gives up, at the end of a call, a reference that was taken for it.
-  class call_in_progress {
-   public:
-    explicit call_in_progress(part& of) noexcept : of_(of) {}
-    call_in_progress(call_in_progress const&) = delete;
-    call_in_progress& operator=(call_in_progress const&) = delete;
-    ~call_in_progress() { --of_.references; }
-
-   private:
-    part& of_;
-  };
-
-  /// Records a block that was handed out under the identity of `as`, and adds it to the cache of its capture.
-  /// @throws std::bad_alloc, the block is free again
-  void record(void* p, part& owner, stream_ref as, std::size_t bytes, std::size_t alignment,
-              capture_cache* cache) {
-    bool const is_cached = cache != nullptr && cache->has_room();
-    bool is_new = false;
-    try {
-      is_new = blocks_.record(p, owner, is_cached ? recorded_for::capture_cache : recorded_for::live_block);
-    } catch (...) {
-      owner.memory.deallocate(as, p, bytes, alignment);
-      throw;
+  [[nodiscard]] static std::int64_t rounded(std::size_t bytes, std::size_t alignment) noexcept {
+    return static_cast<std::int64_t>(rounded_bytes(bytes, alignment));
+  }
+  /// Of a block of the capture itself without a lock.
+  void count_handed_out(captured_stream const& at, part_ref part, void const* p,
+                        std::int64_t bytes) noexcept {
+    if (at.may_reuse(part)) {
+      at.owner->handed_out.fetch_add(bytes, std::memory_order_relaxed);
+      return;
     }
-    if (is_new) deferred_.count_graph_block(true);
-    if (is_cached) cache->add(p);
-  }
-  /// Empties the cache of a capture.
-  void clear(part& owner) noexcept {
-    owner.cache.clear([&](void* const* free, std::size_t count) {
-      for (std::size_t left = blocks_.forget(free, count, owner); left != 0; --left)
-        deferred_.count_graph_block(false);
-    });
+    hot_lock const held = heap_.lock_hot();
+    arena& space = heap_.space(held);
+    // Of now: its owner may have ended since `part` was read.
+    if (auto* const count = space.streams.part(space.part_of(p)).handed_out; count != nullptr)
+      count->fetch_add(bytes, std::memory_order_relaxed);
   }
 
-  template <class Pool>
-  void* take(Pool& whole, part& from, stream_ref as, stream_id id, std::size_t bytes, std::size_t alignment) {
-    try {
-      return from.memory.allocate(as, bytes, alignment);
-    } catch (out_of_memory& refused) {
-      memory_report report = refused.report();
-      if (whole.trim(0) != 0) {
-        try {
-          return from.memory.allocate(as, bytes, alignment);
-        } catch (out_of_memory const& again) {
-          report = again.report();
-        }
-      }
-      report.stream = id;
-      refused.set_report(report);
-      throw;
+  /// Starts a mark for all ended owners. Returns false if there are none.
+  bool mark_ended() noexcept {
+    for (auto const& owner : ended_) {
+      if (owner->state != life::ended) continue;
+      blocks_.set_state(*owner, life::marked);
+      has_marked_ = true;
     }
+    if (has_marked_) mark_.renew();
+    return has_marked_;
   }
-
-  /// Defers a block until none of its users is left, and `by`, if a capture freed it. Without host memory to record it, the block
-  /// is deferred until the pool ends. So is one of an unknown capture.
-  void defer(block_type& b, bool is_of_capture, part* by) noexcept {
-    std::lock_guard const guard(mutex_);
-    count_deferred(b, 1);
-    if (by != nullptr) b.users.add(*by);
-    if ((is_of_capture && by == nullptr) || b.users.is_too_many()) {
-      b.users.clear();
-      return defer_until_end(b);
+  /// Makes the parts of an owner common whose graphs are complete. Returns false if work may still use what was freed in them since.
+  bool end_parts(growth_lock const& growing, graph_parts& owner, bool wait) noexcept {
+    if (owner.captured == common) return true;
+    part_ref const all[] = {owner.captured, owner.plain.load(std::memory_order_relaxed)};
+    std::size_t const count = all[1] != common ? 2 : 1;
+    hot_lock held = heap_.lock_hot();
+    arena& space = heap_.space(held);
+    for (std::size_t i = 0; i < count; ++i)
+      settle_part(growing, space, heap_.order(growing), may_release(held), all[i], wait);
+    for (std::size_t i = 0; i < count; ++i) {
+      // A tool knows nothing of these blocks: they are not common while they are live.
+      bool const is_live = heap_.description().active() && space.live_of(all[i]) != 0;
+      if (is_live || !is_settled(space, all[i])) return false;
     }
-    pass_on(b);
+    for (std::size_t i = 0; i < count; ++i) space.end_part(growing, all[i]);
+    // A tool does not know these segments: none of them serves common blocks.
+    if (heap_.description().active())
+      (void)heap_.growth(growing).shrink(growing, space, may_release(held), 0);
+    space.count_splits();
+    owner.captured = common;
+    owner.plain = common;
+    deferred_.count_graph_block(false);
+    return true;
   }
-  /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
-  void defer_until_end(block_type const& b) noexcept {
-    defers_until_end_.store(true, std::memory_order_relaxed);
-    try {
-      deferred_until_end_.push_back(b);
-    } catch (...) {  // it is deferred all the same
+  /// Forgets owners that are over and that no block refers to.
+  void drop_over() noexcept {
+    for (std::size_t i = ended_.size(); i-- > 0;) {
+      if (ended_[i]->state == life::over && ended_[i]->references == 0) ended_.erase_unordered(i);
     }
-  }
-  /// Defers a block for its next user. Under the mutex.
-  void pass_on(block_type& b) noexcept {
-    part& next = b.users.take();
-    try {
-      next.deferred.push_back(b);
-      next.is_mark_old = next.is_over;
-      next.deferred_bytes += rounded_bytes(b.bytes, b.alignment);
-    } catch (...) {
-      b.users.clear();
-      defer_until_end(b);
-    }
-    --next.references;
-  }
-  void count_deferred(block_type const& b, std::int64_t sign) noexcept {
-    if (b.from == nullptr) {
-      deferred_.count_for_graphs(b.bytes, b.alignment, sign);
-    } else {
-      b.from->memory.deferred_.count_for_graphs(b.bytes, b.alignment, sign);
-    }
-  }
-  template <class Pool>
-  void give_back_deferred(Pool& whole, block_type& b) noexcept {
-    if (!b.users.empty()) {
-      std::lock_guard const guard(mutex_);
-      return pass_on(b);
-    }
-    count_deferred(b, -1);
-    if (b.from == nullptr) {
-      whole.deallocate_sync(b.p, b.bytes, b.alignment);
-    } else {
-      b.from->memory.deallocate_sync(b.p, b.bytes, b.alignment);
-      --b.from->references;
-    }
-  }
-
-  /// Gives back the blocks that were deferred for an ended owner, whose work is complete. Returns false if there was none.
-  template <class Pool>
-  bool give_back_all_deferred(Pool& whole, part& of) noexcept {
-    sequence<block_type> blocks;
-    {
-      std::lock_guard const guard(mutex_);
-      if (of.is_mark_old) return false;  // deferred since the mark: at the next call
-      blocks.swap(of.deferred);
-      of.deferred_bytes = 0;
-    }
-    for (auto& b : blocks) give_back_deferred(whole, b);
-    return !blocks.empty();
-  }
-
-  /// The ended part with the lowest number above `last` that a block is deferred for, or that nothing refers to.
-  part* next_over(std::uint64_t last) noexcept {
-    std::lock_guard const guard(mutex_);
-    part* next = nullptr;
-    for (auto& p : parts_) {
-      if (p->number > last && p->is_over && (p->references == 0 || !p->deferred.empty()) &&
-          (next == nullptr || p->number < next->number))
-        next = p.get();
-    }
-    return next;
-  }
-  /// The part that reserved an address; there is one.
-  part* part_with(void const* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    std::size_t i = 0;
-    while (!parts_[i]->memory.owns(p)) ++i;
-    return parts_[i].get();
-  }
-  part* next_part(std::uint64_t last) noexcept {
-    std::lock_guard const guard(mutex_);
-    part* next = nullptr;
-    for (auto& p : parts_) {
-      if (p->number > last && (next == nullptr || p->number < next->number)) next = p.get();
-    }
-    if (next != nullptr) ++next->references;
-    return next;
-  }
-  /// Takes a part out of the list, unless something refers to it again.
-  owned<part> take_part(part& gone) noexcept {
-    std::lock_guard const guard(mutex_);
-    owned<part> taken;
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i].get() != &gone || gone.references != 0 || !gone.deferred.empty()) continue;
-      taken = std::move(parts_[i]);
-      parts_.erase_unordered(i);
-      --over_count_;
-      break;
-    }
-    return taken;
   }
 
   Heap& heap_;
   Deferred& deferred_;
   captures_type captures_;
-  graph_blocks<part> blocks_;
-  mutable fork_mutex mutex_;
-  sequence<owned<part>> parts_;
-  std::uint64_t last_number_ = 0;
+  graph_uses uses_;
+  deferred_for_graphs<Deferred> blocks_;
+  // Under the growth lock:
+  sequence<owned<graph_parts>> owners_;
+  sequence<owned<graph_parts>> ended_;  ///< has room for all owners
+  end_mark<driver_type> mark_;          ///< of the owners that are `marked`
+  bool has_marked_ = false;
   std::uint64_t last_owner_ = 0;
-  std::atomic<std::size_t> over_count_{0};
-  std::atomic<bool> defers_until_end_{false};
-  sequence<block_type> deferred_until_end_;  ///< under the mutex
+  std::atomic<std::size_t> ended_count_{0};
 };
 
 }  // namespace tarn::detail
 // ---- tarn/pool/graph/graph_owner_of.hpp
-// The owner of parts of a pool, as graph_memory holds it.
+// The owner of two parts of a pool's heap, as graph_memory holds it.
 
 #include <atomic>
 #include <cstddef>
-
-// ---- tarn/pool/other_pools.hpp
-// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
-// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
-// free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
-// what it gives back the lower one can give to the device.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <new>
-#include <type_traits>
-#include <utility>
-
-// ---- tarn/core/static_mutex.hpp
-// static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
-
-#include <mutex>
-#include <new>
-
-namespace tarn::detail {
-
-/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
-/// and the mutex with it.
-class static_mutex {
- public:
-  static_mutex() noexcept = default;
-  static_mutex(static_mutex const&) = delete;
-  static_mutex& operator=(static_mutex const&) = delete;
-
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
-
-  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
-  class user {
-   public:
-    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
-
-   private:
-    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
-    static void release(void* of, fork_side side) noexcept {
-      static_cast<user*>(of)->mutex_.release_after_fork(side);
-    }
-
-    static_mutex& mutex_;
-    at_fork member_{this, &take, &release};
-  };
-
- private:
-  // By the forking thread, which takes the mutex once for all users.
-  [[nodiscard]] bool take_for_fork() noexcept {
-    if (taken_ == 0 && !mutex_.try_lock()) return false;
-    ++taken_;
-    return true;
-  }
-  void release_after_fork(fork_side side) noexcept {
-    if (side == fork_side::parent) {
-      if (--taken_ == 0) mutex_.unlock();
-      return;
-    }
-    taken_ = 0;
-    (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // another owner does not exist in the child
-  }
-
-  std::mutex mutex_;
-  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Whether a pool that gives memory back may wait on the host for the streams that freed it.
-enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
-
-/// Whether a pool over this layer may give its memory to another pool.
-template <class Layer>
-constexpr bool may_stand_on_a_pool() noexcept {
-  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
-}
-
-/// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
-template <class Driver>
-class other_pools {
- public:
-  using give_back_function = std::size_t (*)(void* pool, std::size_t bytes, giving how) noexcept;
-
-  /// Where the memory goes that a pool gives back.
-  enum class goes_to : std::uint8_t {
-    no_device,     ///< host memory: the pool neither asks others nor is asked
-    its_pool,      ///< that of a graph memory, which asks others; its pool is asked
-    another_pool,  ///< which is asked later
-    the_device
-  };
-
-  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock.
-  other_pools(Driver const& driver, void* pool, give_back_function give_back, goes_to to)
-      : driver_(driver), pool_(pool), give_back_(give_back), to_(to), has_left_(to < goes_to::another_pool) {
-    if (has_left_) return;
-    std::lock_guard const guard(all_.mutex);
-    next_ = all_.latest;
-    all_.latest = this;
-  }
-  other_pools(other_pools const&) = delete;
-  other_pools& operator=(other_pools const&) = delete;
-  ~other_pools() { leave(); }
-
-  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those of the parent's threads
-  /// do not return in a forked child.
-  void leave() noexcept {
-    if (has_left_) return;
-    for (unsigned tries = 0;; ++tries) {
-      {
-        std::lock_guard const guard(all_.mutex);
-        if (calls_ == 0 || !process_.is_this()) {
-          other_pools** at = &all_.latest;
-          while (*at != this) at = &(*at)->next_;
-          *at = next_;
-          has_left_ = true;
-          return;
-        }
-      }
-      spin_wait(tries);
-    }
-  }
-
-  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
-  /// must wait for, and it is called again. The caller holds no lock of a pool.
-  /// @param lacking  returns what the device lacks after a refusal, bytes
-  /// @throws what the last attempt throws
-  template <class Attempt, class Lacking>
-  auto with_help(Attempt const& attempt, Lacking const& lacking) {
-    constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
-    for (std::size_t asked = 0;;) {
-      try {
-        return attempt();
-      } catch (out_of_memory const& refused) {
-        std::size_t given = 0;
-        while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
-          given = ask(lacking(refused.report()), in_turn[asked++]);
-        if (given == 0) throw;
-      }
-    }
-  }
-
-  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
-  /// to pools below those that were asked. The caller holds no lock of a pool.
-  std::size_t ask(std::size_t bytes, giving how) noexcept {
-    list& all = all_;
-    std::size_t given = 0;
-    std::size_t to_device = 0;
-    for (other_pools* asked = nullptr; to_device < bytes;) {
-      {
-        std::lock_guard const guard(all.mutex);
-        other_pools* const last = asked;
-        asked = last == nullptr ? all.latest : last->next_;
-        while (asked != nullptr && (asked == this || !is_same_device(asked->driver_, driver_)))
-          asked = asked->next_;
-        if (last != nullptr) --last->calls_;
-        if (asked == nullptr) return given;
-        ++asked->calls_;
-      }
-      std::size_t const by_it = asked->give_back_(asked->pool_, bytes - to_device, how);
-      given += by_it;
-      if (asked->to_ == goes_to::the_device) to_device += by_it;
-      if (to_device < bytes) continue;
-      std::lock_guard const guard(all.mutex);
-      --asked->calls_;
-    }
-    return given;
-  }
-
- private:
-  /// Whether memory that other pools give back may help.
-  [[nodiscard]] bool is_refused_by_device(memory_report const& refused) const noexcept {
-    if (refused.device_total != memory_report::unknown && refused.asked > refused.device_total) return false;
-    return to_ != goes_to::no_device && refused.limit == memory_report::unknown;
-  }
-
-  struct list {
-    static_mutex mutex;
-    other_pools* latest = nullptr;
-  };
-  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
-  static list& all_pools() noexcept {
-    alignas(list) static std::byte storage[sizeof(list)];
-    static list& all = *::new (static_cast<void*>(storage)) list;
-    return all;
-  }
-  static bool is_same_device(Driver const& a, Driver const& b) noexcept {
-    if constexpr (std::equality_comparable<Driver>) {
-      return a == b;
-    } else {
-      return a.device() == b.device();
-    }
-  }
-
-  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
-  static_mutex::user const user_{all_.mutex};
-  creating_process const process_{};
-  Driver const& driver_;
-  void* const pool_;
-  give_back_function const give_back_;
-  goes_to const to_;
-  // Under the list's mutex:
-  other_pools* next_ = nullptr;
-  unsigned calls_ = 0;  ///< of give_back_, in progress
-  bool has_left_;
-};
-
-}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -15815,24 +15440,19 @@ namespace tarn::detail {
 template <class Pool>
 class graph_owner_of final : public graph_owner {
  public:
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
-  explicit graph_owner_of(Pool& whole) : whole_(whole), part_(make(whole, nullptr)) {}
+  /// @throws std::bad_alloc: nothing has changed
+  explicit graph_owner_of(Pool& whole) : whole_(whole), parts_(make(whole)) {}
   graph_owner_of(graph_owner_of const&) = delete;
   graph_owner_of& operator=(graph_owner_of const&) = delete;
   ~graph_owner_of() override {
     growth_lock const growing = whole_.heap_.lock_growth();
-    if (part_type* const outside = outside_.load(); outside != nullptr)
-      whole_.graphs_.end_part(growing, whole_, *outside);
-    whole_.graphs_.end_part(growing, whole_, part_);
+    whole_.graphs_.end_owner(growing, whole_, parts_);
   }
 
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
     growth_lock const growing = whole_.heap_.lock_growth();
-    // What a warm-up has freed outside goes back, so that the capture can have as much.
-    if (part_type* const outside = outside_.load(std::memory_order_acquire); outside != nullptr)
-      (void)outside->memory.drain_.give_back(growing, 0, giving::what_is_idle);
-    return whole_.graphs_.begin_capture(growing, whole_, part_, stream);
+    return whole_.graphs_.begin_capture(growing, whole_, parts_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
@@ -15842,7 +15462,7 @@ class graph_owner_of final : public graph_owner {
       if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
     }
     growth_lock const growing = whole_.heap_.lock_growth();
-    whole_.graphs_.join_capture(growing, part_, capture, stream_ref::from(stream.handle(), id));
+    whole_.graphs_.captures().add(growing, parts_, capture, stream_ref::from(stream.handle(), id));
   }
   void end_capture(capture_number capture) noexcept override {
     growth_lock const growing = whole_.heap_.lock_growth();
@@ -15850,46 +15470,42 @@ class graph_owner_of final : public graph_owner {
       capture_gate::end_capture();
       return captured_handles::end_capture();
     }
-    whole_.graphs_.end_capture(growing, part_, capture);
+    whole_.graphs_.captures().end(growing, parts_, capture);
   }
-  [[nodiscard]] graph_state state() const override {
-    graph_state all = whole_.graphs_.state_of(part_);
-    if (part_type* const outside = outside_.load(std::memory_order_acquire); outside != nullptr) {
-      graph_state const more = whole_.graphs_.state_of(*outside);
-      all.reserved += more.reserved;
-      all.allocated += more.allocated;
-      all.kept += more.kept;
-    }
-    return all;
-  }
+  [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(parts_); }
   /// See graph_memory::allocate(); `bytes` is not 0.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    stream_id const id = whole_.heap_.identity(stream);
+    stream_id id = whole_.heap_.identity(stream);
     whole_.heap_.require_ready(id, bytes, alignment);
-    return whole_.graphs_.allocate_for(
-        whole_, part_, [this]() -> part_type& { return outside(); }, id, stream, bytes, alignment);
+    captured_stream at;
+    if (whole_.graphs_.is_watching()) at = whole_.graphs_.captures().of_allocation(id, stream);
+    if (at.owner == &parts_) return whole_.slow_.allocate_captured(at, bytes, alignment);
+    if (at.is_captured()) {  // the part keeps no order of the streams of another owner's capture
+      id = neutral_id;
+      stream = {};
+    } else {
+      whole_.heap_.require_access(stream_ref::from(stream.handle(), id));
+    }
+    void* const p = whole_.slow_.allocate_in(plain(), id, stream, bytes, alignment);
+    whole_.graphs_.count_allocated(parts_, bytes, alignment);
+    return p;
   }
 
  private:
-  using part_type = typename Pool::graphs_type::part;
-
-  static part_type& make(Pool& whole, part_type const* other) {
+  static graph_parts& make(Pool& whole) {
     growth_lock const growing = whole.heap_.lock_growth();
     (void)whole.graphs_.reap(growing, whole, false);
-    return whole.graphs_.make_part(growing, other);
+    return whole.graphs_.make_owner(growing);
   }
-  /// What serves requests outside captures. Most owners have none.
-  part_type& outside() {
-    if (part_type* const made = outside_.load(std::memory_order_acquire); made != nullptr) return *made;
+  /// The part for requests outside captures. Most owners have none.
+  [[nodiscard]] part_ref plain() {
+    if (part_ref const made = parts_.plain.load(std::memory_order_acquire); made != common) return made;
     growth_lock const growing = whole_.heap_.lock_growth();
-    if (outside_.load(std::memory_order_relaxed) == nullptr)
-      outside_.store(&make(whole_, &part_), std::memory_order_release);
-    return *outside_.load(std::memory_order_relaxed);
+    return whole_.graphs_.plain_of(growing, parts_);
   }
 
   Pool& whole_;
-  part_type& part_;  ///< what captures received
-  std::atomic<part_type*> outside_{nullptr};
+  graph_parts& parts_;
 };
 
 }  // namespace tarn::detail
@@ -16175,6 +15791,238 @@ class looked_up {
 #include <cstdint>
 #include <utility>
 
+// ---- tarn/pool/growth/growth.hpp
+// The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
+
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/growth/growth_notes.hpp
+// A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by default.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+enum class growth_change : std::uint8_t { made, given_back };
+
+struct growth_note {
+  std::uint64_t time = 0;  ///< from the clock
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  growth_change what = growth_change::made;
+};
+
+/// Until open(), a record costs one null pointer check, next to driver calls of microseconds.
+class growth_notes {
+ public:
+  using clock_type = std::uint64_t (*)() noexcept;
+
+  /// Keeps the latest `most` records from now on, 32 bytes each, all allocated now; drops earlier records. 0 stops recording.
+  /// @throws std::bad_alloc  nothing has changed
+  void open(growth_lock const&, std::size_t most, clock_type of_records) {
+    sequence<growth_note> ring;
+    ring.resize(most);
+    ring_.swap(ring);
+    clock_ = most != 0 ? of_records : nullptr;
+    count_ = 0;
+  }
+  [[nodiscard]] bool is_open() const noexcept { return clock_ != nullptr; }
+  /// What open() was called with.
+  [[nodiscard]] std::size_t most() const noexcept { return ring_.size(); }
+  [[nodiscard]] clock_type clock() const noexcept { return clock_; }
+
+  void add(growth_lock const&, growth_change what, std::uintptr_t address, std::size_t bytes) noexcept {
+    if (clock_ == nullptr) return;
+    ring_[count_++ % ring_.size()] = {clock_(), address, bytes, what};
+  }
+
+  /// The number of records kept, and one of them, the oldest first.
+  [[nodiscard]] std::size_t size() const noexcept { return count_ < ring_.size() ? count_ : ring_.size(); }
+  [[nodiscard]] growth_note const& operator[](std::size_t i) const noexcept {
+    return ring_[(count_ - size() + i) % ring_.size()];
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return ring_.capacity() * sizeof(growth_note); }
+
+ private:
+  sequence<growth_note> ring_;
+  std::size_t count_ = 0;  ///< added since open()
+  clock_type clock_ = nullptr;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be remapped only if it is free,
+/// so waste grows with the handle's size relative to the pool's, while driver calls become fewer. These bounds keep utilisation
+/// at 0.95 or more on the recorded traces above 1 GiB, and the first pass below the driver time of PyTorch's expandable segments.
+/// bench/results/frontier.txt has the alternatives: 8 MiB wastes half as much for up to 12 times the driver time. A pool that
+/// is still small starts with small handles, which fit anywhere later; with 8 MiB below 2 GiB, small pools would hold up to 4 %
+/// less, but the first pass of large ones would take up to 1.7 times the driver time.
+[[nodiscard]] constexpr std::size_t handle_limit(std::size_t peak) noexcept {
+  return min_of(max_of(align_down(peak / 32, usual_granule), std::size_t{20_MiB}), std::size_t{96_MiB});
+}
+
+/// The same where `left` more bytes can be created, which the device or a limit bounds: handles get finer as memory becomes scarce,
+/// down to 2 MiB in the last 1.5 GiB, so that little of it is lost in handles that are partly used. With the part 768, all eight
+/// recorded traces finish in 1.02 times their peak and seven in 1.01 (`tarn_replay --cap`), for 3 to 36 times the driver time of a
+/// first pass with ample memory; 256 saves half of that time, and two traces do not finish in 1.02.
+[[nodiscard]] constexpr std::size_t handle_limit_near_full(std::size_t left) noexcept {
+  return max_of(align_down(left / 768, usual_granule), usual_granule);
+}
+
+/// Whether a pool creates the finest handles for a request, since it would otherwise waste too much: a small pool that already reserves
+/// its live peak, `peak` bytes with the request. There a handle of the usual size is a large part of the pool. Without this rule
+/// `cupy_flow_cg` (0.4 GiB) has a utilisation of 0.87 after 20 passes and creeps by 9 %; with it 0.93 and 0.9 %, for twice the
+/// driver time of the first pass. Traces that become larger are as before: finer handles from the start would give them up to a third
+/// more driver time. Requests up to 1 MiB share handles anyway.
+[[nodiscard]] constexpr bool needs_finest_handles(std::size_t peak, std::size_t reserved,
+                                                  std::size_t bytes) noexcept {
+  return peak < 512_MiB && reserved >= peak && bytes > 1_MiB;
+}
+
+/// Whether a block that is assembled from free pieces uses up the free ends and starts of partly used handles before whole handles: in
+/// a pool whose live peak, `peak` bytes, is small, since there these parts are a large share, and where less than a 48th of it,
+/// `left` bytes, can still be created.
+///
+/// In small pools: `cupy_flow_cg` and ten traces with its sizes multiplied by 0.62 to 1.55 have a mean utilisation of 0.930 instead of
+/// 0.911, and two streams that pass memory on hold 1.108 instead of 1.137 times the live peak (six seeds), at the same driver time. With
+/// a bound of 512 MiB the first gain is two thirds of that. In every pool, first passes over creeping sizes and requests of random length
+/// take 1.7 and 1.3 times the driver time and hold as much. Where memory is scarce: seven of the eight recorded traces finish in 1.01
+/// times their peak instead of six, and two in 1.005 instead of one (`tarn_replay --cap`).
+[[nodiscard]] constexpr bool uses_up_parts(std::size_t peak, std::size_t left) noexcept {
+  return peak < 768_MiB || left < peak / 48;
+}
+
+/// How far reserved memory may exceed the live peak before free handles are remapped for a request of `bytes`, in thousandths. Up
+/// to 8 MiB it is 5 times as much as for larger requests: a view for each of many blocks of medium size costs more driver calls than
+/// it saves memory, and splits handles. Where sizes creep up, as those of an attention cache do, remapping at 9 thousandths took 100
+/// times the driver time, and held up to 4 % more (`tarn_replay --pattern attention_cache`). If it remaps all the same, more often than
+/// once for each GiB that it hands out, it gets up to 8 times as much: such a pool would reach the larger bound anyway, and the first
+/// pass of `attention_cache` takes a seventh of the driver time. Remaps in relation to handles are no such measure: those of
+/// `bert_recompute` are few for what it allocates, and save 2 % of its memory.
+///
+/// Larger requests get up to 3 times as much where more than 20 are remapped for each GiB, as by a server with requests of random
+/// length: its first pass takes 0.76 to 0.95 of the driver time, and no trace or pattern holds over 0.1 % more. From one remap a GiB on,
+/// `bert_recompute` holds 3 % more; with 4 times as much the server does, 1 %. With 3 times as much instead of 5 up to 8 MiB, the
+/// first pass of `attention_cache` takes 7 to 35 times the driver time.
+[[nodiscard]] constexpr std::size_t slack_of(std::size_t bytes, unsigned slack_per_mille,
+                                             std::size_t remaps_per_gib) noexcept {
+  if (bytes > 8_MiB) {
+    std::size_t const often = remaps_per_gib > 20 ? remaps_per_gib - 20 : 0;
+    return slack_per_mille * (1 + min_of(often, std::size_t{2}));
+  }
+  std::size_t const often = remaps_per_gib > 1 ? remaps_per_gib - 1 : 0;
+  return slack_per_mille * (5 + min_of(often, std::size_t{3}));
+}
+
+/// The handle that a request of `bytes` above 1 MiB shares with others if it is smaller, bytes: 2 MiB up to a live peak of 2 GiB, above
+/// that 8 MiB, for blocks that do not fill whole granules of 2 MiB. A solver that allocates boxes of 1 to 8 MiB then creates a quarter
+/// fewer handles: the first pass of `amrex_regrid` takes 75 ms of driver time instead of 94, and that of `burst` 67 instead of 93 (six
+/// seeds), which holds 0.5 % more; the eight recorded traces hold as much on average. With 8 MiB from 1 GiB on, the first pass of
+/// `attention_cache` takes twice the driver time or more; with 16 MiB, `amrex_regrid` takes 65 ms and holds 0.5 % more, and
+/// `maskrcnn_varsize` and `prefetch_two_streams` hold 0.4 % more. Blocks of whole granules keep handles of their own, so that the freed
+/// half of a checkerboard of them consists of whole handles.
+[[nodiscard]] constexpr std::size_t shared_handle(std::size_t peak, std::size_t bytes) noexcept {
+  return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;
+}
+
+/// How many bytes of a part may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
+/// it a quarter more than the live peak, which it may raise. Sizes that grow would otherwise leave several times the live peak
+/// reserved; with a quarter more, later passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns
+/// and traces hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times the driver time
+/// (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times their live peak, instead of 1.31 to 1.36.
+[[nodiscard]] inline std::size_t most_beside(arena const& a, part_ref part, std::size_t bytes) noexcept {
+  std::size_t const live = max_of(a.peak_of(part), a.live_of(part) + bytes);
+  std::size_t const most = live + live / 4;
+  return most > bytes ? most - bytes : 0;
+}
+
+/// How large a new segment should be for a request of `bytes` where free segments are neither joined nor moved. As large as the request;
+/// but once more than a sixteenth of the live peak is free in pieces that do not serve it, a sixteenth of the peak, up to 64 MiB, so
+/// that blocks of several sizes share a segment. This may raise the reserved memory up to a fifth above the live peak. Without it sizes
+/// that creep up leave a segment behind for each size: the first pass of `attention_cache` takes 166 ms of driver time instead of 24 and
+/// holds 1.29 instead of 1.23 times the live peak, that of `mesh_refinement` 63 instead of 17 ms, and 1.22 instead of 1.15 times (six
+/// seeds). No recorded trace holds or costs more; without the condition on free memory `llama_generate` holds 1.18 instead of 1.12.
+[[nodiscard]] inline std::size_t segment_for(arena const& a, part_ref part, std::size_t reserved,
+                                             std::size_t bytes) noexcept {
+  std::size_t const unused = reserved > a.live_of(part) ? reserved - a.live_of(part) : 0;
+  if (unused <= a.peak_of(part) / 16) return bytes;
+  std::size_t const live = max_of(a.peak_of(part), a.live_of(part) + bytes);
+  std::size_t const most = live + live / 5;
+  std::size_t const room = most > reserved ? most - reserved : 0;
+  return max_of(bytes, align_down(min_of(min_of(live / 16, std::size_t{64_MiB}), room), usual_granule));
+}
+
+struct growth_request {
+  domain_ref taker = neutral;
+  part_ref part = common;  ///< of the taker
+  zone where = zone::smaller;
+  std::size_t bytes = 0;
+  std::size_t alignment = default_alignment;
+  std::size_t asked = 0;  ///< bytes and alignment of the caller's request, for the error
+  std::size_t asked_alignment = 0;
+  // The ladder sets the rest for each step. A small pool that grows at once, and a step that only puts memory together, do not
+  // exceed may_create; other growth may.
+  std::size_t device_bytes = 0;        ///< all memory of the device, 0 if it is not known
+  std::size_t may_create = 0;          ///< bytes that may be created before free handles are remapped instead
+  std::size_t largest_handle = 2_MiB;  ///< upper bound for handles that are created
+  std::size_t least_growth = 2_MiB;    ///< small requests share a handle of this size, if it may be created
+  std::size_t segment = 0;  ///< bytes of a new segment, if the source has as many; at least those requested
+  bool may_exceed = true;   ///< if remapping does not suffice, create more anyway
+  bool may_remap = true;    ///< false: handles are mapped only at their home addresses
+  bool uses_up_parts = false;  ///< see the function uses_up_parts()
+  bool extend = true;          ///< whether a free range followed by a hole may be extended
+};
+
+/// Counts a handle, or a segment, that was taken from the driver.
+inline void count_taken(pool_state& s, std::size_t bytes, zone where) noexcept {
+  s.reserved += bytes;
+  s.reserved_total += bytes;
+  s.reserved_peak = max_of(s.reserved_peak, s.reserved);
+  ++s.creates;
+  ++s.handles;
+  s.handles_peak = max_of(s.handles_peak, s.handles);
+  pool_part& part = where == zone::smaller ? s.smaller : s.larger;
+  part.reserved.increase(static_cast<std::int64_t>(bytes));
+  part.handles.increase(1);
+}
+/// Counts handles or segments that were given back.
+inline void count_given(pool_state& s, std::size_t bytes, std::size_t handles, zone where) noexcept {
+  s.reserved -= bytes;
+  s.released_total += bytes;
+  s.destroys += handles;
+  s.handles -= handles;
+  pool_part& part = where == zone::smaller ? s.smaller : s.larger;
+  part.reserved.decrease(static_cast<std::int64_t>(bytes));
+  part.handles.decrease(static_cast<std::int64_t>(handles));
+}
+
+/// What a pool counts as it grows and shrinks; `reserved` is also read without it. There is one writer, so plain loads are enough.
+struct growth_counters : pool_state {
+  growth_notes notes;
+
+  void hold(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growing, growth_change::made, address, bytes);
+    count_taken(*this, bytes, where);
+  }
+  void release(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
+    notes.add(growing, growth_change::given_back, address, bytes);
+    count_given(*this, bytes, 1, where);
+  }
+};
+
+/// One piece of the memory that a growth holds, for inspection: a handle at its home address, or a segment.
+struct held_memory {
+  std::uintptr_t address = 0;
+  std::size_t bytes = 0;
+  zone where = zone::smaller;  ///< the zone it was taken for
+  bool is_handle = false;      ///< otherwise a segment, which is never joined to another or remapped
+};
+
+}  // namespace tarn::detail
 // ---- tarn/pool/growth/page_growth.hpp
 // Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
 // enough, these are tried in this order:
@@ -16184,6 +16032,9 @@ class looked_up {
 //     for others, a view that was used before and whose handles are free again         no driver call
 //   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
 //   4 new handles beyond that, for the missing bytes
+//
+// For a graph memory's part, wholly free handles of the common part, and of the owner's other one, come before new ones: they change the
+// part without a driver call.
 //
 // A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as long (H100: 25 to 35 us for
 // each handle of 2 to 64 MiB, 1 to 64 handles).
@@ -16196,19 +16047,10 @@ class looked_up {
 #include <cstdint>
 #include <exception>
 
-// ---- tarn/pool/growth/largest_block.hpp
-// The largest block that a growth could serve now. Pure: it reads the arena as it would be once all work on
-// free memory is done.
+// ---- tarn/pool/growth/adopted_handles.hpp
+// How the part of a graph memory gets wholly free handles of the common part, and of its owner's other part, without a driver call.
 
 #include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/growth/page_choice.hpp
-// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
-// and changes neither.
-
-#include <cstddef>
-#include <cstdint>
 
 // ---- tarn/core/sort.hpp
 // In-place heap sort without the header algorithm, which costs a compiler 40 ms.
@@ -16240,6 +16082,13 @@ void sort(T* items, std::size_t count, Before const& before) {
 }
 
 }  // namespace tarn::detail
+// ---- tarn/pool/growth/page_choice.hpp
+// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
+// and changes neither.
+
+#include <cstddef>
+#include <cstdint>
+
 // ---- tarn/pool/growth/view.hpp
 // A view: a second mapping that places handles next to each other that are not neighbours at their home addresses. A block
 // without a sufficient contiguous free range is assembled from free pieces: the free end of one handle, any number of wholly
@@ -16329,11 +16178,12 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   });
 }
 
-/// The wholly free handles that may be given back, since their work is complete, the largest first. Not for an arena that keeps its
-/// addresses. O(free ranges + handles), plus sorting. @throws std::bad_alloc
+/// The wholly free handles that may be given back, since their work is complete and no graph has their addresses, the largest first.
+/// O(free ranges + handles), plus sorting. @throws std::bad_alloc
 [[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
   sequence<piece> whole;
   for (domain_ref d = 0; d < a.streams.size(); ++d) {
+    if (a.streams.part(a.streams[d].part).keeps_addresses) continue;
     for (zone const where : all_zones) {
       for_each_piece(a, map, d, where, map.granularity(), [&](piece const& p, bool at_start, bool at_end) {
         if (at_start && at_end && map[p.handle].pins == 0 &&
@@ -16380,7 +16230,7 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
                    });
   };
   look(request.taker);
-  if (request.taker != neutral) look(neutral);
+  if (stream_domain const& taker = a.streams[request.taker]; !taker.is_neutral()) look(taker.neutral_domain);
   sort(found.whole.begin(), found.whole.size(), [](piece const& x, piece const& y) {
     return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
   });
@@ -16531,7 +16381,7 @@ inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref
                    });
   };
   look(taker);
-  if (taker != neutral) look(neutral);
+  if (!a.streams[taker].is_neutral()) look(a.streams[taker].neutral_domain);
   return best;
 }
 
@@ -16555,7 +16405,9 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
       for (range_ref r = a.starts.find(a.ranges, h.home); r != 0 && a.ranges[r].address < handle_end;
            r = a.ranges[r].next) {
         range const& node = a.ranges[r];
-        if (node.state != range_state::free || (node.domain != taker && node.domain != neutral)) continue;
+        if (node.state != range_state::free ||
+            (node.domain != taker && node.domain != a.streams[taker].neutral_domain))
+          continue;
         std::size_t const from = offset + (max_of(node.address, h.home) - h.home);
         std::size_t const to = offset + (min_of(node.end(), handle_end) - h.home);
         if (from != end) {
@@ -16618,19 +16470,155 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
 
 namespace tarn::detail {
 
-/// Calls f(first range, bytes) for each contiguous free stretch of one zone, whichever streams freed it.
-/// O(ranges)
+/// How far a handle may exceed what a part lacks, bytes: as much as that, or an eighth of what the part has. What is not needed now
+/// serves only the part's next requests. Without a bound a graph of 1 MiB could take a handle of 96.
+[[nodiscard]] inline std::size_t most_adopted(arena const& a, growth_request const& request,
+                                              std::size_t bytes) noexcept {
+  if (request.may_create == 0) return ~std::size_t{0};  // nothing else is left
+  return bytes + max_of(bytes, a.streams.part(request.part).reserved / 8);
+}
+
+/// How many free ranges a part searches for handles, in microseconds about a hundredth of that.
+inline constexpr std::size_t most_searched = 2048;
+[[nodiscard]] inline std::size_t free_ranges(arena const& a, part_ref p) noexcept {
+  return a.streams[a.streams.part(p).neutral_domain].range_count();
+}
+
+/// Finds handles side by side that have as many bytes as a request together, with the fewest too many. They are wholly free, and come
+/// one after another in the order of their addresses.
+class handles_in_a_row {
+ public:
+  handles_in_a_row(std::size_t bytes, std::size_t most, bool may_join) noexcept
+      : bytes_(bytes), most_(most), may_join_(may_join) {}
+
+  /// @throws std::bad_alloc
+  void add(piece const& p) {
+    if (!may_join_ || row_.empty() || row_.back().address + row_.back().bytes != p.address) begin();
+    row_.push_back(p);
+    sum_ += p.bytes;
+    while (sum_ - row_[first_].bytes >= bytes_) sum_ -= row_[first_++].bytes;
+    if (sum_ < bytes_ || sum_ > most_ || (best_sum_ != 0 && sum_ >= best_sum_)) return;
+    best_.clear();
+    for (std::size_t i = first_; i < row_.size(); ++i) best_.push_back(row_[i]);
+    best_sum_ = sum_;
+  }
+  /// The next handle is not beside the one before.
+  void begin() noexcept {
+    row_.clear();
+    first_ = sum_ = 0;
+  }
+  /// Empty if there are none.
+  [[nodiscard]] sequence<piece>& best() noexcept { return best_; }
+
+ private:
+  std::size_t bytes_;
+  std::size_t most_;
+  bool may_join_;
+  sequence<piece> row_;
+  std::size_t first_ = 0;  ///< of the handles in the row that are needed
+  std::size_t sum_ = 0;    ///< of these
+  sequence<piece> best_;
+  std::size_t best_sum_ = 0;
+};
+
+/// The handles that a part takes for `bytes`: handles side by side with the fewest bytes too many, or else, if they may be mapped
+/// together, the largest ones that fit and one for the rest. Empty if there are not enough. O(free ranges + handles), plus sorting.
+/// @param several  set to whether they must be mapped together @throws std::bad_alloc
+[[nodiscard]] inline sequence<piece> choose_adopted(arena const& a, page_map const& map,
+                                                    growth_request const& request, std::size_t bytes,
+                                                    bool& several) {
+  heap_part const& part = a.streams.part(request.part);
+  std::size_t const most = most_adopted(a, request, bytes);
+  sequence<piece> whole;
+  handles_in_a_row row(bytes, most, a.joins_handles);
+  auto const look = [&](part_ref from) {
+    for (zone const where : all_zones) {
+      row.begin();
+      for_each_piece(a, map, a.streams.part(from).neutral_domain, where, map.granularity(),
+                     [&](piece const& p, bool at_start, bool at_end) {
+                       if (!at_start || !at_end) return;
+                       row.add(p);
+                       if (p.bytes <= most) whole.push_back(p);
+                     });
+    }
+  };
+  // Of many free ranges none is looked at while more can be created: that costs less than the search.
+  bool const may_search = request.may_create == 0 || free_ranges(a, common) <= most_searched;
+  if (may_search) look(common);
+  if (part.beside != common) look(part.beside);
+  sequence<piece> chosen;
+  several = false;
+  if (!row.best().empty()) {
+    chosen.swap(row.best());
+    return chosen;
+  }
+  if (request.where == zone::smaller || !request.may_remap) return chosen;
+  sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
+    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
+  });
+  std::size_t rest = bytes;
+  piece smallest_above;
+  for (piece const& p : whole) {
+    if (rest == 0) break;
+    if (p.bytes > rest) {
+      smallest_above = p;
+    } else {
+      chosen.push_back(p);
+      rest -= p.bytes;
+    }
+  }
+  if (rest != 0 && smallest_above.bytes != 0) {
+    chosen.push_back(smallest_above);
+    rest = 0;
+  }
+  if (rest != 0) chosen.clear();
+  several = chosen.size() > 1;
+  return chosen;
+}
+
+/// Moves wholly free handles whose work is complete to the part of a request. Returns false if there are not enough, or the part is the
+/// common one; nothing has changed then. @param several  set to whether the handles must be mapped together
+/// @throws std::bad_alloc, nothing has changed
+inline bool adopt_handles(arena& a, page_map const& map, growth_request const& request, std::size_t bytes,
+                          bool& several) {
+  if (request.part == common) return false;
+  sequence<piece> const chosen = choose_adopted(a, map, request, bytes, several);
+  if (chosen.empty()) return false;
+  a.ranges.make_room(2 * chosen.size() + 2);
+  for (piece const& p : chosen) {
+    range_ref const r = a.carve(a.starts.find(a.ranges, p.address), p.address, p.bytes);
+    a.ranges[r].where = request.where;
+    a.move_to_part(r, request.part);
+    a.make_free(r, a.streams.part(request.part).neutral_domain, 0);
+  }
+  return true;
+}
+
+}  // namespace tarn::detail
+// ---- tarn/pool/growth/largest_block.hpp
+// The largest block that a growth could serve now. Pure: it reads the arena as it would be once all work on
+// free memory is done.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed it. Not for what graphs
+/// have the addresses of. O(ranges)
 template <class F>
 void for_each_free_stretch(arena const& a, F const& f) {
-  auto const is_free = [&](range_ref r, zone where) {
-    return r != 0 && a.ranges[r].state == range_state::free && a.ranges[r].where == where;
-  };
   for (range_ref r = 1; r < a.ranges.size(); ++r) {
-    zone const where = a.ranges[r].where;
-    if (!is_free(r, where) || is_free(a.ranges[r].previous, where)) continue;
+    range const& first = a.ranges[r];
+    auto const goes_on = [&](range_ref next) {
+      range const& node = a.ranges[next];
+      return next != 0 && node.state == range_state::free && node.where == first.where &&
+             node.part == first.part;
+    };
+    if (!goes_on(r) || goes_on(first.previous) || a.keeps_address(first)) continue;
     std::size_t bytes = 0;
-    for (range_ref at = r; is_free(at, where); at = a.ranges[at].next) bytes += a.ranges[at].bytes;
-    f(a.ranges[r], bytes);
+    for (range_ref at = r; goes_on(at); at = a.ranges[at].next) bytes += a.ranges[at].bytes;
+    f(first, bytes);
   }
 }
 
@@ -16667,7 +16655,8 @@ class largest_size {
   free_pieces found;
   std::size_t whole = 0;
   for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
-    most.consider(first.where, bytes);
+    bool const is_common = first.part == common;  // of other parts, whole handles can be given back
+    if (is_common) most.consider(first.where, bytes);
     std::size_t const least = first.where == zone::larger ? least_piece : map.granularity();
     if (bytes < least) return;
     for (std::uintptr_t at = first.address; at < first.address + bytes;) {
@@ -16680,6 +16669,8 @@ class largest_size {
       if (map[h].pins != 0) continue;
       if (at_start && at_end) {
         whole += p.bytes;
+      } else if (!is_common) {
+        continue;
       } else if (first.where == zone::larger && at_end) {
         found.ends.push_back(p);
       } else if (first.where == zone::larger && at_start) {
@@ -16709,7 +16700,7 @@ class largest_size {
   largest_size most;
   std::size_t whole = 0;
   for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
-    most.consider(first.where, bytes);
+    if (first.part == common) most.consider(first.where, bytes);
     // A wholly free segment is given back before its memory is taken anew.
     bool is_whole = first.previous == 0;
     for (range const* last = &first; is_whole; last = &a.ranges[last->next]) {
@@ -16783,6 +16774,7 @@ class address_space {
   /// Turns a range back into a hole, and coalesces it with neighbouring holes.
   void give_back(arena& a, range_ref r) noexcept {
     range_index& index = index_of(a.ranges[r].address);
+    a.move_to_part(r, common);
     a.ranges[r].state = range_state::hole;
     a.ranges[r].domain = neutral;
     a.ranges[r].epoch = 0;
@@ -16829,10 +16821,10 @@ class address_space {
 
 namespace tarn::detail {
 
-/// Whether the address and the contents of a range are kept. Of the pool of a graph_memory free ranges are kept, too, since captured
-/// graphs use them.
+/// Whether the address and the contents of a range are kept. Of what captures received free ranges are kept, too, since their graphs
+/// use them.
 [[nodiscard]] inline bool is_kept(arena const& a, range const& node) noexcept {
-  return node.state == range_state::live || (node.state == range_state::free && a.keeps_addresses);
+  return node.state == range_state::live || (node.state == range_state::free && a.keeps_address(node));
 }
 
 /// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the handle)
@@ -17206,36 +17198,46 @@ class page_views {
   /// view immediately before unmapping it: unmapping releases the lock, so other views may change meanwhile.
   void drop_views(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker,
                   patience const chosen, std::size_t kept) {
-    if (a.keeps_addresses) return;
     bool captured = false;
-    if (taker != neutral) {
+    if (!a.streams[taker].is_neutral()) {
       stream_ref const stream = a.streams[taker].stream;
       unlocked const open(hot);
       captured = may_be_capturing(order.driver(), stream);
     }
-    for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) {
+    a.streams.for_each([&](domain_ref d) {
+      if (captured) return;
       if (chosen == patience::wait) {
         (void)order.finish(a, hot, d);
       } else {
         (void)order.settle(a, hot, d);
       }
-    }
+    });
     for (std::size_t at = by_use_.size(); at-- > kept;) {
-      if (views_[by_use_[at]].pins == 0 && is_idle(a, a.tenancies[by_use_[at]])) drop_view(a, hot, at);
+      view const& v = views_[by_use_[at]];
+      if (v.pins == 0 && is_idle(a, a.tenancies[by_use_[at]]) && !keeps_addresses(a, v))
+        drop_view(a, hot, at);
     }
+  }
+  /// Whether captured graphs may have addresses of a view.
+  [[nodiscard]] bool keeps_addresses(arena const& a, view const& v) const noexcept {
+    if (!a.streams.has_parts()) return false;
+    for (view_slot const& slot : v.view_slots) {
+      if (slot.handle != 0 && a.keeps_address(a.ranges[a.starts.find(a.ranges, map_[slot.handle].home)]))
+        return true;
+    }
+    return false;
   }
 
   /// Whether a view has no live block and the device has completed all work on its former blocks.
   static bool is_idle(arena const& a, tenancy const& t) noexcept {
     if (t.blocks != 0) return false;
-    bool const done = t.domain == neutral || t.epoch <= a.streams[t.domain].completed;
+    bool const done = a.streams[t.domain].is_neutral() || t.epoch <= a.streams[t.domain].completed;
     return (done && !t.several) || everything_done(a);
   }
   static bool everything_done(arena const& a) noexcept {
-    for (domain_ref d = 1; d < a.streams.size(); ++d) {
-      if (a.streams[d].freed > a.streams[d].completed) return false;
-    }
-    return true;
+    bool all = true;
+    a.streams.for_each([&](domain_ref d) { all = all && a.streams[d].is_completed(); });
+    return all;
   }
 
   void drop_view(arena& a, may_release hot, std::size_t at) {
@@ -17374,7 +17376,9 @@ class page_compact {
     addresses_.give_back(a, region);
     map_.remove(h);
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].is_kept) created[i] = map_.add(parts[i].id, parts[i].bytes, old.home + parts[i].offset);
+      if (!parts[i].is_kept) continue;
+      created[i] = map_.add(parts[i].id, parts[i].bytes, old.home + parts[i].offset);
+      map_.set_part(old.home + parts[i].offset, parts[i].bytes, old.part);
     }
     views_.divide(h, created, [&](std::size_t i) { return parts[i].bytes; });
     for (range_ref const r : carved) addresses_.give_back(a, r);
@@ -17464,8 +17468,8 @@ class page_compact {
     for (range_ref r = a.starts.find(a.ranges, old.home); r != 0 && a.ranges[r].address < end;
          r = a.ranges[r].next) {
       range const& node = a.ranges[r];
-      bool const is_busy = node.state == range_state::free && node.domain != neutral &&
-                           a.streams[node.domain].freed > a.streams[node.domain].completed;
+      bool const is_busy = node.state == range_state::free && !a.streams[node.domain].is_neutral() &&
+                           !a.streams[node.domain].is_completed();
       if (!is_kept(a, node) && !is_busy) continue;
       std::uintptr_t const from = max_of(align_down(max_of(node.address, old.home), grain), kept_to);
       std::uintptr_t const to = align_up(min_of(node.end(), end), grain);
@@ -18063,13 +18067,16 @@ class page_growth {
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
     // Repeated if idle views had to be unmapped, which releases the lock: everything is looked up again.
-    for (bool has_dropped = false;; has_dropped = true) {
+    for (bool has_dropped = false, has_adopted = false;;) {
       looked_up<extension> const e(hot.held(),
                                    request.extend && a.joins_handles ? extendable(a, request) : extension{});
       std::size_t const extended = e.get(hot.held()).bytes;
       std::size_t const missing = align_up(request.bytes - extended, grain);
-      if (!request.may_remap || missing <= request.may_create)
-        return create(growing, a, hot, request, e, request.bytes - extended);
+      if (!has_adopted && (!request.may_remap || missing <= request.may_create)) {
+        if (!adopt_handles(a, map_, request, align_up(request.bytes, grain), has_adopted))
+          return create(growing, a, hot, request, e, request.bytes - extended);
+        if (!has_adopted) return true;
+      }
       if ((block = views_.reuse(a, hot.held(), request)) != nullptr) return true;
       std::size_t lack = missing;
       if (request.where == zone::smaller) {
@@ -18079,9 +18086,15 @@ class page_growth {
         lack = align_up(c.get(hot.held()).lack, grain);
         if (lack == 0 && views_.is_full() && !has_dropped) {
           views_.drop_idle(a, hot, order, request.taker);
+          has_dropped = true;
           continue;
         }
         if (lack == 0) return (block = views_.build(a, hot, order, c, request)) != nullptr;
+      }
+      if (bool several = false; !has_adopted && adopt_handles(a, map_, request, lack, several)) {
+        if (!several && lack >= align_up(request.bytes, grain)) return true;
+        has_adopted = true;
+        continue;
       }
       if (!request.may_exceed && lack > request.may_create) return false;
       if (lack >= missing) return create(growing, a, hot, request, e, request.bytes - extended);
@@ -18099,14 +18112,15 @@ class page_growth {
 
   /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles can be mapped together.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return a.joins_handles ? ~std::size_t{0} : most_beside(a, align_up(request.bytes, usual_granule));
+    return a.joins_handles ? ~std::size_t{0}
+                           : most_beside(a, request.part, align_up(request.bytes, usual_granule));
   }
 
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are
   /// reserved. Returns the bytes given back. Gives nothing back inside restore() and compact(), whose handles it could be: a
   /// handler of the source may call it there. O(handles + slots of views + free ranges).
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
-    if (!map_.is_open() || is_moving_ || counters_.reserved <= keep || a.keeps_addresses) return 0;
+    if (!map_.is_open() || is_moving_ || counters_.reserved <= keep) return 0;
     return drop(growing, a, hot, keep);
   }
 
@@ -18114,7 +18128,7 @@ class page_growth {
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   std::size_t prepare_restore(growth_lock const& growing, arena& a, may_release hot) {
     sleep_.require_finished_copies(growing, hot);
-    if (map_.is_open() && !a.keeps_addresses) (void)drop(growing, a, hot, 0);
+    if (map_.is_open()) (void)drop(growing, a, hot, 0);
     return sleep_.missing();
   }
   /// See page_sleep.
@@ -18268,7 +18282,7 @@ class page_growth {
       });
     };
     look(request.taker);
-    if (request.taker != neutral) look(neutral);
+    if (!a.streams[request.taker].is_neutral()) look(a.streams[request.taker].neutral_domain);
     return best;
   }
 
@@ -18308,6 +18322,7 @@ class page_growth {
     }
     for (physical const& p : made) (void)map_.add(p.id, p.bytes, p.home);
     a.ranges[region].where = request.where;
+    a.move_to_part(region, request.part);
     if (e.range != 0) {
       a.merge(e.range, region);
       region = e.range;
@@ -18418,6 +18433,7 @@ class segment_growth {
   /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
   bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>&,
             growth_request const& request, void*&) {
+    if (request.part != common && !tool_.has_tool() && adopt(a, request)) return true;
     if (request.may_create == 0 && !request.may_exceed) return false;
     segments_.reserve(segments_.size() + 1);
     a.ranges.make_room(1);
@@ -18430,7 +18446,7 @@ class segment_growth {
     try {
       unlocked const open(hot);
       try {
-        base = take(bytes);
+        base = take(bytes, request.part);
         // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
         // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
@@ -18438,11 +18454,11 @@ class segment_growth {
           count_made(growing, base, bytes, request.where);
           count_given(growing, base, bytes, request.where);
           bytes = align_up(exact + range_grain, grain);
-          base = take(bytes);
+          base = take(bytes, request.part);
         }
       } catch (out_of_memory const&) {
         bytes = align_up(exact + (alignment_ < range_grain ? range_grain : 0), range_grain);
-        base = take(bytes);
+        base = take(bytes, request.part);
       }
     } catch (...) {
       a.ranges.put_back(r);
@@ -18456,6 +18472,7 @@ class segment_growth {
     node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
     node.segment = static_cast<std::uint32_t>(index);
     node.where = request.where;
+    a.move_to_part(r, request.part);
     a.make_free(r, request.taker, 0);
     return true;
   }
@@ -18467,7 +18484,7 @@ class segment_growth {
 
   /// How many bytes may stay reserved if the request is served by a new segment.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return most_beside(a,
+    return most_beside(a, request.part,
                        align_up(request.bytes, segment_grain_below(is_limited<layer_type>(), request.where)));
   }
 
@@ -18475,11 +18492,12 @@ class segment_growth {
   /// back.
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
-    while (counters_.reserved > keep && !a.keeps_addresses) {
+    while (counters_.reserved > keep) {
       looked_up<range_ref> const found(hot.held(), free_segment(a));
       range_ref const whole = found.get(hot.held());
       if (whole == 0) break;
       a.claim(whole);
+      a.move_to_part(whole, common);
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
       a.ranges.put_back(whole);
       count_given(growing, gone.base, gone.bytes, gone.where);
@@ -18527,21 +18545,21 @@ class segment_growth {
     counters_.release(growing, reinterpret_cast<std::uintptr_t>(base), bytes, where);
   }
   /// Takes a block with as much alignment as the source has.
-  [[nodiscard]] void* take(std::size_t bytes) {
+  [[nodiscard]] void* take(std::size_t bytes, part_ref part) {
     try {
-      return take_block(bytes);
+      return take_block(bytes, part);
     } catch (bad_alignment const&) {
       if (alignment_ == default_alignment) throw;
     }
     alignment_ = default_alignment;
-    return take_block(bytes);
+    return take_block(bytes, part);
   }
   /// Plain blocks stand in for pages, and under a tool for memory that it refuses.
   [[nodiscard]] bool are_plain() const noexcept {
     return has_plain_blocks<Source> && (page_source<Source> || tool_.has_tool());
   }
-  /// Takes a block, which is a heap to a tool.
-  [[nodiscard]] void* take_block(std::size_t bytes) {
+  /// Takes a block, which is a heap to a tool; not one for graphs, which use its memory also while no block lies in it.
+  [[nodiscard]] void* take_block(std::size_t bytes, part_ref part) {
     void* p = nullptr;
     if constexpr (has_plain_blocks<Source>) {
       if (are_plain()) p = source_.allocate_plain(bytes);
@@ -18549,7 +18567,7 @@ class segment_growth {
     if constexpr (!page_source<Source>) {
       if (!are_plain()) p = source_.allocate_sync(bytes, alignment_);
     }
-    tool_.heap_begins(p, bytes);
+    if (part == common) tool_.heap_begins(p, bytes);
     return p;
   }
   void give(void* p, std::size_t bytes, [[maybe_unused]] std::size_t alignment) noexcept {
@@ -18567,11 +18585,35 @@ class segment_growth {
     zone where = zone::smaller;
   };
 
+  /// Gives the smallest wholly free segment that serves a request, and no more than twice as large, to its part. Returns false if there
+  /// is none.
+  static bool adopt(arena& a, growth_request const& request) noexcept {
+    std::size_t const least = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
+    range_ref best = 0;
+    for (part_ref const from : {common, a.streams.part(request.part).beside}) {
+      for (range_index const& index : a.streams[a.streams.part(from).neutral_domain].index) {
+        index.for_each(a.ranges, least, [&](range_ref r) {
+          range const& node = a.ranges[r];
+          if (node.previous == 0 && node.next == 0 && node.bytes <= max_of(2 * least, segment_grain) &&
+              (best == 0 || node.bytes < a.ranges[best].bytes))
+            best = r;
+        });
+      }
+    }
+    if (best == 0) return false;
+    a.claim(best);
+    a.ranges[best].where = request.where;
+    a.move_to_part(best, request.part);
+    a.make_free(best, a.streams.part(request.part).neutral_domain, 0);
+    return true;
+  }
+
   /// A wholly free segment whose work is complete; 0 if there is none.
   [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
     range_ref whole = 0;
     for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
       stream_domain const& domain = a.streams[d];
+      if (a.streams.part(domain.part).keeps_addresses) continue;
       for (range_index const& index : domain.index) {
         index.for_each(a.ranges, range_grain, [&](range_ref r) {
           range const& node = a.ranges[r];
@@ -18683,6 +18725,216 @@ class pool_growth {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/pool/other_pools.hpp
+// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
+// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
+// free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
+// what it gives back the lower one can give to the device.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/core/static_mutex.hpp
+// static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
+
+#include <mutex>
+#include <new>
+
+namespace tarn::detail {
+
+/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
+/// and the mutex with it.
+class static_mutex {
+ public:
+  static_mutex() noexcept = default;
+  static_mutex(static_mutex const&) = delete;
+  static_mutex& operator=(static_mutex const&) = delete;
+
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
+  class user {
+   public:
+    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
+
+   private:
+    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
+    static void release(void* of, fork_side side) noexcept {
+      static_cast<user*>(of)->mutex_.release_after_fork(side);
+    }
+
+    static_mutex& mutex_;
+    at_fork member_{this, &take, &release};
+  };
+
+ private:
+  // By the forking thread, which takes the mutex once for all users.
+  [[nodiscard]] bool take_for_fork() noexcept {
+    if (taken_ == 0 && !mutex_.try_lock()) return false;
+    ++taken_;
+    return true;
+  }
+  void release_after_fork(fork_side side) noexcept {
+    if (side == fork_side::parent) {
+      if (--taken_ == 0) mutex_.unlock();
+      return;
+    }
+    taken_ = 0;
+    (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // another owner does not exist in the child
+  }
+
+  std::mutex mutex_;
+  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Whether a pool that gives memory back may wait on the host for the streams that freed it.
+enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
+
+/// Whether a pool over this layer may give its memory to another pool.
+template <class Layer>
+constexpr bool may_stand_on_a_pool() noexcept {
+  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
+}
+
+/// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
+template <class Driver>
+class other_pools {
+ public:
+  using give_back_function = std::size_t (*)(void* pool, std::size_t bytes, giving how) noexcept;
+
+  /// Where the memory goes that a pool gives back.
+  enum class goes_to : std::uint8_t {
+    no_device,     ///< host memory: the pool neither asks others nor is asked
+    another_pool,  ///< which is asked later
+    the_device
+  };
+
+  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock.
+  other_pools(Driver const& driver, void* pool, give_back_function give_back, goes_to to)
+      : driver_(driver), pool_(pool), give_back_(give_back), to_(to), has_left_(to < goes_to::another_pool) {
+    if (has_left_) return;
+    std::lock_guard const guard(all_.mutex);
+    next_ = all_.latest;
+    all_.latest = this;
+  }
+  other_pools(other_pools const&) = delete;
+  other_pools& operator=(other_pools const&) = delete;
+  ~other_pools() { leave(); }
+
+  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those of the parent's threads
+  /// do not return in a forked child.
+  void leave() noexcept {
+    if (has_left_) return;
+    for (unsigned tries = 0;; ++tries) {
+      {
+        std::lock_guard const guard(all_.mutex);
+        if (calls_ == 0 || !process_.is_this()) {
+          other_pools** at = &all_.latest;
+          while (*at != this) at = &(*at)->next_;
+          *at = next_;
+          has_left_ = true;
+          return;
+        }
+      }
+      spin_wait(tries);
+    }
+  }
+
+  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
+  /// must wait for, and it is called again. The caller holds no lock of a pool.
+  /// @param lacking  returns what the device lacks after a refusal, bytes
+  /// @throws what the last attempt throws
+  template <class Attempt, class Lacking>
+  auto with_help(Attempt const& attempt, Lacking const& lacking) {
+    constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
+    for (std::size_t asked = 0;;) {
+      try {
+        return attempt();
+      } catch (out_of_memory const& refused) {
+        std::size_t given = 0;
+        while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
+          given = ask(lacking(refused.report()), in_turn[asked++]);
+        if (given == 0) throw;
+      }
+    }
+  }
+
+  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
+  /// to pools below those that were asked. The caller holds no lock of a pool.
+  std::size_t ask(std::size_t bytes, giving how) noexcept {
+    list& all = all_;
+    std::size_t given = 0;
+    std::size_t to_device = 0;
+    for (other_pools* asked = nullptr; to_device < bytes;) {
+      {
+        std::lock_guard const guard(all.mutex);
+        other_pools* const last = asked;
+        asked = last == nullptr ? all.latest : last->next_;
+        while (asked != nullptr && (asked == this || !is_same_device(asked->driver_, driver_)))
+          asked = asked->next_;
+        if (last != nullptr) --last->calls_;
+        if (asked == nullptr) return given;
+        ++asked->calls_;
+      }
+      std::size_t const by_it = asked->give_back_(asked->pool_, bytes - to_device, how);
+      given += by_it;
+      if (asked->to_ == goes_to::the_device) to_device += by_it;
+      if (to_device < bytes) continue;
+      std::lock_guard const guard(all.mutex);
+      --asked->calls_;
+    }
+    return given;
+  }
+
+ private:
+  /// Whether memory that other pools give back may help.
+  [[nodiscard]] bool is_refused_by_device(memory_report const& refused) const noexcept {
+    if (refused.device_total != memory_report::unknown && refused.asked > refused.device_total) return false;
+    return to_ != goes_to::no_device && refused.limit == memory_report::unknown;
+  }
+
+  struct list {
+    static_mutex mutex;
+    other_pools* latest = nullptr;
+  };
+  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
+  static list& all_pools() noexcept {
+    alignas(list) static std::byte storage[sizeof(list)];
+    static list& all = *::new (static_cast<void*>(storage)) list;
+    return all;
+  }
+  static bool is_same_device(Driver const& a, Driver const& b) noexcept {
+    if constexpr (std::equality_comparable<Driver>) {
+      return a == b;
+    } else {
+      return a.device() == b.device();
+    }
+  }
+
+  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
+  static_mutex::user const user_{all_.mutex};
+  creating_process const process_{};
+  Driver const& driver_;
+  void* const pool_;
+  give_back_function const give_back_;
+  goes_to const to_;
+  // Under the list's mutex:
+  other_pools* next_ = nullptr;
+  unsigned calls_ = 0;  ///< of give_back_, in progress
+  bool has_left_;
+};
+
+}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -18696,14 +18948,11 @@ class heap {
   static constexpr bool describes = is_describable<Upstream>;
 
   /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
-  /// @param whole  the heap of the pool that this one is a part of, or null. They share a growth lock, so that locks have one order.
-  heap(Upstream upstream, pooled const& chosen, heap* whole)
+  heap(Upstream upstream, pooled const& chosen)
       : options_(chosen),
-        growth_mutex_(whole != nullptr ? whole->growth_mutex_ : own_growth_mutex_),
         order_(upstream.driver(), named),
         growth_(std::move(upstream), counters_, description_),
         description_(driver()) {
-    counters_.sums = &sums;
     bool const by_pages = page_source<Upstream> && growth_.has_pages();
     space_.keeps_handles_whole = by_pages && may_remap(options_);
     space_.joins_handles = !by_pages || options_.handles == handles_per_block::any;
@@ -18711,11 +18960,7 @@ class heap {
   heap(heap const&) = delete;
   heap& operator=(heap const&) = delete;
 
-  // Of graph memories, under the growth lock.
-  captured_streams kept_as;        ///< in the pool of a graph_memory: identities of open captures
-  captured_streams captured;       ///< whose calls go to graph memories (graph/)
-  pool_state sums;                 ///< of this pool and its graph memories: see add_sums()
-  std::uint64_t graph_memory = 0;  ///< number of the graph_memory that the pool belongs to; 0 if none
+  captured_streams captured;  ///< streams whose calls go to graph memories (graph/)
 
   // ---- locks
 
@@ -18751,9 +18996,6 @@ class heap {
   [[nodiscard]] bool uses_plain_blocks() const noexcept { return growth_.uses_plain_blocks(); }
   /// Whether the memory is pages: physical handles at addresses that the pool keeps.
   [[nodiscard]] bool uses_pages() const noexcept { return growth_.uses_pages(); }
-  /// Whether give_back_unused() may do anything: only pages go back by themselves, and a graph's stay.
-  [[nodiscard]] bool trims_itself() const noexcept { return uses_pages() && !space_.keeps_addresses; }
-
   // ---- taking
 
   /// Takes a block, or up to `batch.wanted` blocks of a class that has runs, from the taker's own memory, then from neutral
@@ -18766,19 +19008,34 @@ class heap {
     } else if ((batch.blocks[0] = space_.take(taker, r.where, r.block, r.alignment)) != nullptr) {
       batch.count = 1;
     }
-    batch.ends_step = space_.window.is_step_over() && trims_itself();
+    batch.ends_step = space_.window.is_step_over() && uses_pages();
     return batch.count != 0;
+  }
+
+  // ---- parts
+
+  /// Returns false if a live block is of the common part. May return true for such a block where the memory is segments. Needs no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_be_in_part(void const* p) const noexcept {
+    if (space_.reserved_in_parts.load(std::memory_order_relaxed) == 0) return false;
+    return space_.pages == nullptr || space_.pages->part_at(reinterpret_cast<std::uintptr_t>(p)) != common;
+  }
+  /// The part of a live block. Takes the hot lock only where the memory is segments.
+  [[nodiscard]] part_ref part_of(void const* p) noexcept {
+    if (space_.reserved_in_parts.load(std::memory_order_relaxed) == 0) return common;
+    if (space_.pages != nullptr) return space_.pages->part_at(reinterpret_cast<std::uintptr_t>(p));
+    hot_lock const held(hot_);
+    return space_.part_of(p);
   }
 
   // ---- giving back: never throws, never waits for the growth lock
 
-  /// Returns blocks of a size class to the arena.
+  /// Returns blocks of a size class, all of one part, to the arena. `count` is not 0.
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
                  std::uint32_t count) noexcept {
     hot_lock held(hot_);
-    looked_up_domain giver = domain_of(may_release(held), id, stream);
+    bool const in_run = k < run_class_count;
+    looked_up_domain giver = domain_of(may_release(held), id, stream, blocks[0]);
     for (std::uint32_t i = 0; i < count; ++i) {
-      bool const in_run = k < run_class_count;
       if (giver.get(held) == no_domain) {
         count_uncached(held, static_cast<std::int64_t>(class_bytes(k)), 1);
         continue;
@@ -18787,12 +19044,13 @@ class heap {
                            : space_.release(giver.get(held), blocks[i], class_bytes(k));
       if (result == release_result::needs_finish) {
         bool const finished = wait_for_device(may_release(held)).ok();
-        giver = domain_of(may_release(held), id, stream);  // its place may belong to another stream now
+        // Its place may belong to another stream now.
+        giver = domain_of(may_release(held), id, stream, blocks[i]);
         if (!finished) {
           count_uncached(held, static_cast<std::int64_t>(class_bytes(k)), 1);
           continue;
         }
-        result = space_.release_small(neutral, k, blocks[i]);
+        result = space_.release_small(neutral_of(held, blocks[i]), k, blocks[i]);
       }
       if (result != release_result::done) note_misuse(held, result, blocks[i], class_bytes(k));
     }
@@ -18818,7 +19076,7 @@ class heap {
     }
   }
   void return_range(may_release held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
-    domain_ref const giver = domain_of(held, id, stream).get(held.held());
+    domain_ref const giver = domain_of(held, id, stream, p).get(held.held());
     if (giver == no_domain) [[unlikely]]
       return count_uncached(held.held(), static_cast<std::int64_t>(block), 1);
     auto const result = space_.release(giver, p, block);
@@ -18908,12 +19166,13 @@ class heap {
     if (waits) {
       finish_all(growing, space_, order_, may_release(held));
     } else {
-      collect_finished(growing, space_, order_, may_release(held), neutral);
+      collect_finished(growing, space_, order_, may_release(held));
     }
     std::size_t const given = growth_.shrink(growing, space_, may_release(held), keep_bytes);
     // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
     // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
-    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters_.reserved));
+    std::size_t const reserved = space_.reserved_of(common, counters_.reserved);
+    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, reserved));
     space_.count_splits();
     return given;
   }
@@ -18925,11 +19184,13 @@ class heap {
     if (is_asleep()) return;
     hot_lock held(hot_);
     may_release const releasing(held);
-    if (!space_.window.is_step_over() || !trims_itself()) return;
+    if (!space_.window.is_step_over() || !uses_pages()) return;
     std::size_t const peak = space_.window.peak();
-    bool const fell = space_.window.end_step(counters_.reserved, space_.live_bytes, space_.live_peak);
-    std::size_t const keep =
-        max_of(peak + peak / 1000 * slack_of(0, options_.slack_per_mille, 0), options_.release_threshold);
+    bool const fell = space_.window.end_step(space_.reserved_of(common, counters_.reserved),
+                                             space_.live_bytes, space_.live_peak);
+    std::size_t const keep = space_.reserved_in_parts.load(std::memory_order_relaxed) +
+                             max_of(peak + peak / 1000 * slack_of(0, options_.slack_per_mille, 0),
+                                    min_of(options_.release_threshold, max_request_bytes));
     if (!fell || counters_.reserved <= keep || capture_gate::has_captures()) return;
     if (domain_ref const d = space_.streams.find(id); d != neutral && !space_.streams[d].gone) {
       stream_ref const stream = space_.streams[d].stream;
@@ -19003,15 +19264,6 @@ class heap {
     hot_lock const held(hot_);
     asleep_.store(asleep, std::memory_order_relaxed);
   }
-  /// Makes this the heap of a graph_memory, which the sums of its pool count. @param keeps_addresses  whether graphs hold its addresses
-  void join(growth_lock const&, std::uint64_t number, pool_state& of_pool, bool keeps_addresses) noexcept {
-    if constexpr (describes) description_.keep_silent();
-    hot_lock const held(hot_);
-    space_.keeps_addresses = keeps_addresses;
-    graph_memory = number;
-    counters_.sums = &of_pool;
-  }
-
   /// @throws cuda_error of kind `forked`, pool_asleep; out_of_memory: the request is larger than any block
   void require_ready(stream_id id, std::size_t bytes, std::size_t alignment) const {
     if (is_lost()) [[unlikely]]
@@ -19063,27 +19315,36 @@ class heap {
     return r;
   }
 
-  /// The domain that a free belongs to. If the host has no memory to make one, waits for the stream's work instead.
-  looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream) noexcept {
+  /// The neutral domain of a block's part.
+  [[nodiscard]] domain_ref neutral_of(hot_lock const&, void const* p) const noexcept {
+    return space_.streams.part(space_.part_of(p)).neutral_domain;
+  }
+  /// The domain that a free belongs to, in the part of the block. If the host has no memory to make one, waits for the stream's work
+  /// instead.
+  looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream, void const* p) noexcept {
+    part_ref const part = space_.part_of(p);
     domain_ref found = no_domain;
-    if (is_capture_stream(id) && !kept_as.has(id)) [[unlikely]]
-      return {held.held(), neutral};  // the capture has ended, and with it the order of its streams
+    if (is_capture_stream(id)) [[unlikely]] {
+      // It has one while its capture is open. With it the order of its streams ends.
+      found = space_.streams.find(id, part);
+      return {held.held(), found != neutral ? found : neutral_of(held.held(), p)};
+    }
     try {
-      found = space_.streams.get(id, stream);
+      found = space_.streams.get(id, stream, part);
     } catch (...) {
-      if (wait_for_device(held).ok()) found = neutral;
+      if (wait_for_device(held).ok()) found = neutral_of(held.held(), p);
     }
     return {held.held(), found};
   }
   /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are complete. Without it, a
   /// stream that has queued work, but allocates nothing, would keep what it freed. Never waits.
   void mark_other_streams(growth_lock const&, may_release held, stream_id id) {
-    for (domain_ref d = 1; d < space_.streams.size(); ++d) {
+    space_.streams.for_each([&](domain_ref d) {
       stream_domain const& domain = space_.streams[d];
-      if (domain.id == 0 || domain.id == id || !domain.has_free() || domain.is_completed()) continue;
+      if (domain.id == id || !domain.has_free() || domain.is_completed()) return;
       if (!order_.is_running(space_, held, d))
         (void)order_.settle(space_, held, d, gone_stream::stays_unknown);
-    }
+    });
   }
   /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
   status wait_for_device(may_release held) noexcept {
@@ -19093,7 +19354,6 @@ class heap {
 
   pooled const options_;
   hot_mutex hot_;
-  recursive_fork_mutex& growth_mutex_;
   misuse_notes notes_;
   live_count uncached_live_;  ///< of calls without a thread cache; under the hot lock
   ordering<driver_type> order_;
@@ -19102,7 +19362,7 @@ class heap {
   growth_type growth_;
   arena space_;
   std::atomic<bool> lost_{false};
-  recursive_fork_mutex own_growth_mutex_;
+  recursive_fork_mutex growth_mutex_;
   std::atomic<bool> asleep_{false};
   bool keeps_mapped_ = false;
   typename growth_type::description_type
@@ -19134,18 +19394,13 @@ class pool_drain {
     pool_.deferred_.release(growing, waits);
   }
 
-  /// Gives cached memory back until the pool and its graph memories hold at most `keep_bytes`. Returns the bytes given back.
+  /// Gives cached memory back until at most `keep_bytes` are reserved. Returns the bytes given back.
   std::size_t give_back(growth_lock const& growing, std::size_t keep_bytes, giving how) {
-    std::size_t const before = heap_.sums.reserved;
-    if (pool_.graphs_.has_ended_parts())
+    if (heap_.counters(growing).reserved <= keep_bytes) return 0;
+    if (pool_.graphs_.has_ended())
       (void)pool_.graphs_.reap(growing, pool_, how == giving::what_is_waited_for);
-    std::size_t const reserved = heap_.sums.reserved;
-    std::size_t const of_graphs = reserved - heap_.counters(growing).reserved;
-    keep_bytes = keep_bytes > of_graphs ? keep_bytes - of_graphs : 0;
-    std::size_t const given = before - reserved;
-    if (heap_.counters(growing).reserved <= keep_bytes) return given;
     collect(growing, how);
-    return given + heap_.shrink(growing, keep_bytes, how);
+    return heap_.shrink(growing, keep_bytes, how);
   }
   /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread grows this pool.
   static std::size_t give_back_to_others(void* self, std::size_t bytes, giving how) noexcept {
@@ -19155,7 +19410,7 @@ class pool_drain {
     if (!heap.try_lock_growth()) return 0;
     growth_lock const growing = heap.adopt_growth_lock();
     if (heap.is_lost() || heap.is_asleep()) return 0;
-    std::size_t const reserved = heap.sums.reserved;
+    std::size_t const reserved = heap.counters(growing).reserved;
     try {
       return drain.give_back(growing, reserved > bytes ? reserved - bytes : 0, how);
     } catch (...) {
@@ -19168,14 +19423,7 @@ class pool_drain {
   void prepare_for_capture(growth_lock const& growing) {
     collect(growing, giving::what_is_idle);
     hot_lock held = heap_.lock_hot();
-    collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held), neutral);
-  }
-  /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
-  [[nodiscard]] bool can_end_now(growth_lock const& growing) {
-    prepare_for_capture(growing);
-    if (pool_.deferred_.asks_for_device() || pool_.deferred_.now().bytes > 0) return false;
-    hot_lock const held = heap_.lock_hot();
-    return !has_unfinished(heap_.space(held));
+    collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held));
   }
   /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
   [[nodiscard]] bool finish(growth_lock const& growing) noexcept {
@@ -19198,7 +19446,6 @@ class pool_drain {
     // Recorded uses on a stream that is captured without a scope are never waited for.
     if (done && !capture_gate::has_captures()) return;
     heap_.keep_mapped(growing);
-    pool_.graphs_.keep_mapped(growing);
   }
 
  private:
@@ -19236,6 +19483,7 @@ class pool_fork {
       front_.let_threads_in();
     } else {
       front_.close_in_child();
+      capture_gate::forget_other_threads();
     }
   }
 
@@ -19269,16 +19517,16 @@ struct segments_wanted {
   throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
 }
 
-/// Finds the segments of a live block in one pool. Returns false if the pool has not reserved the address. First returns all threads' cached blocks to the heap, so that those are seen to be free.
-/// @throws misuse       not all of the bytes are live
+/// Finds the segments of a live block. First returns all threads' cached blocks to the heap, so that those are seen to be free.
+/// @throws misuse       not all of the bytes are live in this pool
 /// @throws pool_asleep  the pool sleeps
 /// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here; std::bad_alloc: nothing has changed
 template <class Heap, class Front>
-[[nodiscard]] bool find_own_segments(growth_lock const& growing, Heap& heap, Front& front,
-                                     segments_wanted const& wanted, sequence<memory_segment>& found) {
+void find_segments(growth_lock const& growing, Heap& heap, Front& front, segments_wanted const& wanted,
+                   sequence<memory_segment>& found) {
   auto const address = reinterpret_cast<std::uintptr_t>(wanted.p);
   if (heap.is_lost()) heap.refuse_forked();
-  if (!heap.growth(growing).contains(address)) return false;
+  if (!heap.growth(growing).contains(address)) refuse_segments(wanted);
   if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
   if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
   front.flush_all(growing);
@@ -19291,16 +19539,14 @@ template <class Heap, class Front>
     });
   }
   if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
-  return true;
 }
 
 }  // namespace tarn::detail
 // ---- tarn/pool/pool_sleep.hpp
-// sleep(), wake() and compact() of a pool. Its graph memories sleep and wake with it, all or none.
+// sleep(), wake() and compact() of a pool.
 
 #include <cstddef>
 #include <string_view>
-#include <utility>
 
 namespace tarn::detail {
 
@@ -19320,32 +19566,22 @@ class pool_sleep {
     require_no_capture("sleep");
     std::size_t given = 0;
     try {
-      for_each(growing, [&](pool_sleep& each) { given += each.prepare_sleep(growing, where); });
+      given = prepare_sleep(growing, where);
     } catch (...) {
-      for_each(growing, [&](pool_sleep& each) { each.cancel_sleep(growing); });
+      cancel_sleep(growing);
       throw;
     }
-    for_each(growing, [&](pool_sleep& each) { given += each.release(growing); });
-    return given;
+    return given + release(growing);
   }
   std::size_t wake(after_waking then) {
     if (heap_.is_asleep()) require_no_growth("wake");
     growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || !heap_.is_asleep()) return 0;
     require_no_capture("wake");
-    std::size_t lacking = 0;
-    for_each(growing, [&](pool_sleep& each) { lacking += each.prepare_wake(growing); });
-    heap_.require_free(lacking);
-    std::size_t taken = 0;
-    try {
-      for_each(growing, [&](pool_sleep& each) { taken += each.restore(growing); });
-    } catch (...) {  // what failed has undone its own step
-      for_each(growing, [&](pool_sleep& each) {
-        if (std::exchange(each.is_restored_, false)) (void)each.release(growing);
-      });
-      throw;
-    }
-    for_each(growing, [&](pool_sleep& each) { each.end_sleep(growing, then); });
+    heap_.require_free(prepare_wake(growing));
+    std::size_t const taken = restore(growing);
+    of_pages(growing, [&](auto& pages) { pages.sleep().keep(growing, then); });
+    let_allocate(growing);
     return taken;
   }
   compaction compact() {
@@ -19373,20 +19609,13 @@ class pool_sleep {
     }
     hot_lock const held = heap_.lock_hot();
     heap_.space(held).count_splits();
-    result.live = heap_.space(held).live_bytes;
+    result.live = heap_.space(held).all_live();
     result.reserved = heap_.counters(growing).reserved;
     result.released = reserved - result.reserved;
     return result;
   }
 
  private:
-  /// Calls f(pool_sleep) for each graph memory, then for the pool. A graph memory that was made while the pool slept is awake.
-  template <class F>
-  void for_each(growth_lock const& growing, F const& f) {
-    pool_.graphs_.for_each_pool(growing, [&](auto& part) { f(part.sleep_); });
-    f(*this);
-  }
-
   /// Calls f with the pages. Blocks cannot be given back and keep their addresses: under a tool, the pool sleeps and keeps its memory. On
   /// a device without pages, the pool refuses to sleep.
   template <class Result = void, class F>
@@ -19405,20 +19634,17 @@ class pool_sleep {
              [&](auto& pages) { pages.sleep().save(growing, heap_.space(held), may_release(held), where); });
     return given;
   }
-  /// Undoes step 1, also if it failed or was not reached.
+  /// Undoes step 1, also if it failed.
   void cancel_sleep(growth_lock const& growing) noexcept {
-    if (!heap_.is_asleep()) return;
     of_pages(growing, [&](auto& pages) { pages.sleep().forget(growing); });
     let_allocate(growing);
   }
-  /// Step 2 of sleep(), and undoes step 2 of wake(): gives everything back.
+  /// Step 2 of sleep(): gives everything back.
   std::size_t release(growth_lock const& growing) noexcept {
-    if (!heap_.is_asleep()) return 0;
     return of_pages<std::size_t>(growing, [&](auto& pages) { return pages.sleep().release(growing); });
   }
   /// Step 1 of wake(): gives up what was freed meanwhile; returns the bytes that step 2 takes.
   std::size_t prepare_wake(growth_lock const& growing) {
-    if (!heap_.is_asleep()) return 0;
     hot_lock held = heap_.lock_hot();
     arena& space = heap_.space(held);
     finish_all(growing, space, heap_.order(growing), may_release(held));
@@ -19427,21 +19653,11 @@ class pool_sleep {
     space.count_splits();
     return bytes;
   }
-  /// Step 2 of wake(): all that can fail; returns the bytes taken.
+  /// Step 2 of wake(): all that can fail, or nothing; returns the bytes taken.
   std::size_t restore(growth_lock const& growing) {
-    if (!heap_.is_asleep()) return 0;
     hot_lock held = heap_.lock_hot();
-    std::size_t const bytes = of_pages<std::size_t>(
-        growing, [&](auto& pages) { return pages.restore(growing, may_release(held)); });
-    is_restored_ = true;
-    return bytes;
-  }
-  /// Step 3 of wake().
-  void end_sleep(growth_lock const& growing, after_waking then) noexcept {
-    if (!heap_.is_asleep()) return;
-    is_restored_ = false;
-    of_pages(growing, [&](auto& pages) { pages.sleep().keep(growing, then); });
-    let_allocate(growing);
+    return of_pages<std::size_t>(growing,
+                                 [&](auto& pages) { return pages.restore(growing, may_release(held)); });
   }
 
   void refuse_allocations(growth_lock const& growing) noexcept {
@@ -19468,8 +19684,90 @@ class pool_sleep {
 
   Pool& pool_;
   typename Pool::heap_type& heap_;
-  bool is_restored_ = false;  ///< by a wake() that is not over
 };
+
+}  // namespace tarn::detail
+// ---- tarn/pool/pool_statistics.hpp
+// Reads and resets the statistics of a pool.
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+inline void add_free_ranges(pool_state& s, arena const& space) {
+  for (zone const where : {zone::smaller, zone::larger}) {
+    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
+    for (domain_ref d = 0; d < space.streams.size(); ++d) {
+      range_index const& index = space.streams[d].ranges(where);
+      part.free_blocks += index.count();
+      part.inactive_split_bytes += index.bytes();
+    }
+    s.free_blocks += part.free_blocks;
+    s.inactive_split_bytes += part.inactive_split_bytes;
+  }
+  s.split = {space.splits.blocks[0], space.splits.bytes[0]};
+  s.smaller.split = {space.splits.blocks[1], space.splits.bytes[1]};
+  s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
+}
+
+/// O(free ranges + threads).
+template <class Heap, class Front, class Deferred>
+[[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
+                                    Deferred const& deferred) {
+  pool_state s = static_cast<pool_state const&>(heap.counters(growing));
+  auto live = front.live(growing);
+  deferred_amount const amount = deferred.now();
+  s.deferred = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
+  s.deferred_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
+  s.host_bytes = front.host_bytes(growing) + deferred.host_bytes();
+  hot_lock const held = heap.lock_hot();
+  arena& space = heap.space(held);
+  live.bytes += heap.uncached_live(held).bytes;
+  live.blocks += heap.uncached_live(held).blocks;
+  s.live = live.bytes > 0 ? static_cast<std::size_t>(live.bytes) : 0;
+  s.live_blocks = live.blocks > 0 ? static_cast<std::size_t>(live.blocks) : 0;
+  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
+  s.largest_free_range = space.largest_free();
+  space.count_splits();  // includes the changes of a call that threw
+  add_free_ranges(s, space);
+  s.host_waits = heap.order(growing).host_waits();
+  s.device_waits = heap.order(growing).device_waits();
+  s.host_bytes += space.host_bytes() + heap.growth(growing).visit([](auto const& memory) {
+    return memory.host_bytes();
+  }) + heap.counters(growing).notes.host_bytes();
+  return s;
+}
+
+/// Calls f(statistic) for those that a pool resets.
+template <class Heap, class F>
+void for_each_stat(growth_lock const& growing, Heap& heap, F const& f) noexcept {
+  for (pool_part* const part : {&heap.counters(growing).smaller, &heap.counters(growing).larger}) {
+    f(part->reserved);
+    f(part->handles);
+  }
+  hot_lock const held = heap.lock_hot();
+  arena& space = heap.space(held);
+  space.count_splits();
+  for (stat& s : space.splits.blocks) f(s);
+  for (stat& s : space.splits.bytes) f(s);
+}
+
+template <class Heap>
+void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
+  pool_state& counted = heap.counters(growing);
+  counted.reserved_peak = counted.reserved;
+  counted.handles_peak = counted.handles;
+  for_each_stat(growing, heap, [](stat& s) { s.reset_peak(); });
+}
+
+/// @param now  the state of the pool
+template <class Heap>
+void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now) noexcept {
+  for (pool_number const& n : pool_numbers) {
+    if (n.at_reset != nullptr) heap.counters(growing).totals_reset.*n.at_reset = now.*n.value;
+  }
+  for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
+}
 
 }  // namespace tarn::detail
 // ---- tarn/pool/slow_path.hpp
@@ -19535,7 +19833,8 @@ class ladder {
         hot_(hot),
         wanted_(wanted),
         batch_(found) {
-    request_.taker = space().streams.get(wanted.id, wanted.stream);
+    request_.taker = space().streams.get(wanted.id, wanted.stream, wanted.part);
+    request_.part = wanted.part;
     request_.where = wanted.where;
     request_.bytes = wanted.in_run ? run_bytes(wanted.size_class) : wanted.block;
     request_.alignment = wanted.in_run ? frame_bytes : wanted.alignment;
@@ -19552,17 +19851,19 @@ class ladder {
     refuse_above_limit();
     if (page_source<source_type>) renew_left();
     set_budget();
-    if (grow_roomy(idle.threads)) return;
-    if (return_caches(idle) && take()) return;
+    if (request_.part != common)
+      collect_for_part(growing_, space(), order(), hot_, request_.part, !is_captured());
+    if (grow_roomy(request_.part == common ? idle.threads : 1)) return;
+    if (request_.part == common && return_caches(idle) && take()) return;
     // While a stream is captured its frees cannot be marked, and others' must not wait for it.
     domain_ref const taker = request_.taker;
     if (others_have_free(space(), taker) && !is_captured()) {
-      collect_finished(growing_, space(), order(), hot_, taker);
+      collect_finished(growing_, space(), order(), hot_, request_.part, taker);
       if (take()) return;
       if (steal(growing_, space(), order(), hot_, taker) && take()) return;
     }
     // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
-    if (taker != neutral && space().join_neutral(taker) && take()) return;
+    if (!is_neutral(taker) && space().join_neutral(taker) && take()) return;
     refusal last(*this);
     for (int attempt = 0; attempt < 3 && !last.by_source; ++attempt) {
       give_back_spare();
@@ -19611,6 +19912,11 @@ class ladder {
   };
 
   [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
+  [[nodiscard]] bool is_neutral(domain_ref d) noexcept { return space().streams[d].is_neutral(); }
+  /// Bytes reserved for the request's part.
+  [[nodiscard]] std::size_t reserved() noexcept {
+    return space().reserved_of(request_.part, counters().reserved);
+  }
   [[nodiscard]] auto& growth() noexcept { return heap_.growth(growing_); }
   [[nodiscard]] growth_counters const& counters() noexcept { return heap_.counters(growing_); }
   [[nodiscard]] auto& order() noexcept { return heap_.order(growing_); }
@@ -19646,19 +19952,19 @@ class ladder {
     if (capture_gate::has_captures()) return;
     std::size_t const keep =
         growth().visit([&](auto const& memory) { return memory.keep_before(space(), request_); });
-    if (counters().reserved <= keep) return;
-    if (domain_ref const taker = request_.taker; taker != neutral) {
+    if (reserved() <= keep) return;
+    if (domain_ref const taker = request_.taker; !is_neutral(taker)) {
       if (is_captured()) return;
       // Where the device is always behind, a new mark for each growth would never be found complete.
       if (!order().is_running(space(), hot_, taker)) (void)order().settle(space(), hot_, taker);
     }
-    (void)growth().shrink(growing_, space(), hot_, keep);
+    (void)growth().shrink(growing_, space(), hot_, keep + (counters().reserved - reserved()));
   }
 
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
     if (!heap_.uses_pages()) return false;
-    std::size_t const reserved = counters().reserved;
+    std::size_t const reserved = this->reserved();
     std::size_t const limit = min_of(roomy_limit * threads, heap_.left(growing_).device_total() / roomy_part);
     if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
     growth_request const usual = request_;
@@ -19691,7 +19997,8 @@ class ladder {
       end_quarantine(heap_);
       deferred_.release(growing_, true);
     }
-    if (!is_captured()) finish_all(growing_, space(), order(), hot_, request_.taker);
+    if (request_.part != common || !is_captured())
+      finish_all(growing_, space(), order(), hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
     space().make_room();
     space().search_limit = ~std::size_t{0};
@@ -19715,7 +20022,7 @@ class ladder {
   /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or waited for on its
   /// behalf. Asked again before each rung that needs it, since a user's thread may begin a capture in between.
   [[nodiscard]] bool is_captured() {
-    if (request_.taker == neutral) return false;
+    if (is_neutral(request_.taker)) return false;
     if (is_capture_stream(space().streams[request_.taker].id)) return true;
     stream_ref const stream = space().streams[request_.taker].stream;
     unlocked const open(hot_);
@@ -19765,8 +20072,9 @@ class ladder {
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
     pooled const& options = heap_.options();
-    std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
-    std::size_t const reserved = counters().reserved;
+    std::size_t const live =
+        max_of(space().peak_of(request_.part), space().live_of(request_.part) + request_.bytes);
+    std::size_t const reserved = this->reserved();
     if (options.largest_handle != 0) {
       request_.largest_handle = max_of(align_down(options.largest_handle, usual_granule), usual_granule);
     } else if (may_remap(options) && needs_finest_handles(live, reserved, request_.bytes)) {
@@ -19800,7 +20108,8 @@ class ladder {
   /// the request alone, and not of host memory, which takes long to pin.
   [[nodiscard]] std::size_t segment_to_share() noexcept {
     if constexpr (is_bounded_source && !is_host_memory<source_type>) {
-      if (request_.where == zone::larger) return segment_for(space(), counters().reserved, request_.bytes);
+      if (request_.where == zone::larger)
+        return segment_for(space(), request_.part, reserved(), request_.bytes);
     }
     return 0;
   }
@@ -19827,9 +20136,10 @@ class ladder {
     r.alignment = request_.asked_alignment;
     r.device = heap_.driver().device().value;
     r.stream = space().streams[request_.taker].id;
-    r.live = space().live_bytes;
+    r.live = space().all_live();
     r.reserved = reserved;
-    r.cached = reserved > space().live_bytes ? reserved - space().live_bytes : 0;
+    std::size_t const held = r.live + (request_.part == common ? space().free_for_captures() : 0);
+    r.cached = reserved > held ? reserved - held : 0;
     r.largest_free_range = space().largest_free();
     if (r.limit_used != memory_report::unknown) {  // as it is now, without what the attempt had taken
       r.limit_used = used_of_limit(layer_of(heap_.upstream()), r.limit);
@@ -19867,20 +20177,48 @@ class slow_path {
     heap_.require_ready(id, bytes, alignment);
     if (id != neutral_id) heap_.require_access(stream_ref::from(stream.handle(), id));
     if (graphs_.is_watching() && id != neutral_id) [[unlikely]] {
-      if (void* const p = graphs_.allocate(pool_, id, stream, bytes, alignment); p != nullptr) return p;
+      captured_stream const at = graphs_.captures().of_allocation(id, stream);
+      if (at.is_captured()) return allocate_captured(at, bytes, alignment);
       if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes) {
         if (void* const p = front_.take_watched(id, lazy_block_size{bytes}); p != nullptr) return p;
       }
     }
+    return allocate_in(common, id, stream, bytes, alignment);
+  }
+  /// Serves a request of a capture.
+  void* allocate_captured(captured_stream const& at, std::size_t bytes, std::size_t alignment) {
+    void* p = nullptr;
+    if (alignment <= default_alignment) p = front_.take_watched(at.kept_as, lazy_block_size{bytes});
+    if (p == nullptr) {
+      try {
+        p = allocate_in(at.owner->captured, at.kept_as, stream_ref::from(nullptr, at.kept_as), bytes,
+                        alignment);
+      } catch (out_of_memory& refused) {
+        memory_report report = refused.report();
+        report.stream = at.stream;
+        refused.set_report(report);
+        throw;
+      }
+    }
+    graphs_.count_allocated(*at.owner, bytes, alignment);
+    return p;
+  }
+  /// Serves a request from a part of the heap, by the calling thread's cache and the ladder.
+  void* allocate_in(part_ref part, stream_id id, stream_ref stream, std::size_t bytes,
+                    std::size_t alignment) {
     misuse_report const last = heap_.misuse_at_end();
     if (heap_.is_crowded()) [[unlikely]] {
-      bool const may_mark = id == neutral_id || !may_be_capturing(heap_.driver(), stream);
+      bool const may_mark =
+          id == neutral_id || !(is_capture_stream(id) || may_be_capturing(heap_.driver(), stream));
       heap_.sweep_streams(may_mark ? sweep_of::all_streams : sweep_of::default_streams);
     }
-    room_to_describe room(heap_.description());
-    std::size_t const guard = heap_.description().active() ? guard_bytes : 0;
-    block_request const request(id, stream, bytes, bytes + guard, alignment);
-    cache_position position = front_.open(id, stream);
+    room_to_describe room(heap_.description(), part == common);
+    std::size_t const guard = part == common && heap_.description().active() ? guard_bytes : 0;
+    block_request request(id, stream, bytes, bytes + guard, alignment);
+    request.part = part;
+    // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its capture's part.
+    bool const has_cache = part == common || is_capture_stream(id);
+    cache_position position = has_cache ? front_.open(id, stream) : cache_position{};
     block_batch batch;
     if (position.of_stream != nullptr && request.in_run) {
       batch.wanted = magazine_batch(request.size_class);
@@ -19888,7 +20226,7 @@ class slow_path {
     }
     if (!take_from_heap(position, request, batch) && !take_what_captures_cache(position, request, batch)) {
       climb(position, request, batch);
-      front_.find_again(position, id, stream);
+      if (has_cache) front_.find_again(position, id, stream);
     }
     front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
     if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
@@ -19916,8 +20254,87 @@ class slow_path {
       heap_.sweep_streams(sweep_of::default_streams);
     if (heap_.description().active()) [[unlikely]]
       return take_back_described(heap_, id, stream, p, bytes, alignment, reuse::later);
+    put(id, stream, p, bytes, alignment, !heap_.is_asleep());
+  }
+
+  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it now.
+  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return;
+    if (graphs_.may_hold(p) && take_back_of_graphs(stream_ref::unknown_id, stream, p, bytes, alignment))
+      return;
+    if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
+    pool_.deallocate_sync(p, bytes, alignment);
+  }
+
+  /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
+  TARN_NOINLINE bool take_back_recorded(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return true;
+    heap_.learn_if_named(id, stream);
+    if (graphs_.may_hold(p) && take_back_of_graphs(id, stream, p, bytes, alignment)) return true;
+    if (!deferred_.may_hold(p)) return false;
+    if (graphs_.watches_frees() && graphs_.defer_if_captured(id, stream, p, bytes, alignment)) return true;
+    return deferred_.defer(id, stream, p, bytes, alignment);
+  }
+  /// Returns a block that was deferred for graphs, which are complete.
+  void give_back_deferred(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (heap_.part_of(p) == common) return pool_.deallocate_sync(p, bytes, alignment);
+    return_to_part(neutral_id, {}, p, bytes, alignment);
+  }
+
+ private:
+  using front_type = typename Pool::front_type;
+  using cache_position = typename front_type::cache_position;
+
+  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
+  static constexpr std::uint32_t batch_of_capture = 4;
+
+  /// Takes back a block of an owner's part, or one that graphs use. Returns false if it is to be freed as any other.
+  bool take_back_of_graphs(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                           std::size_t alignment) noexcept {
+    using fate = typename Pool::graphs_type::fate;
+    misuse_report const last = heap_.misuse_at_end();
+    stream_id as = 0;
+    switch (graphs_.take_back(id, stream, p, bytes, alignment, as)) {
+      case fate::ordinary:
+        return false;
+      case fate::deferred:
+        break;
+      case fate::reused:
+        free_captured(as, p, bytes, alignment);
+        break;
+      case fate::returned:
+        return_to_part(id, stream, p, bytes, alignment);
+        break;
+    }
+    return true;
+  }
+  /// Frees a block under the identity that its stream has in a capture.
+  void free_captured(stream_id as, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    stream_ref const stream = stream_ref::from(nullptr, as);
+    if (deferred_.may_hold(p) && deferred_.defer(as, stream, p, bytes, alignment)) return;
+    if (alignment <= default_alignment && !heap_.is_asleep() &&
+        (front_.put_watched(as, p, lazy_block_size{bytes}) || front_.put(as, p, lazy_block_size{bytes})))
+      return;
+    put(as, stream, p, bytes, alignment, !heap_.is_asleep());
+  }
+  /// Returns a block to its part in the order of a stream that is of no capture.
+  void return_to_part(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                      std::size_t alignment) noexcept {
+    if (id == stream_ref::unknown_id) {
+      if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
+      id = neutral_id;
+    } else if (deferred_.may_hold(p) && deferred_.defer(id, stream, p, bytes, alignment)) {
+      return;
+    }
+    put(id, stream, p, bytes, alignment, false);
+  }
+  /// Keeps a block in the calling thread's cache, if it may, and returns what has no room there to the heap.
+  void put(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
+           bool caches) noexcept {
     block_request const request(id, stream, bytes, bytes, alignment);
-    cache_position const position = heap_.is_asleep() ? cache_position{} : front_.open(id, stream);
+    cache_position const position = caches ? front_.open(id, stream) : cache_position{};
     if (position.of_stream == nullptr) {
       heap_.count_given(request.block);
     } else {
@@ -19932,34 +20349,6 @@ class slow_path {
     heap_.give_back(request, &p, 1, request.block);
   }
 
-  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it now.
-  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-    if (heap_.is_lost()) return;
-    if (graphs_.may_hold(p) && graphs_.deallocate(stream_ref::unknown_id, stream, p, bytes, alignment))
-      return;
-    if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
-    pool_.deallocate_sync(p, bytes, alignment);
-  }
-
-  /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
-  TARN_NOINLINE bool take_back_recorded(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-    if (heap_.is_lost()) return true;
-    heap_.learn_if_named(id, stream);
-    if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
-    if (!deferred_.may_hold(p)) return false;
-    if (graphs_.watches_frees() && graphs_.defer_if_captured(id, stream, p, bytes, alignment)) return true;
-    return deferred_.defer(id, stream, p, bytes, alignment);
-  }
-
- private:
-  using front_type = typename Pool::front_type;
-  using cache_position = typename front_type::cache_position;
-
-  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
-  static constexpr std::uint32_t batch_of_capture = 4;
-
   bool take_from_heap(cache_position const& position, block_request const& request, block_batch& batch) {
     // Return the cached large block first: it may coalesce with its neighbours.
     std::size_t cached_bytes = 0;
@@ -19970,8 +20359,8 @@ class slow_path {
     if (cached != nullptr)
       heap_.return_range(may_release(held), request.id, request.stream, cached, cached_bytes);
     heap_.space(held).make_room();
-    if (!heap_.take(held, heap_.space(held).streams.get(request.id, request.stream), request, batch))
-      return false;
+    domain_ref const taker = heap_.space(held).streams.get(request.id, request.stream, request.part);
+    if (!heap_.take(held, taker, request, batch)) return false;
     heap_.count_if_uncached(held, request, position.cache == nullptr);
     return true;
   }
@@ -19998,15 +20387,17 @@ class slow_path {
       growth_lock const growing = heap_.lock_growth();
       if (heap_.is_asleep()) [[unlikely]]
         heap_.refuse_asleep(request.asked);
-      deferred_.release(growing, false);
-      if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, pool_, false);
+      if (!is_capture_stream(request.id)) {
+        deferred_.release(growing, false);
+        if (graphs_.has_ended()) (void)graphs_.reap(growing, pool_, false);
+      }
       for (;;) {
         try {
           hot_lock held = heap_.lock_hot();
           ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb();
           return heap_.count_if_uncached(held, request, position.cache == nullptr);
         } catch (out_of_memory const&) {
-          if (!graphs_.has_ended_parts() || !graphs_.reap(growing, pool_, true)) throw;
+          if (!graphs_.has_ended() || !graphs_.reap(growing, pool_, true)) throw;
         }
       }
     };
@@ -20066,10 +20457,9 @@ class pool {
   /// The pool returns pieces of its blocks, so a tool must not treat any of them as a heap.
   static constexpr bool hands_out_pieces = true;
 
-  /// @param whole  the heap of the pool that this one, which is that of a graph_memory, is a part of
-  explicit pool(Upstream upstream, pooled const& options = {}, heap_type* whole = nullptr)
-      : heap_(std::move(upstream), options, whole),
-        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list(whole != nullptr)) {}
+  explicit pool(Upstream upstream, pooled const& options = {})
+      : heap_(std::move(upstream), options),
+        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list()) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
@@ -20162,8 +20552,8 @@ class pool {
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
   /// stream. The freed block is deferred until that work is done; other blocks are not. Amortised host cost O(1); host memory
   /// 140 bytes times the peak number of recorded uses. @throws std::bad_alloc, cuda_error, nothing has changed
-  void record_stream(void* p, std::size_t bytes, stream_ref stream) {
-    if (p == nullptr || heap_.is_lost() || graphs_.record_stream(p, bytes, stream)) return;
+  void record_stream(void* p, std::size_t, stream_ref stream) {
+    if (p == nullptr || heap_.is_lost() || graphs_.record_stream(p, stream)) return;
     deferred_.record(p, stream);
   }
 
@@ -20182,7 +20572,7 @@ class pool {
     detail::misuse_report const last = heap_.misuse_at_end();
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
-    if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, false);
+    if (graphs_.has_ended()) (void)graphs_.reap(growing, *this, false);
     front_.flush_all(growing);
     detail::end_quarantine(heap_);
     deferred_.release(growing, false);
@@ -20240,7 +20630,7 @@ class pool {
     detail::sequence<memory_segment> found;
     {
       detail::growth_lock const growing = heap_.lock_growth();
-      (void)find_segments(growing, {"segments_of", p, bytes}, found);
+      detail::find_segments(growing, heap_, front_, {"segments_of", p, bytes}, found);
     }
     for (memory_segment const& s : found) f(s);
   }
@@ -20251,10 +20641,9 @@ class pool {
   {
     detail::sequence<memory_segment> found;
     detail::growth_lock const growing = heap_.lock_growth();
-    heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
-    with.growth(growing).visit_pages(
+    detail::find_segments(growing, heap_, front_, {"page_pin", p, bytes}, found);
+    heap_.growth(growing).visit_pages(
         [&](auto& pages) { pages.segments().pin(reinterpret_cast<std::uintptr_t>(p), bytes); });
-    if (&with != &heap_) graphs_.add_reference(growing, p);
   }
   /// Waits for the growth lock.
   void unpin(void const* p, std::size_t bytes) noexcept
@@ -20262,12 +20651,8 @@ class pool {
   {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
-    for_each_heap(growing, [&](heap_type& each) {
-      if (!each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p))) return;
-      each.growth(growing).visit_pages(
-          [&](auto& pages) { pages.segments().unpin(reinterpret_cast<std::uintptr_t>(p), bytes); });
-      if (&each != &heap_) graphs_.remove_reference(growing, p);
-    });
+    heap_.growth(growing).visit_pages(
+        [&](auto& pages) { pages.segments().unpin(reinterpret_cast<std::uintptr_t>(p), bytes); });
   }
 
   // ---- facts
@@ -20275,11 +20660,7 @@ class pool {
   /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
   [[nodiscard]] bool owns(void const* p) const noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
-    bool found = false;
-    for_each_heap(growing, [&](heap_type& each) {
-      found = found || each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
-    });
-    return found;
+    return heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
   }
 
   /// The largest block that the heap can hand out without a driver call, bytes.
@@ -20315,33 +20696,25 @@ class pool {
   // ---- statistics
 
   /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
-  /// O(free ranges + threads), for each graph memory.
+  /// O(free ranges + threads + streams).
   [[nodiscard]] pool_state state() const {
     detail::growth_lock const growing = heap_.lock_growth();
     pool_state all = detail::read_state(growing, heap_, front_, deferred_);
-    if (heap_.graph_memory != 0) return all;
-    graphs_.for_each_pool(growing, [&](pool const& part) {
-      pool_state of_graphs = part.state();
-      of_graphs.deferred = of_graphs.deferred_blocks = 0;  // `all` has counted them, and the sums these
-      all = detail::sum_of_states(all, of_graphs);
-    });
     all.host_bytes += graphs_.host_bytes();
-    detail::add_sums(all, heap_.sums);
     return all;
   }
 
   /// Restarts the peaks from the current values.
   void reset_peaks() noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
-    for_each_heap(growing, [&](heap_type& each) { detail::reset_peaks(growing, each); });
+    detail::reset_peaks(growing, heap_);
   }
 
   /// Restarts the totals of `smaller`, `larger` and `split` from zero. The other totals continue; `totals_reset` holds their
   /// values at this call.
   void reset_totals() noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
-    pool_state const now = state();
-    for_each_heap(growing, [&](heap_type& each) { detail::reset_totals(growing, each, now); });
+    detail::reset_totals(growing, heap_, state());
   }
 
   /// Notifies `observer` when a block becomes deferred, and when it is free, until end_observation().
@@ -20353,25 +20726,23 @@ class pool {
   /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
-    for_each_heap(growing, [&](heap_type& each) { each.counters(growing).notes.open(growing, most, clock); });
+    heap_.counters(growing).notes.open(growing, most, clock);
   }
 
   /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
-    for_each_heap(growing, [&](heap_type& each) {
-      if (!each.counters(growing).notes.is_open()) each.counters(growing).notes.open(growing, most, clock);
-    });
+    detail::growth_notes& notes = heap_.counters(growing).notes;
+    if (!notes.is_open()) notes.open(growing, most, clock);
   }
 
-  /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
-  /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
+  /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows and no thread cache is created or destroyed.
+  /// For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
     look(growing, heap_, front_, deferred_, graphs_);
-    graphs_.for_each_pool(growing, [&](pool& part) { part.inspect(look); });
   }
 
   // ---- graph memories
@@ -20394,25 +20765,22 @@ class pool {
  private:
   using front_type = detail::front<heap_type>;
   using deferred_type = detail::deferred_blocks<heap_type>;
-  using graphs_type = detail::graph_memories<Upstream, heap_type, front_type, deferred_type>;
+  using graphs_type = detail::graph_memories<heap_type, front_type, deferred_type>;
   using others_type = detail::other_pools<driver_type>;
   using drain_type = detail::pool_drain<pool>;
-  using captures_type = typename graphs_type::captures_type;
 
   friend class detail::slow_path<pool>;
   friend class detail::pool_sleep<pool>;
   friend drain_type;
   friend graphs_type;
-  friend captures_type;
   friend class detail::graph_owner_of<pool>;
 
   /// Host memory without a device has no streams that can be.
   static constexpr bool may_be_captured = !std::same_as<driver_type, no_driver>;
 
-  [[nodiscard]] static constexpr typename others_type::goes_to place_in_list(bool is_part) noexcept {
+  [[nodiscard]] static constexpr typename others_type::goes_to place_in_list() noexcept {
     using goes_to = typename others_type::goes_to;
     if (!may_be_captured || has_property<Upstream, host_accessible>) return goes_to::no_device;
-    if (is_part) return goes_to::its_pool;
     using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Upstream&>()))>;
     return detail::may_stand_on_a_pool<layer>() ? goes_to::another_pool : goes_to::the_device;
   }
@@ -20447,25 +20815,6 @@ class pool {
     if (alignment <= default_alignment && front_.put(id, p, size)) [[likely]]
       return;
     slow_.deallocate(id, stream, p, bytes, alignment);
-  }
-
-  /// Calls f(heap) for the pool's heap and that of each graph memory.
-  template <class F>
-  void for_each_heap(detail::growth_lock const& growing, F const& f) const {
-    f(heap_);
-    graphs_.for_each_pool(growing, [&](pool const& part) { f(part.heap_); });
-  }
-  /// Finds the segments behind a block; returns the heap that has them. @throws as each_segment()
-  heap_type& find_segments(detail::growth_lock const& growing, detail::segments_wanted const& wanted,
-                           detail::sequence<memory_segment>& found) {
-    if (detail::find_own_segments(growing, heap_, front_, wanted, found)) return heap_;
-    heap_type* in = nullptr;
-    graphs_.for_each_pool(growing, [&](pool& part) {
-      if (in == nullptr && detail::find_own_segments(growing, part.heap_, part.front_, wanted, found))
-        in = &part.heap_;
-    });
-    if (in == nullptr) detail::refuse_segments(wanted);
-    return *in;
   }
 
   mutable heap_type heap_;
@@ -22981,9 +23330,9 @@ class capture_scope;
 /// receives them until the owner is destroyed, whatever other streams and threads do. The owner may outlive the scope, the stream
 /// and the cudaGraphExec_t.
 ///
-/// Destruction does not wait: the memory goes back when the device has completed all work submitted before (at a later allocation
-/// that needs memory, at trim() and at the pool's end). Before CUDA 12.5 it waits for the device. Blocks that are still live stay
-/// valid. An owner is moved, not copied; it keeps the pool alive. Threads may use one owner if one capture at a time is begun.
+/// Destruction does not wait: the memory serves the pool again when the device has completed all work submitted before (seen at a later
+/// allocation that needs memory, at trim() and at the pool's end). Before CUDA 12.5 it waits for the device. Blocks that are still live
+/// stay valid. An owner is moved, not copied; it keeps the pool alive. Threads may use one owner if one capture at a time is begun.
 template <class Memory>
 class graph_memory {
   static_assert(
@@ -22991,7 +23340,8 @@ class graph_memory {
       "tarn: graph_memory needs a pool, which keeps a graph's addresses apart: pages | tarn::pooled{}");
 
  public:
-  /// Holds no memory until a capture allocates. Host cost 20 us. @throws cuda_error, std::bad_alloc
+  /// Holds no memory until a capture allocates. Host memory 6 KiB, and as much for allocate() outside captures. At most 65,534 such parts
+  /// live at once in a pool. @throws cuda_error, std::bad_alloc
   explicit graph_memory(Memory memory, source_location where = source_location::current())
       : memory_(std::move(memory)),
         owner_(detail::called_from(where, [&] { return nearest(memory_, pool_call::new_graph_memory{}); })) {}
@@ -23005,9 +23355,9 @@ class graph_memory {
 
   /// Allocates a block of the owner for work on `stream`. Inside a capture of this owner, it is as any block of the capture. Elsewhere
   /// it is from memory that no capture of the owner received: a part of the pool that is kept apart (PyTorch's MemPool), such as the
-  /// inputs of a graph. It is freed as any block, with resource().deallocate(), and is then reused by such calls of this owner only,
-  /// in the order of the stream; freed in a capture, it is reused by nothing until the owner of that capture has ended. On a stream
-  /// that is captured for another owner, it is memory that every stream may use.
+  /// inputs of a graph. It is freed as any block, with resource().deallocate(), and is then reused by such calls of this owner, in the
+  /// order of the stream, and by the owner's captures once it is complete; freed in a capture, it is reused by nothing until the owner
+  /// of that capture has ended. On a stream that is captured for another owner, it is memory that every stream may use.
   /// For a pool, and for a pool under `tracked`, which counts the block; other policies would not see it.
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc: nothing has changed
   /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not serve.
@@ -23022,7 +23372,7 @@ class graph_memory {
 
   /// The pool or stack that captures allocate from.
   [[nodiscard]] Memory const& resource() const noexcept { return memory_; }
-  /// What the owner holds now, bytes. O(free ranges).
+  /// What the owner holds now, bytes. O(1).
   [[nodiscard]] graph_state state() const { return owner_->state(); }
 
  private:
@@ -23497,13 +23847,13 @@ struct graph_totals {
 template <class Resource>
 graph_totals graphs_of(Resource& memory) {
   graph_totals sum;
-  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& deferred, auto&) {
+  auto const look = [&](growth_lock const& growing, auto&, auto&, auto& deferred, auto& graphs) {
     sum.kept += deferred.bytes_for_graphs();
-    if (heap.graph_memory == 0) return;
-    pool_state const s = read_state(growing, heap, front, deferred);
-    ++sum.owners;
-    sum.reserved += s.reserved;
-    sum.allocated += s.live > s.deferred ? s.live - s.deferred : 0;
+    graphs.for_each_state(growing, [&](graph_state const& s) {
+      ++sum.owners;
+      sum.reserved += s.reserved;
+      sum.allocated += s.allocated;
+    });
   };
   nearest(memory, pool_call::inspect{look});
   return sum;

@@ -78,8 +78,8 @@ PLANTED = {
         Mutant(
             "memory becomes neutral before its work is complete",
             "pool/order/reclaim.hpp",
-            "if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);",
-            "if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.recorded);",
+            "space.neutralise_ranges(d, domain.completed);\n  domain.neutralised",
+            "space.neutralise_ranges(d, domain.recorded);\n  domain.neutralised",
         ),
     ],
     "a free is marked with the work of its own stream": [
@@ -104,8 +104,8 @@ PLANTED = {
         Mutant(
             "a block of another stream's run is returned without waiting",
             "pool/arena/arena.hpp",
-            "if (giver != neutral && runs[r].domain != giver) {",
-            "if (giver != neutral && runs[r].domain == neutral) {",
+            "if (!streams[giver].is_neutral() && runs[r].domain != giver) {",
+            "if (!streams[giver].is_neutral() && streams[runs[r].domain].is_neutral()) {",
             short=True,
         ),
         Mutant(
@@ -444,8 +444,8 @@ PLANTED = {
         Mutant(
             "a view takes another stream's memory",
             "pool/growth/page_choice.hpp",
-            "if (node.state != range_state::free || (node.domain != taker && node.domain != neutral)) continue;",
-            "if (node.state != range_state::free) continue;",
+            "        if (node.state != range_state::free ||\n            (node.domain != taker && node.domain != a.streams[taker].neutral_domain))\n          continue;",
+            "        if (node.state != range_state::free) continue;",
         ),
         Mutant(
             "a view maps one handle at both ends",
@@ -494,8 +494,8 @@ PLANTED = {
         Mutant(
             "an emptied pool grows up to its earlier peak before it remaps",
             "pool/heap.hpp",
-            "    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters_.reserved));\n",
-            "",
+            "    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, reserved));\n",
+            "    (void)reserved;\n",
             finder="tests/pool/growth.cpp",
         ),
         Mutant(
@@ -651,8 +651,8 @@ PLANTED = {
         Mutant(
             "a reset of the totals omits the totals of driver calls",
             "pool/pool_state.hpp",
-            "number_sum::held, &pool_totals::creates,",
-            "number_sum::held, nullptr,",
+            "number_sum::added, &pool_totals::creates,",
+            "number_sum::added, nullptr,",
             finder="tests/report/stats_model.cpp",
         ),
     ],
@@ -800,7 +800,7 @@ PLANTED = {
             "counters_.reserved <= keep || capture_gate::has_captures()) return;",
             "capture_gate::has_captures()) return;",
             finder="tests/pool/live_window.cpp",
-            more=(("options_.release_threshold);", "std::size_t{0});"),),
+            more=(("min_of(options_.release_threshold, max_request_bytes));", "std::size_t{0});"),),
         ),
     ],
     "a refusal does not walk over the free ranges": [
@@ -814,7 +814,7 @@ PLANTED = {
         Mutant(
             "free neighbours of two streams are not joined before a refusal",
             "pool/order/reclaim.hpp",
-            "  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(growing, space, keeps);\n",
+            "  if (!space.streams[keeps].is_neutral() &&\n      space.streams[space.streams[keeps].neutral_domain].free_bytes() != 0)\n    neutralise(growing, space, keeps);\n",
             "",
         ),
     ],
@@ -1091,8 +1091,8 @@ PLANTED = {
         Mutant(
             "an idle view with a pin is unmapped",
             "pool/growth/page_views.hpp",
-            "views_[by_use_[at]].pins == 0 && ",
-            "",
+            "v.pins == 0 && is_idle",
+            "is_idle",
             finder="tests/raii/page_pin.cpp",
         ),
         Mutant(
@@ -1193,12 +1193,8 @@ PLANTED = {
         Mutant(
             "a pin that ends while the pool sleeps stays counted",
             "pool/pool.hpp",
-            """    if (heap_.is_lost()) return;
-    for_each_heap(growing, [&](heap_type& each) {
-      if (!each""",
-            """    if (heap_.is_lost() || heap_.is_asleep()) return;
-    for_each_heap(growing, [&](heap_type& each) {
-      if (!each""",
+            "    if (heap_.is_lost()) return;\n    heap_.growth(growing).visit_pages(",
+            "    if (heap_.is_lost() || heap_.is_asleep()) return;\n    heap_.growth(growing).visit_pages(",
         ),
         Mutant(
             "sleep unmaps the views of pinned handles",
@@ -1209,15 +1205,8 @@ PLANTED = {
         Mutant(
             "the lock is released between finding and pinning segments",
             "pool/pool.hpp",
-            """    detail::growth_lock const growing = heap_.lock_growth();
-    heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
-""",
-            """    heap_type& with = [&]() -> heap_type& {
-      detail::growth_lock const before = heap_.lock_growth();
-      return find_segments(before, {"page_pin", p, bytes}, found);
-    }();
-    detail::growth_lock const growing = heap_.lock_growth();
-""",
+            "    detail::growth_lock const growing = heap_.lock_growth();\n    detail::find_segments(growing, heap_, front_, {\"page_pin\", p, bytes}, found);\n",
+            "    {\n      detail::growth_lock const before = heap_.lock_growth();\n      detail::find_segments(before, heap_, front_, {\"page_pin\", p, bytes}, found);\n    }\n    detail::growth_lock const growing = heap_.lock_growth();\n",
         ),
         Mutant(
             "a moved page_pin ends, too",
@@ -1230,16 +1219,6 @@ PLANTED = {
             "pool/growth/page_views.hpp",
             "!f(slot.handle, begin - at, end - begin)",
             "!f(slot.handle, 0, end - begin)",
-        ),
-    ],
-    "a pin holds the memory of a graph": [
-        Mutant(
-            "the part of an ended graph_memory goes in spite of a pin",
-            "pool/pool.hpp",
-            "    if (&with != &heap_) graphs_.add_reference(growing, p);\n",
-            "",
-            finder="tests/raii/page_pin.cpp",
-            more=(("      if (&each != &heap_) graphs_.remove_reference(growing, p);\n", ""),),
         ),
     ],
     "a reservation keeps its bytes for its task": [
@@ -1522,24 +1501,14 @@ PLANTED = {
         Mutant(
             "pieces are used that were chosen before views were unmapped",
             "pool/growth/page_growth.hpp",
-            "          views_.drop_idle(a, hot, order, request.taker);\n          continue;\n",
-            "          views_.drop_idle(a, hot, order, request.taker);\n",
+            "          has_dropped = true;\n          continue;\n",
+            "          has_dropped = true;\n",
         ),
         Mutant(
             "completion of the work is checked once for all views",
             "pool/growth/page_views.hpp",
-            """    for (std::size_t at = by_use_.size(); at-- > kept;) {
-      if (views_[by_use_[at]].pins == 0 && is_idle(a, a.tenancies[by_use_[at]])) drop_view(a, hot, at);
-    }
-  }
-""",
-            """    bool const all_done = everything_done(a);
-    for (std::size_t at = by_use_.size(); at-- > kept;) {
-      tenancy const& t = a.tenancies[by_use_[at]];
-      if (is_idle(a, t) || (all_done && t.blocks == 0)) drop_view(a, hot, at);
-    }
-  }
-""",
+            "    for (std::size_t at = by_use_.size(); at-- > kept;) {\n      view const& v",
+            "    bool const all_done = everything_done(a);\n    for (std::size_t at = by_use_.size(); at-- > kept;) {\n      if (tenancy const& t = a.tenancies[by_use_[at]]; all_done && t.blocks == 0) {\n        drop_view(a, hot, at);\n        continue;\n      }\n      view const& v",
         ),
         Mutant(
             "the pieces that extend a view are chosen before the lock is released",
@@ -1574,9 +1543,8 @@ PLANTED = {
         Mutant(
             "the index of a stream is kept across a release of the lock",
             "pool/heap.hpp",
-            "    looked_up_domain giver = domain_of(may_release(held), id, stream);\n    for (",
-            "    looked_up_domain giver = domain_of(may_release(held), id, stream);\n"
-            "    { unlocked const open{may_release(held)}; }\n    for (",
+            "    looked_up_domain giver = domain_of(may_release(held), id, stream, blocks[0]);\n    for (",
+            "    looked_up_domain giver = domain_of(may_release(held), id, stream, blocks[0]);\n    { unlocked const open{may_release(held)}; }\n    for (",
         ),
         Mutant(
             "a visitor leaves a thread's cache before the cache is empty",
@@ -1996,8 +1964,8 @@ PLANTED = {
         Mutant(
             "memory of handles whose blocks were freed meanwhile is taken again",
             "pool/growth/page_growth.hpp",
-            "    if (map_.is_open() && !a.keeps_addresses) (void)drop(growing, a, hot, 0);\n",
-            "",
+            "    if (map_.is_open()) (void)drop(growing, a, hot, 0);\n",
+            "    (void)a, (void)hot;\n",
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(
@@ -2015,10 +1983,10 @@ PLANTED = {
             finder="tests/raii/sleep.cpp",
         ),
         Mutant(
-            "graph memories stay asleep if their pool cannot sleep",
+            "a pool stays asleep if it cannot sleep",
             "pool/pool_sleep.hpp",
-            "      for_each(growing, [&](pool_sleep& each) { each.cancel_sleep(growing); });\n",
             "      cancel_sleep(growing);\n",
+            "",
             finder="tests/raii/sleep_together.cpp",
         ),
         Mutant(
@@ -2034,13 +2002,6 @@ PLANTED = {
             "front_.close_in_child();",
             "front_.let_threads_in();",
             finder="tests/pool/thread_cache.cpp",
-        ),
-        Mutant(
-            "graph memories keep their memory if their pool cannot be woken",
-            "pool/pool_sleep.hpp",
-            "        if (std::exchange(each.is_restored_, false)) (void)each.release(growing);\n",
-            "",
-            finder="tests/raii/sleep_together.cpp",
         ),
         Mutant(
             "trim gives back a handle that wake is creating",
@@ -2360,8 +2321,8 @@ PLANTED = {
         Mutant(
             "each block gets a segment of its own",
             "pool/growth/growth.hpp",
-            "if (unused <= a.live_peak / 16) return bytes;",
-            "if (unused <= a.live_peak) return bytes;",
+            "if (unused <= a.peak_of(part) / 16) return bytes;",
+            "if (unused <= a.peak_of(part)) return bytes;",
             finder="tests/pool/growth.cpp",
         ),
         Mutant(
@@ -2388,8 +2349,8 @@ PLANTED = {
         Mutant(
             "a segment is given back while work uses it",
             "pool/arena/arena.hpp",
-            "return node.domain == neutral || node.epoch <= streams[node.domain].completed;",
-            "return node.domain == neutral || node.epoch != 0 || streams[node.domain].completed == 0;",
+            "return streams[node.domain].is_neutral() || node.epoch <= streams[node.domain].completed;",
+            "return streams[node.domain].is_neutral() || node.epoch != 0 || streams[node.domain].completed == 0;",
         ),
         Mutant(
             "spare segments are given back during a capture",
@@ -2464,7 +2425,7 @@ PLANTED = {
         Mutant(
             "record_stream() accepts the stream of a capture without a scope",
             "pool/graph/graph_captures.hpp",
-            "    if (at.kept_as != 0 && at.owner == nullptr) refuse_unknown();\n",
+            "    if (at.is_captured() && at.owner == nullptr) refuse_unknown();\n",
             "",
             finder="tests/pool/captures_without_scope.cpp",
         ),
@@ -2477,8 +2438,8 @@ PLANTED = {
         ),
         Mutant(
             "a block that is deferred until the pool ends is not listed",
-            "pool/graph/graph_memories.hpp",
-            "      deferred_until_end_.push_back(b);\n",
+            "pool/graph/deferred_for_graphs.hpp",
+            "      until_end_.push_back(b);\n",
             "",
             finder="tests/pool/captures_without_scope.cpp",
         ),
@@ -2539,11 +2500,93 @@ PLANTED = {
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
-            "a capture counts on a block that another thread has freed",
-            "pool/graph/capture_cache.hpp",
-            "return changes.load(std::memory_order_acquire) != seen_;",
-            "return false;",
-            finder="tests/pool/graph_memories.cpp",
+            "a capture's block is freed into the cache of its stream",
+            "pool/slow_path.hpp",
+            "      case fate::reused:\n        free_captured(as, p, bytes, alignment);",
+            "      case fate::reused:\n        put(id, stream, p, bytes, alignment, true);",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a capture takes what its owner hands out elsewhere",
+            "pool/graph/graph_memories.hpp",
+            "streams.make_part(owner.number, captured);",
+            "streams.make_part(owner.number, false);",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "free neighbours of two parts are joined",
+            "pool/arena/arena.hpp",
+            "first.domain == second.domain && first.where == second.where &&",
+            "first.where == second.where &&",
+        ),
+        Mutant(
+            "a part ends although work uses what was freed in its runs",
+            "pool/order/reclaim.hpp",
+            "    mark_runs(domain);\n    if (wait) {",
+            "    if (wait) {",
+        ),
+        Mutant(
+            "a part ends while memory is freed in it",
+            "pool/order/reclaim.hpp",
+            "space.streams[d].is_completed() && !space.streams[d].used;",
+            "space.streams[d].is_completed();",
+        ),
+        Mutant(
+            "the place of an ended part's stream begins with complete marks",
+            "pool/arena/arena.hpp",
+            "      domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above\n      streams",
+            "      domain.freed = domain.completed = domain.epoch;\n      streams",
+            finder="tests/pool/heap_parts.cpp",
+        ),
+        Mutant(
+            "a stream that was destroyed is gone in one part only",
+            "pool/arena/stream_order.hpp",
+            "for (domain_ref d = newest; d != neutral; d = domains_[d]->next_of_stream) domains_[d]->gone = true;",
+            "if (newest != neutral) domains_[newest]->gone = true;",
+            finder="tests/pool/heap_parts.cpp",
+        ),
+        Mutant(
+            "what graphs hold is given back to the driver",
+            "pool/growth/page_choice.hpp",
+            "    if (a.streams.part(a.streams[d].part).keeps_addresses) continue;\n",
+            "",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a view whose addresses graphs hold is unmapped",
+            "pool/growth/page_views.hpp",
+            " && !keeps_addresses(a, v))",
+            ")",
+        ),
+        Mutant(
+            "a block in a view is of no part",
+            "pool/arena/arena.hpp",
+            "    if (pages != nullptr) pages->set_part_of_view(address, streams[taker].part);\n",
+            "",
+        ),
+        Mutant(
+            "a capture adopts memory that work still uses",
+            "pool/growth/adopted_handles.hpp",
+            "for_each_piece(a, map, a.streams.part(from).neutral_domain, where,",
+            "for_each_piece(a, map, from == common ? a.streams.size() - 1 : a.streams.part(from).neutral_domain, where,",
+        ),
+        Mutant(
+            "an adopted handle stays the common part's",
+            "pool/growth/adopted_handles.hpp",
+            "    a.move_to_part(r, request.part);\n",
+            "",
+        ),
+        Mutant(
+            "a block that was deferred after the mark goes with it",
+            "pool/graph/deferred_for_graphs.hpp",
+            "      if (next.state == graph_parts::life::marked) next.is_mark_old = true;\n",
+            "",
+        ),
+        Mutant(
+            "a sweep forgets the open capture of a stream",
+            "pool/order/reclaim.hpp",
+            "domain.climbing || is_capture_stream(domain.id)) return;",
+            "domain.climbing) return;",
         ),
         Mutant(
             "a capture keeps large blocks although its memory grows",
@@ -2568,23 +2611,9 @@ PLANTED = {
         ),
         Mutant(
             "a block with a recorded use is reused at once inside its capture",
-            "pool/graph/graph_memories.hpp",
-            "if (alignment > default_alignment || memory.deferred_.any_recorded() ||",
-            "if (alignment > default_alignment ||",
-            finder="tests/raii/graph_memory.cpp",
-        ),
-        Mutant(
-            "blocks in the cache of a capture stay recorded after its scope",
-            "pool/graph/graph_memories.hpp",
-            "if (captures_.end_cached(growing, owner, number)) clear(owner);",
-            "(void)captures_.end_cached(growing, owner, number);",
-            finder="tests/raii/graph_memory.cpp",
-        ),
-        Mutant(
-            "a block that the cache of a capture does not know is not recorded",
-            "pool/graph/graph_memories.hpp",
-            "if (!cache.take(p)) record(p",
-            "if (!cache.take(p) && cache.is_old()) record(p",
+            "pool/slow_path.hpp",
+            "    if (deferred_.may_hold(p) && deferred_.defer(as, stream, p, bytes, alignment)) return;\n    if (align",
+            "    if (align",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2632,37 +2661,36 @@ PLANTED = {
         Mutant(
             "an owner's memory goes back before the device has finished",
             "pool/graph/graph_memories.hpp",
-            "      if (!p->end.is_complete(wait)) continue;\n",
+            "      if (!mark_.is_complete(wait)) break;\n",
             "",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
-            "an owner's memory goes back while blocks of it are live",
-            "pool/graph/graph_memories.hpp",
-            "p->is_over && (p->references == 0 || !p->deferred.empty()) &&",
-            "p->is_over &&",
-            finder="tests/raii/graph_memory.cpp",
-            more=(("!= &gone || gone.references != 0 || !gone.deferred.empty()) continue;", "!= &gone) continue;"),),
+            "live blocks of an ended owner keep its part",
+            "pool/arena/arena.hpp",
+            "           r = ranges[r].next)\n        ranges[r].part = common;\n",
+            "           r = ranges[r].next)\n        if (ranges[r].state != range_state::live) ranges[r].part = common;\n",
+            finder="tests/pool/heap_parts.cpp",
         ),
         Mutant(
             "a block that one graph's capture frees for another returns to its owner at once",
             "pool/graph/graph_memories.hpp",
-            "at.kept_as != 0 && (at.owner != owner || at.is_guess);",
-            "at.kept_as != 0 && at.is_guess;",
+            "bool const is_others = at.is_captured() && !at.may_reuse(part);",
+            "bool const is_others = at.is_captured() && at.is_guess;",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "a block of an owner that was allocated outside a capture is freed into the pool",
-            "pool/graph/graph_memories.hpp",
-            "    record(p, from, as, bytes, alignment, nullptr);\n",
-            "",
+            "pool/slow_path.hpp",
+            "      case fate::returned:\n        return_to_part(id, stream, p, bytes, alignment);\n        break;",
+            "      case fate::returned:\n        return false;",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "graph_memory::allocate inside the owner's capture does not follow the order of its stream",
-            "pool/graph/graph_memories.hpp",
-            "is_own ? at.kept_as : neutral_id",
-            "neutral_id",
+            "pool/graph/graph_owner_of.hpp",
+            "if (at.owner == &parts_) return whole_.slow_.allocate_captured(at, bytes, alignment);\n",
+            "",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2675,8 +2703,8 @@ PLANTED = {
         Mutant(
             "a block deferred for a recorded use returns to a capture that has ended",
             "pool/heap.hpp",
-            "if (is_capture_stream(id) && !kept_as.has(id)) [[unlikely]]",
-            "if (is_capture_stream(id) && kept_as.has(id) && id == 0) [[unlikely]]",
+            "      return {held.held(), found != neutral ? found : neutral_of(held.held(), p)};",
+            "      return {held.held(), found != neutral ? found : space_.streams.get(id, stream, part)};",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2688,16 +2716,16 @@ PLANTED = {
         ),
         Mutant(
             "blocks of two ended owners that are deferred for each other are held forever",
-            "pool/graph/graph_memories.hpp",
-            "bool const gave_deferred = give_back_all_deferred(whole, *p);",
-            "bool const gave_deferred = p->references == 0 && give_back_all_deferred(whole, *p);",
+            "pool/graph/deferred_for_graphs.hpp",
+            "      owner.state = graph_parts::life::ended;\n      if (owner.is_mark_old) return false;",
+            "      owner.state = graph_parts::life::ended;\n      if (owner.is_mark_old || owner.references != 0) return false;",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "only the first of several owners keeps a block that their graphs use",
-            "pool/graph/graph_memories.hpp",
-            "if (by != nullptr) b.users.add(*by);",
-            "if (by != nullptr && b.users.empty()) b.users.add(*by);",
+            "pool/graph/deferred_for_graphs.hpp",
+            "if (is_of_capture && by != nullptr) b.users.add(*by);",
+            "if (is_of_capture && by != nullptr && b.users.empty()) b.users.add(*by);",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2731,21 +2759,21 @@ PLANTED = {
         Mutant(
             "a thread's capture serves all streams of the thread",
             "pool/front/front.hpp",
-            "own->captured_stream.load(std::memory_order_relaxed) != stream) return nullptr;",
-            "own->captured_stream.load(std::memory_order_relaxed) == stream_ref::unknown_id) return nullptr;",
+            "own->captured_stream.load(std::memory_order_relaxed) != stream) return {};",
+            "own->captured_stream.load(std::memory_order_relaxed) == stream_ref::unknown_id) return {};",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
             "what a capture received is handed out outside captures",
-            "pool/graph/graph_memories.hpp",
-            "part& from = is_own ? captured : outside();",
-            "part& from = captured;",
+            "pool/graph/graph_owner_of.hpp",
+            "whole_.slow_.allocate_in(plain(), id,",
+            "whole_.slow_.allocate_in(parts_.captured, id,",
         ),
         Mutant(
-            "what a warm-up freed is not given back for the capture",
-            "pool/graph/graph_owner_of.hpp",
-            "      (void)outside->memory.drain_.give_back(growing, 0, giving::what_is_idle);\n",
-            "      (void)outside;\n",
+            "a capture does not get what its owner freed outside",
+            "pool/growth/adopted_handles.hpp",
+            "  if (part.beside != common) look(part.beside);\n",
+            "",
             finder="tests/raii/graph_memory.cpp",
         ),
     ],

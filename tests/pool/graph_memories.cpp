@@ -1,118 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of pool/graph/ alone: capture_cache, graph_blocks, graph_captures, graph_owner_of, graph_part; tests/raii/graph_memory.cpp has graph_memories as a whole.
+// The files of pool/graph/ alone: end_mark, graph_captures, graph_owner_of, graph_parts, graph_uses, open_captures; tests/raii/graph_memory.cpp
+// has graph_memories as a whole. Parts of the heap: tests/pool/heap_parts.cpp.
 #include "tarn/pool/graph/graph_memories.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "catch.hpp"
 #include "tarn/driver/captured_handles.hpp"
-#include "tarn/pool/graph/capture_cache.hpp"
-#include "tarn/pool/graph/graph_blocks.hpp"
+#include "tarn/pool/graph/end_mark.hpp"
+#include "tarn/pool/graph/graph_captures.hpp"
 #include "tarn/pool/graph/graph_owner_of.hpp"
-#include "tarn/pool/graph/graph_part.hpp"
+#include "tarn/pool/graph/graph_parts.hpp"
+#include "tarn/pool/graph/graph_uses.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;
 
-namespace {
-struct counted_part {
-  std::atomic<std::size_t> references{0};
-  detail::capture_cache cache;
-};
-using detail::recorded_for;
-}  // namespace
-
-TEST_CASE("graph_blocks finds each recorded block and counts references to its part", "[graph_memories]") {
-  counted_part a, b;
-  detail::graph_blocks<counted_part> blocks;
+TEST_CASE("graph_uses records once whose graphs use a block, with a reference for each", "[graph_memories]") {
+  detail::graph_parts a(1), b(2);
+  detail::graph_uses uses;
   std::vector<char> memory(1000);
-  CHECK_FALSE(blocks.may_hold(&memory[0]));
-  for (std::size_t i = 0; i < memory.size(); ++i)
-    CHECK(blocks.record(&memory[i], i % 2 == 0 ? a : b, recorded_for::live_block));
-  CHECK((a.references == 500 && b.references == 500));
-  for (std::size_t i = 0; i < memory.size(); ++i) {
-    CHECK(blocks.may_hold(&memory[i]));
-    CHECK(blocks.owner_of(&memory[i]) == (i % 2 == 0 ? &a : &b));
+  CHECK_FALSE(uses.may_hold(&memory[0]));
+  CHECK(uses.take(&memory[0]).empty());
+  for (char& c : memory) CHECK(uses.record(&c, a));
+  CHECK_FALSE(uses.record(&memory[0], a));
+  CHECK_FALSE(uses.record(&memory[0], b));
+  CHECK((a.references == 1000 && b.references == 1));
+  auto of_both = uses.take(&memory[0]);
+  CHECK((&of_both.take() == &b && &of_both.take() == &a && of_both.empty()));
+  CHECK(uses.take(&memory[0]).empty());
+  for (std::size_t i = 1; i < memory.size(); ++i) {
+    CHECK(uses.may_hold(&memory[i]));
+    CHECK(&uses.take(&memory[i]).take() == &a);
   }
-  CHECK((a.references == 1000 && b.references == 1000));
-  for (char& c : memory) {
-    CHECK(blocks.take(&c).is_there());
-    CHECK_FALSE(blocks.take(&c).is_there());
-  }
-  CHECK((a.references == 1000 && b.references == 1000));  // the caller has the blocks' references
-  CHECK(blocks.owner_of(&memory[0]) == nullptr);
+  CHECK_FALSE(uses.may_hold(&memory[1]));
+  CHECK(a.references == 1000);  // the callers of take() have them
 }
 
-TEST_CASE("graph_blocks records once whose graphs use a block", "[graph_memories]") {
-  counted_part a, b;
-  detail::graph_blocks<counted_part> blocks;
-  char own = 0, used = 0;
-  CHECK(blocks.record(&own, a, recorded_for::live_block));
-  CHECK_FALSE(blocks.record_use(&own, a));  // its own graphs
-  CHECK_FALSE(blocks.record_use(&own, b));
-  CHECK(blocks.record_use(&used, b));
-  CHECK_FALSE(blocks.record_use(&used, b));
-  CHECK((a.references == 1 && b.references == 2));
-  CHECK(blocks.owner_of(&used) == nullptr);
-  auto of = blocks.take(&own);
-  CHECK((of.owner == &a && !of.users.empty() && &of.users.take() == &b && of.users.empty()));
-  CHECK((&blocks.take(&used).users.take() == &b && !blocks.may_hold(&used)));
-}
-
-TEST_CASE("capture_cache knows which blocks are live, up to half of its places", "[graph_memories]") {
-  detail::capture_cache cache;
-  std::vector<char> memory(256 * 600);
-  auto const block = [&](std::size_t i) { return &memory[i * 256]; };
-  CHECK_FALSE(cache.take(block(0)));
-  CHECK_FALSE(cache.give(block(0)));
-  std::size_t count = 0;
-  for (; cache.has_room(); ++count) cache.add(block(count));
-  CHECK(count == 512);
-  for (std::size_t i = 0; i < count; i += 2) {
-    CHECK(cache.give(block(i)));
-    CHECK_FALSE(cache.give(block(i)));  // it is free
-  }
-  CHECK(cache.take(block(4)));
-  std::vector<void*> freed;
-  cache.clear([&](void* const* free, std::size_t n) { freed.assign(free, free + n); });
-  CHECK(freed.size() == count / 2 - 1);
-  CHECK(std::find(freed.begin(), freed.end(), block(4)) == freed.end());
-  CHECK(std::find(freed.begin(), freed.end(), block(6)) != freed.end());
-  CHECK((cache.has_room() && !cache.take(block(4)) && !cache.take(block(6))));
-}
-
-TEST_CASE(
-    "graph_blocks keeps blocks of a capture_cache recorded until they are forgotten, or taken by another",
-    "[graph_memories]") {
-  counted_part a, b;
-  detail::graph_blocks<counted_part> blocks;
-  char memory[4] = {};
-  void* all[4] = {&memory[0], &memory[1], &memory[2], &memory[3]};
-  for (void* p : all) CHECK(blocks.record(p, a, recorded_for::capture_cache));
-  CHECK_FALSE(a.cache.is_old());
-  CHECK(blocks.take(all[0]).owner == &a);  // another thread frees it
-  CHECK(a.cache.is_old());
-  a.cache.clear([](void* const*, std::size_t) {});
-  CHECK_FALSE(blocks.record(all[1], a, recorded_for::live_block));  // handed out by another call
-  CHECK(a.cache.is_old());
-  a.cache.clear([](void* const*, std::size_t) {});
-  CHECK_FALSE(blocks.record_use(all[2], b));  // it must not be reused in the capture
-  CHECK(a.cache.is_old());
-  a.references = 3;
-  CHECK(blocks.forget(all, 4, a) == 1);  // all but the one that the cache still has are left alone
-  CHECK(a.references == 2);
-  CHECK(blocks.take(all[1]).owner == &a);
-  CHECK(blocks.take(all[2]).is_there());
-  CHECK_FALSE(blocks.take(all[3]).is_there());
-}
-
-TEST_CASE("graph_users holds each of four users once", "[graph_memories]") {
-  counted_part parts[5];
-  detail::graph_users<counted_part> users;
+TEST_CASE("graph_users holds each of four users once, and drops those whose graphs are complete",
+          "[graph_memories]") {
+  detail::graph_parts parts[5] = {detail::graph_parts(1), detail::graph_parts(2), detail::graph_parts(3),
+                                  detail::graph_parts(4), detail::graph_parts(5)};
+  detail::graph_users users;
   for (int i = 0; i < 2; ++i) {
     for (int k = 0; k < 4; ++k) users.add(parts[k]);
   }
@@ -121,10 +53,29 @@ TEST_CASE("graph_users holds each of four users once", "[graph_memories]") {
   users.add(parts[4]);
   CHECK(users.is_too_many());
   CHECK(parts[4].references == 0);
-  CHECK(&users.take() == &parts[3]);
+  parts[1].state = detail::graph_parts::life::over;
+  parts[2].state = detail::graph_parts::life::marked;
+  users.drop_over();
+  CHECK((parts[1].references == 0 && parts[2].references == 1));
+  CHECK(&users.take() == &parts[2]);
   users.clear();
   CHECK(users.empty());
-  CHECK((parts[0].references == 0 && parts[3].references == 1));  // the caller of take() has its reference
+  CHECK((parts[0].references == 0 && parts[3].references == 0));
+  CHECK(parts[2].references == 1);  // the caller of take() has its reference
+}
+
+TEST_CASE("the stream of a capture may reuse the part of its owner's captures alone", "[graph_memories]") {
+  detail::graph_parts owner(1);
+  owner.captured = 3;
+  owner.plain = 4;
+  detail::captured_stream at;
+  CHECK_FALSE((at.is_captured() || at.may_reuse(0) || at.may_reuse(3)));
+  at.kept_as = detail::capture_stream_id(1);
+  at.owner = &owner;
+  CHECK((at.is_captured() && at.may_reuse(3)));
+  CHECK_FALSE((at.may_reuse(0) || at.may_reuse(4)));
+  at.is_guess = true;
+  CHECK_FALSE(at.may_reuse(3));
 }
 
 TEST_CASE("captured_handles assigns an identity to a captured stream until no scope is open",
@@ -207,7 +158,7 @@ TEST_CASE("sum_of_states adds every count", "[graph_memories]") {
   CHECK(s.smaller.reserved.current == 5);
 }
 
-TEST_CASE("graph_owner_of allocates from its own part, whose memory goes back when the owner has ended",
+TEST_CASE("graph_owner_of allocates from a part of its own, which is common when the owner has ended",
           "[graph_memories]") {
   sim_machine const machine;
   auto memory = sim_pages(machine.driver()) | pooled{};
@@ -220,7 +171,13 @@ TEST_CASE("graph_owner_of allocates from its own part, whose memory goes back wh
   CHECK(other->state().reserved == 0);
   memory->deallocate(stream_ref{}, p, 4_MiB, 256);
   CHECK(owner->state().allocated == 0);
-  CHECK(memory->state().reserved == owner->state().reserved);
+  std::size_t const reserved = memory->state().reserved;
+  CHECK(reserved == owner->state().reserved);
+  void* const others = memory->allocate(stream_ref{}, 4_MiB, 256);
+  CHECK(others != p);
+  memory->deallocate(stream_ref{}, others, 4_MiB, 256);
   owner = detail::owned<detail::graph_owner>();
+  CHECK(memory->state().reserved >= reserved);
+  CHECK(memory->trim(0) != 0);
   CHECK(memory->state().reserved == 0);
 }

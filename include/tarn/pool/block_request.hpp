@@ -21,6 +21,7 @@ struct block_request {
   unsigned size_class;    ///< class_count if none
   bool in_run;            ///< served from a run of its class, otherwise from a range
   zone where;
+  part_ref part = common;
 
   /// @param bytes  `asked` plus the guard
   block_request(stream_id i, stream_ref s, std::size_t asked_for, std::size_t bytes,

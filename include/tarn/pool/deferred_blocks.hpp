@@ -79,7 +79,7 @@ class deferred_blocks {
     freed_block b;
     while (uses_.take_ready(b)) {
       count(b.bytes, b.alignment, -1);
-      if (heap_.description().active()) {
+      if (heap_.description().active() && heap_.part_of(b.p) == common) {
         take_back_described(heap_, b.stream.id(), b.stream, b.p, b.bytes, b.alignment, reuse::at_once);
         continue;
       }
@@ -97,10 +97,6 @@ class deferred_blocks {
     count(bytes, alignment, sign);
     bytes_for_graphs_.fetch_add(sign * static_cast<std::int64_t>(rounded_bytes(bytes, alignment)),
                                 std::memory_order_relaxed);
-  }
-  /// Counts what is deferred in a graph memory's part.
-  void count_of_part(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
-    count_.add(smaller, larger);
   }
 
   // For statistics and inspection.

@@ -43,7 +43,6 @@
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"
 #include "tarn/pool/other_pools.hpp"
-#include "tarn/pool/pool_state.hpp"
 #include "tarn/source/missing_pages.hpp"
 
 namespace tarn::detail {
@@ -58,14 +57,11 @@ class heap {
   static constexpr bool describes = is_describable<Upstream>;
 
   /// @throws cuda_error  of kind `unsupported`: the device has no pages, and a layer over the source does not pass plain blocks on
-  /// @param whole  the heap of the pool that this one is a part of, or null. They share a growth lock, so that locks have one order.
-  heap(Upstream upstream, pooled const& chosen, heap* whole)
+  heap(Upstream upstream, pooled const& chosen)
       : options_(chosen),
-        growth_mutex_(whole != nullptr ? whole->growth_mutex_ : own_growth_mutex_),
         order_(upstream.driver(), named),
         growth_(std::move(upstream), counters_, description_),
         description_(driver()) {
-    counters_.sums = &sums;
     bool const by_pages = page_source<Upstream> && growth_.has_pages();
     space_.keeps_handles_whole = by_pages && may_remap(options_);
     space_.joins_handles = !by_pages || options_.handles == handles_per_block::any;
@@ -73,11 +69,7 @@ class heap {
   heap(heap const&) = delete;
   heap& operator=(heap const&) = delete;
 
-  // Of graph memories, under the growth lock.
-  captured_streams kept_as;        ///< in the pool of a graph_memory: identities of open captures
-  captured_streams captured;       ///< whose calls go to graph memories (graph/)
-  pool_state sums;                 ///< of this pool and its graph memories: see add_sums()
-  std::uint64_t graph_memory = 0;  ///< number of the graph_memory that the pool belongs to; 0 if none
+  captured_streams captured;  ///< streams whose calls go to graph memories (graph/)
 
   // ---- locks
 
@@ -113,9 +105,6 @@ class heap {
   [[nodiscard]] bool uses_plain_blocks() const noexcept { return growth_.uses_plain_blocks(); }
   /// Whether the memory is pages: physical handles at addresses that the pool keeps.
   [[nodiscard]] bool uses_pages() const noexcept { return growth_.uses_pages(); }
-  /// Whether give_back_unused() may do anything: only pages go back by themselves, and a graph's stay.
-  [[nodiscard]] bool trims_itself() const noexcept { return uses_pages() && !space_.keeps_addresses; }
-
   // ---- taking
 
   /// Takes a block, or up to `batch.wanted` blocks of a class that has runs, from the taker's own memory, then from neutral
@@ -128,19 +117,34 @@ class heap {
     } else if ((batch.blocks[0] = space_.take(taker, r.where, r.block, r.alignment)) != nullptr) {
       batch.count = 1;
     }
-    batch.ends_step = space_.window.is_step_over() && trims_itself();
+    batch.ends_step = space_.window.is_step_over() && uses_pages();
     return batch.count != 0;
+  }
+
+  // ---- parts
+
+  /// Returns false if a live block is of the common part. May return true for such a block where the memory is segments. Needs no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_be_in_part(void const* p) const noexcept {
+    if (space_.reserved_in_parts.load(std::memory_order_relaxed) == 0) return false;
+    return space_.pages == nullptr || space_.pages->part_at(reinterpret_cast<std::uintptr_t>(p)) != common;
+  }
+  /// The part of a live block. Takes the hot lock only where the memory is segments.
+  [[nodiscard]] part_ref part_of(void const* p) noexcept {
+    if (space_.reserved_in_parts.load(std::memory_order_relaxed) == 0) return common;
+    if (space_.pages != nullptr) return space_.pages->part_at(reinterpret_cast<std::uintptr_t>(p));
+    hot_lock const held(hot_);
+    return space_.part_of(p);
   }
 
   // ---- giving back: never throws, never waits for the growth lock
 
-  /// Returns blocks of a size class to the arena.
+  /// Returns blocks of a size class, all of one part, to the arena. `count` is not 0.
   void give_back(stream_id id, stream_ref stream, unsigned k, void* const* blocks,
                  std::uint32_t count) noexcept {
     hot_lock held(hot_);
-    looked_up_domain giver = domain_of(may_release(held), id, stream);
+    bool const in_run = k < run_class_count;
+    looked_up_domain giver = domain_of(may_release(held), id, stream, blocks[0]);
     for (std::uint32_t i = 0; i < count; ++i) {
-      bool const in_run = k < run_class_count;
       if (giver.get(held) == no_domain) {
         count_uncached(held, static_cast<std::int64_t>(class_bytes(k)), 1);
         continue;
@@ -149,12 +153,13 @@ class heap {
                            : space_.release(giver.get(held), blocks[i], class_bytes(k));
       if (result == release_result::needs_finish) {
         bool const finished = wait_for_device(may_release(held)).ok();
-        giver = domain_of(may_release(held), id, stream);  // its place may belong to another stream now
+        // Its place may belong to another stream now.
+        giver = domain_of(may_release(held), id, stream, blocks[i]);
         if (!finished) {
           count_uncached(held, static_cast<std::int64_t>(class_bytes(k)), 1);
           continue;
         }
-        result = space_.release_small(neutral, k, blocks[i]);
+        result = space_.release_small(neutral_of(held, blocks[i]), k, blocks[i]);
       }
       if (result != release_result::done) note_misuse(held, result, blocks[i], class_bytes(k));
     }
@@ -180,7 +185,7 @@ class heap {
     }
   }
   void return_range(may_release held, stream_id id, stream_ref stream, void* p, std::size_t block) noexcept {
-    domain_ref const giver = domain_of(held, id, stream).get(held.held());
+    domain_ref const giver = domain_of(held, id, stream, p).get(held.held());
     if (giver == no_domain) [[unlikely]]
       return count_uncached(held.held(), static_cast<std::int64_t>(block), 1);
     auto const result = space_.release(giver, p, block);
@@ -270,12 +275,13 @@ class heap {
     if (waits) {
       finish_all(growing, space_, order_, may_release(held));
     } else {
-      collect_finished(growing, space_, order_, may_release(held), neutral);
+      collect_finished(growing, space_, order_, may_release(held));
     }
     std::size_t const given = growth_.shrink(growing, space_, may_release(held), keep_bytes);
     // What was given back no longer counts as a peak up to which growth creates handles before it remaps free ones: an emptied pool
     // grows as a new one does. Otherwise NanoVDB's grids (examples/nanovdb) took 1,434 MiB after empty_cache() instead of 1,364.
-    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, counters_.reserved));
+    std::size_t const reserved = space_.reserved_of(common, counters_.reserved);
+    if (waits) space_.live_peak = max_of(space_.live_bytes, min_of(space_.live_peak, reserved));
     space_.count_splits();
     return given;
   }
@@ -287,11 +293,13 @@ class heap {
     if (is_asleep()) return;
     hot_lock held(hot_);
     may_release const releasing(held);
-    if (!space_.window.is_step_over() || !trims_itself()) return;
+    if (!space_.window.is_step_over() || !uses_pages()) return;
     std::size_t const peak = space_.window.peak();
-    bool const fell = space_.window.end_step(counters_.reserved, space_.live_bytes, space_.live_peak);
-    std::size_t const keep =
-        max_of(peak + peak / 1000 * slack_of(0, options_.slack_per_mille, 0), options_.release_threshold);
+    bool const fell = space_.window.end_step(space_.reserved_of(common, counters_.reserved),
+                                             space_.live_bytes, space_.live_peak);
+    std::size_t const keep = space_.reserved_in_parts.load(std::memory_order_relaxed) +
+                             max_of(peak + peak / 1000 * slack_of(0, options_.slack_per_mille, 0),
+                                    min_of(options_.release_threshold, max_request_bytes));
     if (!fell || counters_.reserved <= keep || capture_gate::has_captures()) return;
     if (domain_ref const d = space_.streams.find(id); d != neutral && !space_.streams[d].gone) {
       stream_ref const stream = space_.streams[d].stream;
@@ -365,15 +373,6 @@ class heap {
     hot_lock const held(hot_);
     asleep_.store(asleep, std::memory_order_relaxed);
   }
-  /// Makes this the heap of a graph_memory, which the sums of its pool count. @param keeps_addresses  whether graphs hold its addresses
-  void join(growth_lock const&, std::uint64_t number, pool_state& of_pool, bool keeps_addresses) noexcept {
-    if constexpr (describes) description_.keep_silent();
-    hot_lock const held(hot_);
-    space_.keeps_addresses = keeps_addresses;
-    graph_memory = number;
-    counters_.sums = &of_pool;
-  }
-
   /// @throws cuda_error of kind `forked`, pool_asleep; out_of_memory: the request is larger than any block
   void require_ready(stream_id id, std::size_t bytes, std::size_t alignment) const {
     if (is_lost()) [[unlikely]]
@@ -425,27 +424,36 @@ class heap {
     return r;
   }
 
-  /// The domain that a free belongs to. If the host has no memory to make one, waits for the stream's work instead.
-  looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream) noexcept {
+  /// The neutral domain of a block's part.
+  [[nodiscard]] domain_ref neutral_of(hot_lock const&, void const* p) const noexcept {
+    return space_.streams.part(space_.part_of(p)).neutral_domain;
+  }
+  /// The domain that a free belongs to, in the part of the block. If the host has no memory to make one, waits for the stream's work
+  /// instead.
+  looked_up_domain domain_of(may_release held, stream_id id, stream_ref stream, void const* p) noexcept {
+    part_ref const part = space_.part_of(p);
     domain_ref found = no_domain;
-    if (is_capture_stream(id) && !kept_as.has(id)) [[unlikely]]
-      return {held.held(), neutral};  // the capture has ended, and with it the order of its streams
+    if (is_capture_stream(id)) [[unlikely]] {
+      // It has one while its capture is open. With it the order of its streams ends.
+      found = space_.streams.find(id, part);
+      return {held.held(), found != neutral ? found : neutral_of(held.held(), p)};
+    }
     try {
-      found = space_.streams.get(id, stream);
+      found = space_.streams.get(id, stream, part);
     } catch (...) {
-      if (wait_for_device(held).ok()) found = neutral;
+      if (wait_for_device(held).ok()) found = neutral_of(held.held(), p);
     }
     return {held.held(), found};
   }
   /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are complete. Without it, a
   /// stream that has queued work, but allocates nothing, would keep what it freed. Never waits.
   void mark_other_streams(growth_lock const&, may_release held, stream_id id) {
-    for (domain_ref d = 1; d < space_.streams.size(); ++d) {
+    space_.streams.for_each([&](domain_ref d) {
       stream_domain const& domain = space_.streams[d];
-      if (domain.id == 0 || domain.id == id || !domain.has_free() || domain.is_completed()) continue;
+      if (domain.id == id || !domain.has_free() || domain.is_completed()) return;
       if (!order_.is_running(space_, held, d))
         (void)order_.settle(space_, held, d, gone_stream::stays_unknown);
-    }
+    });
   }
   /// Waits for the device, not the stream: the stream of a late free may be destroyed, and its handle must not be used.
   status wait_for_device(may_release held) noexcept {
@@ -455,7 +463,6 @@ class heap {
 
   pooled const options_;
   hot_mutex hot_;
-  recursive_fork_mutex& growth_mutex_;
   misuse_notes notes_;
   live_count uncached_live_;  ///< of calls without a thread cache; under the hot lock
   ordering<driver_type> order_;
@@ -464,7 +471,7 @@ class heap {
   growth_type growth_;
   arena space_;
   std::atomic<bool> lost_{false};
-  recursive_fork_mutex own_growth_mutex_;
+  recursive_fork_mutex growth_mutex_;
   std::atomic<bool> asleep_{false};
   bool keeps_mapped_ = false;
   typename growth_type::description_type

@@ -69,7 +69,8 @@ class ladder {
         hot_(hot),
         wanted_(wanted),
         batch_(found) {
-    request_.taker = space().streams.get(wanted.id, wanted.stream);
+    request_.taker = space().streams.get(wanted.id, wanted.stream, wanted.part);
+    request_.part = wanted.part;
     request_.where = wanted.where;
     request_.bytes = wanted.in_run ? run_bytes(wanted.size_class) : wanted.block;
     request_.alignment = wanted.in_run ? frame_bytes : wanted.alignment;
@@ -86,17 +87,19 @@ class ladder {
     refuse_above_limit();
     if (page_source<source_type>) renew_left();
     set_budget();
-    if (grow_roomy(idle.threads)) return;
-    if (return_caches(idle) && take()) return;
+    if (request_.part != common)
+      collect_for_part(growing_, space(), order(), hot_, request_.part, !is_captured());
+    if (grow_roomy(request_.part == common ? idle.threads : 1)) return;
+    if (request_.part == common && return_caches(idle) && take()) return;
     // While a stream is captured its frees cannot be marked, and others' must not wait for it.
     domain_ref const taker = request_.taker;
     if (others_have_free(space(), taker) && !is_captured()) {
-      collect_finished(growing_, space(), order(), hot_, taker);
+      collect_finished(growing_, space(), order(), hot_, request_.part, taker);
       if (take()) return;
       if (steal(growing_, space(), order(), hot_, taker) && take()) return;
     }
     // Neutral ranges and the stream's own may be neighbours: coalesced, one may fit.
-    if (taker != neutral && space().join_neutral(taker) && take()) return;
+    if (!is_neutral(taker) && space().join_neutral(taker) && take()) return;
     refusal last(*this);
     for (int attempt = 0; attempt < 3 && !last.by_source; ++attempt) {
       give_back_spare();
@@ -145,6 +148,11 @@ class ladder {
   };
 
   [[nodiscard]] arena& space() noexcept { return heap_.space(hot_.held()); }
+  [[nodiscard]] bool is_neutral(domain_ref d) noexcept { return space().streams[d].is_neutral(); }
+  /// Bytes reserved for the request's part.
+  [[nodiscard]] std::size_t reserved() noexcept {
+    return space().reserved_of(request_.part, counters().reserved);
+  }
   [[nodiscard]] auto& growth() noexcept { return heap_.growth(growing_); }
   [[nodiscard]] growth_counters const& counters() noexcept { return heap_.counters(growing_); }
   [[nodiscard]] auto& order() noexcept { return heap_.order(growing_); }
@@ -180,19 +188,19 @@ class ladder {
     if (capture_gate::has_captures()) return;
     std::size_t const keep =
         growth().visit([&](auto const& memory) { return memory.keep_before(space(), request_); });
-    if (counters().reserved <= keep) return;
-    if (domain_ref const taker = request_.taker; taker != neutral) {
+    if (reserved() <= keep) return;
+    if (domain_ref const taker = request_.taker; !is_neutral(taker)) {
       if (is_captured()) return;
       // Where the device is always behind, a new mark for each growth would never be found complete.
       if (!order().is_running(space(), hot_, taker)) (void)order().settle(space(), hot_, taker);
     }
-    (void)growth().shrink(growing_, space(), hot_, keep);
+    (void)growth().shrink(growing_, space(), hot_, keep + (counters().reserved - reserved()));
   }
 
   /// Rung 0. Returns false if the pool is no longer small, or the source refuses.
   bool grow_roomy(std::size_t threads) {
     if (!heap_.uses_pages()) return false;
-    std::size_t const reserved = counters().reserved;
+    std::size_t const reserved = this->reserved();
     std::size_t const limit = min_of(roomy_limit * threads, heap_.left(growing_).device_total() / roomy_part);
     if (reserved >= limit || align_up(request_.bytes, usual_granule) > limit - reserved) return false;
     growth_request const usual = request_;
@@ -225,7 +233,8 @@ class ladder {
       end_quarantine(heap_);
       deferred_.release(growing_, true);
     }
-    if (!is_captured()) finish_all(growing_, space(), order(), hot_, request_.taker);
+    if (request_.part != common || !is_captured())
+      finish_all(growing_, space(), order(), hot_, request_.taker);
     // Searches every free range, which is O(ranges of the request's size).
     space().make_room();
     space().search_limit = ~std::size_t{0};
@@ -249,7 +258,7 @@ class ladder {
   /// Returns whether the taker's stream is capturing a graph now: then nothing may be recorded on it or waited for on its
   /// behalf. Asked again before each rung that needs it, since a user's thread may begin a capture in between.
   [[nodiscard]] bool is_captured() {
-    if (request_.taker == neutral) return false;
+    if (is_neutral(request_.taker)) return false;
     if (is_capture_stream(space().streams[request_.taker].id)) return true;
     stream_ref const stream = space().streams[request_.taker].stream;
     unlocked const open(hot_);
@@ -299,8 +308,9 @@ class ladder {
   /// Sets how much may be created before free handles are remapped: slightly more than the peak of live memory so far.
   void set_budget() noexcept {
     pooled const& options = heap_.options();
-    std::size_t const live = max_of(space().live_peak, space().live_bytes + request_.bytes);
-    std::size_t const reserved = counters().reserved;
+    std::size_t const live =
+        max_of(space().peak_of(request_.part), space().live_of(request_.part) + request_.bytes);
+    std::size_t const reserved = this->reserved();
     if (options.largest_handle != 0) {
       request_.largest_handle = max_of(align_down(options.largest_handle, usual_granule), usual_granule);
     } else if (may_remap(options) && needs_finest_handles(live, reserved, request_.bytes)) {
@@ -334,7 +344,8 @@ class ladder {
   /// the request alone, and not of host memory, which takes long to pin.
   [[nodiscard]] std::size_t segment_to_share() noexcept {
     if constexpr (is_bounded_source && !is_host_memory<source_type>) {
-      if (request_.where == zone::larger) return segment_for(space(), counters().reserved, request_.bytes);
+      if (request_.where == zone::larger)
+        return segment_for(space(), request_.part, reserved(), request_.bytes);
     }
     return 0;
   }
@@ -361,9 +372,10 @@ class ladder {
     r.alignment = request_.asked_alignment;
     r.device = heap_.driver().device().value;
     r.stream = space().streams[request_.taker].id;
-    r.live = space().live_bytes;
+    r.live = space().all_live();
     r.reserved = reserved;
-    r.cached = reserved > space().live_bytes ? reserved - space().live_bytes : 0;
+    std::size_t const held = r.live + (request_.part == common ? space().free_for_captures() : 0);
+    r.cached = reserved > held ? reserved - held : 0;
     r.largest_free_range = space().largest_free();
     if (r.limit_used != memory_report::unknown) {  // as it is now, without what the attempt had taken
       r.limit_used = used_of_limit(layer_of(heap_.upstream()), r.limit);

@@ -39,7 +39,6 @@ class other_pools {
   /// Where the memory goes that a pool gives back.
   enum class goes_to : std::uint8_t {
     no_device,     ///< host memory: the pool neither asks others nor is asked
-    its_pool,      ///< that of a graph memory, which asks others; its pool is asked
     another_pool,  ///< which is asked later
     the_device
   };

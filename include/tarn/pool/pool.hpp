@@ -84,10 +84,9 @@ class pool {
   /// The pool returns pieces of its blocks, so a tool must not treat any of them as a heap.
   static constexpr bool hands_out_pieces = true;
 
-  /// @param whole  the heap of the pool that this one, which is that of a graph_memory, is a part of
-  explicit pool(Upstream upstream, pooled const& options = {}, heap_type* whole = nullptr)
-      : heap_(std::move(upstream), options, whole),
-        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list(whole != nullptr)) {}
+  explicit pool(Upstream upstream, pooled const& options = {})
+      : heap_(std::move(upstream), options),
+        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list()) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 
@@ -180,8 +179,8 @@ class pool {
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
   /// stream. The freed block is deferred until that work is done; other blocks are not. Amortised host cost O(1); host memory
   /// 140 bytes times the peak number of recorded uses. @throws std::bad_alloc, cuda_error, nothing has changed
-  void record_stream(void* p, std::size_t bytes, stream_ref stream) {
-    if (p == nullptr || heap_.is_lost() || graphs_.record_stream(p, bytes, stream)) return;
+  void record_stream(void* p, std::size_t, stream_ref stream) {
+    if (p == nullptr || heap_.is_lost() || graphs_.record_stream(p, stream)) return;
     deferred_.record(p, stream);
   }
 
@@ -200,7 +199,7 @@ class pool {
     detail::misuse_report const last = heap_.misuse_at_end();
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
-    if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, *this, false);
+    if (graphs_.has_ended()) (void)graphs_.reap(growing, *this, false);
     front_.flush_all(growing);
     detail::end_quarantine(heap_);
     deferred_.release(growing, false);
@@ -258,7 +257,7 @@ class pool {
     detail::sequence<memory_segment> found;
     {
       detail::growth_lock const growing = heap_.lock_growth();
-      (void)find_segments(growing, {"segments_of", p, bytes}, found);
+      detail::find_segments(growing, heap_, front_, {"segments_of", p, bytes}, found);
     }
     for (memory_segment const& s : found) f(s);
   }
@@ -269,10 +268,9 @@ class pool {
   {
     detail::sequence<memory_segment> found;
     detail::growth_lock const growing = heap_.lock_growth();
-    heap_type& with = find_segments(growing, {"page_pin", p, bytes}, found);
-    with.growth(growing).visit_pages(
+    detail::find_segments(growing, heap_, front_, {"page_pin", p, bytes}, found);
+    heap_.growth(growing).visit_pages(
         [&](auto& pages) { pages.segments().pin(reinterpret_cast<std::uintptr_t>(p), bytes); });
-    if (&with != &heap_) graphs_.add_reference(growing, p);
   }
   /// Waits for the growth lock.
   void unpin(void const* p, std::size_t bytes) noexcept
@@ -280,12 +278,8 @@ class pool {
   {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
-    for_each_heap(growing, [&](heap_type& each) {
-      if (!each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p))) return;
-      each.growth(growing).visit_pages(
-          [&](auto& pages) { pages.segments().unpin(reinterpret_cast<std::uintptr_t>(p), bytes); });
-      if (&each != &heap_) graphs_.remove_reference(growing, p);
-    });
+    heap_.growth(growing).visit_pages(
+        [&](auto& pages) { pages.segments().unpin(reinterpret_cast<std::uintptr_t>(p), bytes); });
   }
 
   // ---- facts
@@ -293,11 +287,7 @@ class pool {
   /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
   [[nodiscard]] bool owns(void const* p) const noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
-    bool found = false;
-    for_each_heap(growing, [&](heap_type& each) {
-      found = found || each.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
-    });
-    return found;
+    return heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
   }
 
   /// The largest block that the heap can hand out without a driver call, bytes.
@@ -333,33 +323,25 @@ class pool {
   // ---- statistics
 
   /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
-  /// O(free ranges + threads), for each graph memory.
+  /// O(free ranges + threads + streams).
   [[nodiscard]] pool_state state() const {
     detail::growth_lock const growing = heap_.lock_growth();
     pool_state all = detail::read_state(growing, heap_, front_, deferred_);
-    if (heap_.graph_memory != 0) return all;
-    graphs_.for_each_pool(growing, [&](pool const& part) {
-      pool_state of_graphs = part.state();
-      of_graphs.deferred = of_graphs.deferred_blocks = 0;  // `all` has counted them, and the sums these
-      all = detail::sum_of_states(all, of_graphs);
-    });
     all.host_bytes += graphs_.host_bytes();
-    detail::add_sums(all, heap_.sums);
     return all;
   }
 
   /// Restarts the peaks from the current values.
   void reset_peaks() noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
-    for_each_heap(growing, [&](heap_type& each) { detail::reset_peaks(growing, each); });
+    detail::reset_peaks(growing, heap_);
   }
 
   /// Restarts the totals of `smaller`, `larger` and `split` from zero. The other totals continue; `totals_reset` holds their
   /// values at this call.
   void reset_totals() noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
-    pool_state const now = state();
-    for_each_heap(growing, [&](heap_type& each) { detail::reset_totals(growing, each, now); });
+    detail::reset_totals(growing, heap_, state());
   }
 
   /// Notifies `observer` when a block becomes deferred, and when it is free, until end_observation().
@@ -371,25 +353,23 @@ class pool {
   /// supplies the time of each record. @throws std::bad_alloc, nothing has changed
   void note_growth(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
-    for_each_heap(growing, [&](heap_type& each) { each.counters(growing).notes.open(growing, most, clock); });
+    heap_.counters(growing).notes.open(growing, most, clock);
   }
 
   /// Starts recording as above unless it is already on. @throws std::bad_alloc
   void note_growth_from_now(std::size_t most, detail::growth_notes::clock_type clock) {
     detail::growth_lock const growing = heap_.lock_growth();
-    for_each_heap(growing, [&](heap_type& each) {
-      if (!each.counters(growing).notes.is_open()) each.counters(growing).notes.open(growing, most, clock);
-    });
+    detail::growth_notes& notes = heap_.counters(growing).notes;
+    if (!notes.is_open()) notes.open(growing, most, clock);
   }
 
-  /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows and no thread cache is created or destroyed, and
-  /// then the same for each graph memory. For pool/inspection/inspection.hpp, which takes the other locks in their order.
+  /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows and no thread cache is created or destroyed.
+  /// For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost()) return;
     look(growing, heap_, front_, deferred_, graphs_);
-    graphs_.for_each_pool(growing, [&](pool& part) { part.inspect(look); });
   }
 
   // ---- graph memories
@@ -412,25 +392,22 @@ class pool {
  private:
   using front_type = detail::front<heap_type>;
   using deferred_type = detail::deferred_blocks<heap_type>;
-  using graphs_type = detail::graph_memories<Upstream, heap_type, front_type, deferred_type>;
+  using graphs_type = detail::graph_memories<heap_type, front_type, deferred_type>;
   using others_type = detail::other_pools<driver_type>;
   using drain_type = detail::pool_drain<pool>;
-  using captures_type = typename graphs_type::captures_type;
 
   friend class detail::slow_path<pool>;
   friend class detail::pool_sleep<pool>;
   friend drain_type;
   friend graphs_type;
-  friend captures_type;
   friend class detail::graph_owner_of<pool>;
 
   /// Host memory without a device has no streams that can be.
   static constexpr bool may_be_captured = !std::same_as<driver_type, no_driver>;
 
-  [[nodiscard]] static constexpr typename others_type::goes_to place_in_list(bool is_part) noexcept {
+  [[nodiscard]] static constexpr typename others_type::goes_to place_in_list() noexcept {
     using goes_to = typename others_type::goes_to;
     if (!may_be_captured || has_property<Upstream, host_accessible>) return goes_to::no_device;
-    if (is_part) return goes_to::its_pool;
     using layer = std::remove_reference_t<decltype(detail::layer_of(std::declval<Upstream&>()))>;
     return detail::may_stand_on_a_pool<layer>() ? goes_to::another_pool : goes_to::the_device;
   }
@@ -465,25 +442,6 @@ class pool {
     if (alignment <= default_alignment && front_.put(id, p, size)) [[likely]]
       return;
     slow_.deallocate(id, stream, p, bytes, alignment);
-  }
-
-  /// Calls f(heap) for the pool's heap and that of each graph memory.
-  template <class F>
-  void for_each_heap(detail::growth_lock const& growing, F const& f) const {
-    f(heap_);
-    graphs_.for_each_pool(growing, [&](pool const& part) { f(part.heap_); });
-  }
-  /// Finds the segments behind a block; returns the heap that has them. @throws as each_segment()
-  heap_type& find_segments(detail::growth_lock const& growing, detail::segments_wanted const& wanted,
-                           detail::sequence<memory_segment>& found) {
-    if (detail::find_own_segments(growing, heap_, front_, wanted, found)) return heap_;
-    heap_type* in = nullptr;
-    graphs_.for_each_pool(growing, [&](pool& part) {
-      if (in == nullptr && detail::find_own_segments(growing, part.heap_, part.front_, wanted, found))
-        in = &part.heap_;
-    });
-    if (in == nullptr) detail::refuse_segments(wanted);
-    return *in;
   }
 
   mutable heap_type heap_;

@@ -31,18 +31,13 @@ class pool_drain {
     pool_.deferred_.release(growing, waits);
   }
 
-  /// Gives cached memory back until the pool and its graph memories hold at most `keep_bytes`. Returns the bytes given back.
+  /// Gives cached memory back until at most `keep_bytes` are reserved. Returns the bytes given back.
   std::size_t give_back(growth_lock const& growing, std::size_t keep_bytes, giving how) {
-    std::size_t const before = heap_.sums.reserved;
-    if (pool_.graphs_.has_ended_parts())
+    if (heap_.counters(growing).reserved <= keep_bytes) return 0;
+    if (pool_.graphs_.has_ended())
       (void)pool_.graphs_.reap(growing, pool_, how == giving::what_is_waited_for);
-    std::size_t const reserved = heap_.sums.reserved;
-    std::size_t const of_graphs = reserved - heap_.counters(growing).reserved;
-    keep_bytes = keep_bytes > of_graphs ? keep_bytes - of_graphs : 0;
-    std::size_t const given = before - reserved;
-    if (heap_.counters(growing).reserved <= keep_bytes) return given;
     collect(growing, how);
-    return given + heap_.shrink(growing, keep_bytes, how);
+    return heap_.shrink(growing, keep_bytes, how);
   }
   /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread grows this pool.
   static std::size_t give_back_to_others(void* self, std::size_t bytes, giving how) noexcept {
@@ -52,7 +47,7 @@ class pool_drain {
     if (!heap.try_lock_growth()) return 0;
     growth_lock const growing = heap.adopt_growth_lock();
     if (heap.is_lost() || heap.is_asleep()) return 0;
-    std::size_t const reserved = heap.sums.reserved;
+    std::size_t const reserved = heap.counters(growing).reserved;
     try {
       return drain.give_back(growing, reserved > bytes ? reserved - bytes : 0, how);
     } catch (...) {
@@ -65,14 +60,7 @@ class pool_drain {
   void prepare_for_capture(growth_lock const& growing) {
     collect(growing, giving::what_is_idle);
     hot_lock held = heap_.lock_hot();
-    collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held), neutral);
-  }
-  /// For the pool of a graph_memory: whether its end would wait for no work. While a capture is open, the end may be unable to wait.
-  [[nodiscard]] bool can_end_now(growth_lock const& growing) {
-    prepare_for_capture(growing);
-    if (pool_.deferred_.asks_for_device() || pool_.deferred_.now().bytes > 0) return false;
-    hot_lock const held = heap_.lock_hot();
-    return !has_unfinished(heap_.space(held));
+    collect_finished(growing, heap_.space(held), heap_.order(growing), may_release(held));
   }
   /// Waits for all work on the pool's memory and for its graphs. Returns false if a capture prevents it: work may then run still.
   [[nodiscard]] bool finish(growth_lock const& growing) noexcept {
@@ -95,7 +83,6 @@ class pool_drain {
     // Recorded uses on a stream that is captured without a scope are never waited for.
     if (done && !capture_gate::has_captures()) return;
     heap_.keep_mapped(growing);
-    pool_.graphs_.keep_mapped(growing);
   }
 
  private:

@@ -31,16 +31,16 @@ struct segments_wanted {
   throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
 }
 
-/// Finds the segments of a live block in one pool. Returns false if the pool has not reserved the address. First returns all threads' cached blocks to the heap, so that those are seen to be free.
-/// @throws misuse       not all of the bytes are live
+/// Finds the segments of a live block. First returns all threads' cached blocks to the heap, so that those are seen to be free.
+/// @throws misuse       not all of the bytes are live in this pool
 /// @throws pool_asleep  the pool sleeps
 /// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here; std::bad_alloc: nothing has changed
 template <class Heap, class Front>
-[[nodiscard]] bool find_own_segments(growth_lock const& growing, Heap& heap, Front& front,
-                                     segments_wanted const& wanted, sequence<memory_segment>& found) {
+void find_segments(growth_lock const& growing, Heap& heap, Front& front, segments_wanted const& wanted,
+                   sequence<memory_segment>& found) {
   auto const address = reinterpret_cast<std::uintptr_t>(wanted.p);
   if (heap.is_lost()) heap.refuse_forked();
-  if (!heap.growth(growing).contains(address)) return false;
+  if (!heap.growth(growing).contains(address)) refuse_segments(wanted);
   if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
   if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
   front.flush_all(growing);
@@ -53,7 +53,6 @@ template <class Heap, class Front>
     });
   }
   if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
-  return true;
 }
 
 }  // namespace tarn::detail

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// sleep(), wake() and compact() of a pool. Its graph memories sleep and wake with it, all or none.
+// sleep(), wake() and compact() of a pool.
 
 #include <cstddef>
 #include <string_view>
-#include <utility>
 
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
@@ -37,32 +36,22 @@ class pool_sleep {
     require_no_capture("sleep");
     std::size_t given = 0;
     try {
-      for_each(growing, [&](pool_sleep& each) { given += each.prepare_sleep(growing, where); });
+      given = prepare_sleep(growing, where);
     } catch (...) {
-      for_each(growing, [&](pool_sleep& each) { each.cancel_sleep(growing); });
+      cancel_sleep(growing);
       throw;
     }
-    for_each(growing, [&](pool_sleep& each) { given += each.release(growing); });
-    return given;
+    return given + release(growing);
   }
   std::size_t wake(after_waking then) {
     if (heap_.is_asleep()) require_no_growth("wake");
     growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || !heap_.is_asleep()) return 0;
     require_no_capture("wake");
-    std::size_t lacking = 0;
-    for_each(growing, [&](pool_sleep& each) { lacking += each.prepare_wake(growing); });
-    heap_.require_free(lacking);
-    std::size_t taken = 0;
-    try {
-      for_each(growing, [&](pool_sleep& each) { taken += each.restore(growing); });
-    } catch (...) {  // what failed has undone its own step
-      for_each(growing, [&](pool_sleep& each) {
-        if (std::exchange(each.is_restored_, false)) (void)each.release(growing);
-      });
-      throw;
-    }
-    for_each(growing, [&](pool_sleep& each) { each.end_sleep(growing, then); });
+    heap_.require_free(prepare_wake(growing));
+    std::size_t const taken = restore(growing);
+    of_pages(growing, [&](auto& pages) { pages.sleep().keep(growing, then); });
+    let_allocate(growing);
     return taken;
   }
   compaction compact() {
@@ -90,20 +79,13 @@ class pool_sleep {
     }
     hot_lock const held = heap_.lock_hot();
     heap_.space(held).count_splits();
-    result.live = heap_.space(held).live_bytes;
+    result.live = heap_.space(held).all_live();
     result.reserved = heap_.counters(growing).reserved;
     result.released = reserved - result.reserved;
     return result;
   }
 
  private:
-  /// Calls f(pool_sleep) for each graph memory, then for the pool. A graph memory that was made while the pool slept is awake.
-  template <class F>
-  void for_each(growth_lock const& growing, F const& f) {
-    pool_.graphs_.for_each_pool(growing, [&](auto& part) { f(part.sleep_); });
-    f(*this);
-  }
-
   /// Calls f with the pages. Blocks cannot be given back and keep their addresses: under a tool, the pool sleeps and keeps its memory. On
   /// a device without pages, the pool refuses to sleep.
   template <class Result = void, class F>
@@ -122,20 +104,17 @@ class pool_sleep {
              [&](auto& pages) { pages.sleep().save(growing, heap_.space(held), may_release(held), where); });
     return given;
   }
-  /// Undoes step 1, also if it failed or was not reached.
+  /// Undoes step 1, also if it failed.
   void cancel_sleep(growth_lock const& growing) noexcept {
-    if (!heap_.is_asleep()) return;
     of_pages(growing, [&](auto& pages) { pages.sleep().forget(growing); });
     let_allocate(growing);
   }
-  /// Step 2 of sleep(), and undoes step 2 of wake(): gives everything back.
+  /// Step 2 of sleep(): gives everything back.
   std::size_t release(growth_lock const& growing) noexcept {
-    if (!heap_.is_asleep()) return 0;
     return of_pages<std::size_t>(growing, [&](auto& pages) { return pages.sleep().release(growing); });
   }
   /// Step 1 of wake(): gives up what was freed meanwhile; returns the bytes that step 2 takes.
   std::size_t prepare_wake(growth_lock const& growing) {
-    if (!heap_.is_asleep()) return 0;
     hot_lock held = heap_.lock_hot();
     arena& space = heap_.space(held);
     finish_all(growing, space, heap_.order(growing), may_release(held));
@@ -144,21 +123,11 @@ class pool_sleep {
     space.count_splits();
     return bytes;
   }
-  /// Step 2 of wake(): all that can fail; returns the bytes taken.
+  /// Step 2 of wake(): all that can fail, or nothing; returns the bytes taken.
   std::size_t restore(growth_lock const& growing) {
-    if (!heap_.is_asleep()) return 0;
     hot_lock held = heap_.lock_hot();
-    std::size_t const bytes = of_pages<std::size_t>(
-        growing, [&](auto& pages) { return pages.restore(growing, may_release(held)); });
-    is_restored_ = true;
-    return bytes;
-  }
-  /// Step 3 of wake().
-  void end_sleep(growth_lock const& growing, after_waking then) noexcept {
-    if (!heap_.is_asleep()) return;
-    is_restored_ = false;
-    of_pages(growing, [&](auto& pages) { pages.sleep().keep(growing, then); });
-    let_allocate(growing);
+    return of_pages<std::size_t>(growing,
+                                 [&](auto& pages) { return pages.restore(growing, may_release(held)); });
   }
 
   void refuse_allocations(growth_lock const& growing) noexcept {
@@ -185,7 +154,6 @@ class pool_sleep {
 
   Pool& pool_;
   typename Pool::heap_type& heap_;
-  bool is_restored_ = false;  ///< by a wake() that is not over
 };
 
 }  // namespace tarn::detail

@@ -78,13 +78,8 @@ namespace detail {
 
 enum class number_unit { bytes, count };
 
-/// How the numbers of two pools are added up, and those of a pool and its graph memories.
-enum class number_sum {
-  added,
-  largest,
-  held,  ///< from the driver; also counted for a pool and its graph memories together, so that peaks are exact
-  total  ///< of events; those of graph memories that have ended stay in the sum
-};
+/// How the numbers of two pools are added up.
+enum class number_sum { added, largest };
 
 /// A row of the table.
 struct pool_number {
@@ -99,33 +94,33 @@ struct pool_number {
 inline constexpr pool_number pool_numbers[] = {
     {"live", &pool_state::live},
     {"live_blocks", &pool_state::live_blocks, number_unit::count},
-    {"reserved", &pool_state::reserved, number_unit::bytes, number_sum::held},
-    {"reserved_peak", &pool_state::reserved_peak, number_unit::bytes, number_sum::held},
+    {"reserved", &pool_state::reserved},
+    {"reserved_peak", &pool_state::reserved_peak},
     {"cached", &pool_state::cached},
     {"deferred", &pool_state::deferred},
     {"deferred_blocks", &pool_state::deferred_blocks, number_unit::count},
     {"largest_free_range", &pool_state::largest_free_range, number_unit::bytes, number_sum::largest},
     {"free_blocks", &pool_state::free_blocks, number_unit::count},
     {"inactive_split_bytes", &pool_state::inactive_split_bytes},
-    {"reserved_total", &pool_state::reserved_total, number_unit::bytes, number_sum::held,
+    {"reserved_total", &pool_state::reserved_total, number_unit::bytes, number_sum::added,
      &pool_totals::reserved},
-    {"released_total", &pool_state::released_total, number_unit::bytes, number_sum::held,
+    {"released_total", &pool_state::released_total, number_unit::bytes, number_sum::added,
      &pool_totals::released},
-    {"handles", &pool_state::handles, number_unit::count, number_sum::held},
-    {"handles_peak", &pool_state::handles_peak, number_unit::count, number_sum::held},
-    {"creates", &pool_state::creates, number_unit::count, number_sum::held, &pool_totals::creates,
+    {"handles", &pool_state::handles, number_unit::count},
+    {"handles_peak", &pool_state::handles_peak, number_unit::count},
+    {"creates", &pool_state::creates, number_unit::count, number_sum::added, &pool_totals::creates,
      "num_device_alloc"},
-    {"destroys", &pool_state::destroys, number_unit::count, number_sum::held, &pool_totals::destroys,
+    {"destroys", &pool_state::destroys, number_unit::count, number_sum::added, &pool_totals::destroys,
      "num_device_free"},
-    {"maps", &pool_state::maps, number_unit::count, number_sum::total},
-    {"unmaps", &pool_state::unmaps, number_unit::count, number_sum::total},
-    {"remaps", &pool_state::remaps, number_unit::count, number_sum::total},
-    {"alloc_retries", &pool_state::alloc_retries, number_unit::count, number_sum::total,
+    {"maps", &pool_state::maps, number_unit::count},
+    {"unmaps", &pool_state::unmaps, number_unit::count},
+    {"remaps", &pool_state::remaps, number_unit::count},
+    {"alloc_retries", &pool_state::alloc_retries, number_unit::count, number_sum::added,
      &pool_totals::alloc_retries, "num_alloc_retries"},
-    {"ooms", &pool_state::ooms, number_unit::count, number_sum::total},
-    {"host_waits", &pool_state::host_waits, number_unit::count, number_sum::total, &pool_totals::host_waits,
+    {"ooms", &pool_state::ooms, number_unit::count},
+    {"host_waits", &pool_state::host_waits, number_unit::count, number_sum::added, &pool_totals::host_waits,
      "num_sync_all_streams"},
-    {"device_waits", &pool_state::device_waits, number_unit::count, number_sum::total},
+    {"device_waits", &pool_state::device_waits, number_unit::count},
     {"host_bytes", &pool_state::host_bytes},
 };
 

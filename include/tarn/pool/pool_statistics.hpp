@@ -30,37 +30,6 @@ inline void add_free_ranges(pool_state& s, arena const& space) {
   s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
 }
 
-/// Adds what is counted for a pool and its graph memories together: what they hold, exactly, and the events of graph memories that
-/// have ended.
-inline void add_sums(pool_state& s, pool_state const& sums) noexcept {
-  for (pool_number const& n : pool_numbers) {
-    if (n.sum == number_sum::held) s.*n.value = sums.*n.value;
-    if (n.sum == number_sum::total) s.*n.value += sums.*n.value;
-  }
-  s.totals_reset = sums.totals_reset;
-  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
-  add(s.split, sums.split);
-  for (number_in<pool_state, pool_part> const part : {&pool_state::smaller, &pool_state::larger}) {
-    (s.*part).reserved = (sums.*part).reserved;
-    (s.*part).handles = (sums.*part).handles;
-    add((s.*part).split, (sums.*part).split);
-  }
-}
-
-/// Adds the events of a graph memory that is destroyed to the sums.
-inline void add_ended(pool_state& sums, pool_state const& ended) noexcept {
-  for (pool_number const& n : pool_numbers) {
-    if (n.sum == number_sum::total) sums.*n.value += ended.*n.value;
-  }
-  auto const add_split = [](split_ranges& to, split_ranges const& from) {
-    to.blocks.add(0, from.blocks.allocated);
-    to.bytes.add(0, from.bytes.allocated);
-  };
-  add_split(sums.split, ended.split);
-  add_split(sums.smaller.split, ended.smaller.split);
-  add_split(sums.larger.split, ended.larger.split);
-}
-
 /// O(free ranges + threads).
 template <class Heap, class Front, class Deferred>
 [[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
@@ -91,8 +60,8 @@ template <class Heap, class Front, class Deferred>
 
 /// Calls f(statistic) for those that a pool resets.
 template <class Heap, class F>
-void for_each_stat(growth_lock const&, Heap& heap, F const& f) noexcept {
-  for (pool_part* const part : {&heap.sums.smaller, &heap.sums.larger}) {
+void for_each_stat(growth_lock const& growing, Heap& heap, F const& f) noexcept {
+  for (pool_part* const part : {&heap.counters(growing).smaller, &heap.counters(growing).larger}) {
     f(part->reserved);
     f(part->handles);
   }
@@ -105,8 +74,9 @@ void for_each_stat(growth_lock const&, Heap& heap, F const& f) noexcept {
 
 template <class Heap>
 void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
-  heap.sums.reserved_peak = heap.sums.reserved;
-  heap.sums.handles_peak = heap.sums.handles;
+  pool_state& counted = heap.counters(growing);
+  counted.reserved_peak = counted.reserved;
+  counted.handles_peak = counted.handles;
   for_each_stat(growing, heap, [](stat& s) { s.reset_peak(); });
 }
 
@@ -114,9 +84,8 @@ void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
 template <class Heap>
 void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now) noexcept {
   for (pool_number const& n : pool_numbers) {
-    if (n.at_reset != nullptr) heap.sums.totals_reset.*n.at_reset = now.*n.value;
+    if (n.at_reset != nullptr) heap.counters(growing).totals_reset.*n.at_reset = now.*n.value;
   }
-  heap.sums.split = heap.sums.smaller.split = heap.sums.larger.split = {};
   for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
 }
 

@@ -14,6 +14,7 @@
 #include "tarn/pool/front/front.hpp"
 #include "tarn/pool/front/magazine.hpp"
 #include "tarn/pool/graph/graph_captures.hpp"
+#include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/heap.hpp"
 #include "tarn/pool/inspection/described_blocks.hpp"
@@ -38,20 +39,48 @@ class slow_path {
     heap_.require_ready(id, bytes, alignment);
     if (id != neutral_id) heap_.require_access(stream_ref::from(stream.handle(), id));
     if (graphs_.is_watching() && id != neutral_id) [[unlikely]] {
-      if (void* const p = graphs_.allocate(pool_, id, stream, bytes, alignment); p != nullptr) return p;
+      captured_stream const at = graphs_.captures().of_allocation(id, stream);
+      if (at.is_captured()) return allocate_captured(at, bytes, alignment);
       if (alignment <= default_alignment && front_.is_this_thread_watched() == front_type::watched::yes) {
         if (void* const p = front_.take_watched(id, lazy_block_size{bytes}); p != nullptr) return p;
       }
     }
+    return allocate_in(common, id, stream, bytes, alignment);
+  }
+  /// Serves a request of a capture.
+  void* allocate_captured(captured_stream const& at, std::size_t bytes, std::size_t alignment) {
+    void* p = nullptr;
+    if (alignment <= default_alignment) p = front_.take_watched(at.kept_as, lazy_block_size{bytes});
+    if (p == nullptr) {
+      try {
+        p = allocate_in(at.owner->captured, at.kept_as, stream_ref::from(nullptr, at.kept_as), bytes,
+                        alignment);
+      } catch (out_of_memory& refused) {
+        memory_report report = refused.report();
+        report.stream = at.stream;
+        refused.set_report(report);
+        throw;
+      }
+    }
+    graphs_.count_allocated(*at.owner, bytes, alignment);
+    return p;
+  }
+  /// Serves a request from a part of the heap, by the calling thread's cache and the ladder.
+  void* allocate_in(part_ref part, stream_id id, stream_ref stream, std::size_t bytes,
+                    std::size_t alignment) {
     misuse_report const last = heap_.misuse_at_end();
     if (heap_.is_crowded()) [[unlikely]] {
-      bool const may_mark = id == neutral_id || !may_be_capturing(heap_.driver(), stream);
+      bool const may_mark =
+          id == neutral_id || !(is_capture_stream(id) || may_be_capturing(heap_.driver(), stream));
       heap_.sweep_streams(may_mark ? sweep_of::all_streams : sweep_of::default_streams);
     }
-    room_to_describe room(heap_.description());
-    std::size_t const guard = heap_.description().active() ? guard_bytes : 0;
-    block_request const request(id, stream, bytes, bytes + guard, alignment);
-    cache_position position = front_.open(id, stream);
+    room_to_describe room(heap_.description(), part == common);
+    std::size_t const guard = part == common && heap_.description().active() ? guard_bytes : 0;
+    block_request request(id, stream, bytes, bytes + guard, alignment);
+    request.part = part;
+    // A cache holds the blocks of one part: those of a stream are common, those of a captured one of its capture's part.
+    bool const has_cache = part == common || is_capture_stream(id);
+    cache_position position = has_cache ? front_.open(id, stream) : cache_position{};
     block_batch batch;
     if (position.of_stream != nullptr && request.in_run) {
       batch.wanted = magazine_batch(request.size_class);
@@ -59,7 +88,7 @@ class slow_path {
     }
     if (!take_from_heap(position, request, batch) && !take_what_captures_cache(position, request, batch)) {
       climb(position, request, batch);
-      front_.find_again(position, id, stream);
+      if (has_cache) front_.find_again(position, id, stream);
     }
     front_.keep_rest(position, request, batch);  // those that have no room in the cache are left in the batch
     if (batch.count > 1) heap_.give_back(id, stream, request.size_class, batch.blocks + 1, batch.count - 1);
@@ -87,8 +116,87 @@ class slow_path {
       heap_.sweep_streams(sweep_of::default_streams);
     if (heap_.description().active()) [[unlikely]]
       return take_back_described(heap_, id, stream, p, bytes, alignment, reuse::later);
+    put(id, stream, p, bytes, alignment, !heap_.is_asleep());
+  }
+
+  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it now.
+  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return;
+    if (graphs_.may_hold(p) && take_back_of_graphs(stream_ref::unknown_id, stream, p, bytes, alignment))
+      return;
+    if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
+    pool_.deallocate_sync(p, bytes, alignment);
+  }
+
+  /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
+  TARN_NOINLINE bool take_back_recorded(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                                        std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return true;
+    heap_.learn_if_named(id, stream);
+    if (graphs_.may_hold(p) && take_back_of_graphs(id, stream, p, bytes, alignment)) return true;
+    if (!deferred_.may_hold(p)) return false;
+    if (graphs_.watches_frees() && graphs_.defer_if_captured(id, stream, p, bytes, alignment)) return true;
+    return deferred_.defer(id, stream, p, bytes, alignment);
+  }
+  /// Returns a block that was deferred for graphs, which are complete.
+  void give_back_deferred(void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    if (heap_.part_of(p) == common) return pool_.deallocate_sync(p, bytes, alignment);
+    return_to_part(neutral_id, {}, p, bytes, alignment);
+  }
+
+ private:
+  using front_type = typename Pool::front_type;
+  using cache_position = typename front_type::cache_position;
+
+  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
+  static constexpr std::uint32_t batch_of_capture = 4;
+
+  /// Takes back a block of an owner's part, or one that graphs use. Returns false if it is to be freed as any other.
+  bool take_back_of_graphs(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                           std::size_t alignment) noexcept {
+    using fate = typename Pool::graphs_type::fate;
+    misuse_report const last = heap_.misuse_at_end();
+    stream_id as = 0;
+    switch (graphs_.take_back(id, stream, p, bytes, alignment, as)) {
+      case fate::ordinary:
+        return false;
+      case fate::deferred:
+        break;
+      case fate::reused:
+        free_captured(as, p, bytes, alignment);
+        break;
+      case fate::returned:
+        return_to_part(id, stream, p, bytes, alignment);
+        break;
+    }
+    return true;
+  }
+  /// Frees a block under the identity that its stream has in a capture.
+  void free_captured(stream_id as, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    stream_ref const stream = stream_ref::from(nullptr, as);
+    if (deferred_.may_hold(p) && deferred_.defer(as, stream, p, bytes, alignment)) return;
+    if (alignment <= default_alignment && !heap_.is_asleep() &&
+        (front_.put_watched(as, p, lazy_block_size{bytes}) || front_.put(as, p, lazy_block_size{bytes})))
+      return;
+    put(as, stream, p, bytes, alignment, !heap_.is_asleep());
+  }
+  /// Returns a block to its part in the order of a stream that is of no capture.
+  void return_to_part(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                      std::size_t alignment) noexcept {
+    if (id == stream_ref::unknown_id) {
+      if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
+      id = neutral_id;
+    } else if (deferred_.may_hold(p) && deferred_.defer(id, stream, p, bytes, alignment)) {
+      return;
+    }
+    put(id, stream, p, bytes, alignment, false);
+  }
+  /// Keeps a block in the calling thread's cache, if it may, and returns what has no room there to the heap.
+  void put(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
+           bool caches) noexcept {
     block_request const request(id, stream, bytes, bytes, alignment);
-    cache_position const position = heap_.is_asleep() ? cache_position{} : front_.open(id, stream);
+    cache_position const position = caches ? front_.open(id, stream) : cache_position{};
     if (position.of_stream == nullptr) {
       heap_.count_given(request.block);
     } else {
@@ -103,34 +211,6 @@ class slow_path {
     heap_.give_back(request, &p, 1, request.block);
   }
 
-  /// Frees a block whose stream was destroyed: the block is deferred for all work, or the host waits for it now.
-  TARN_NOINLINE void deallocate_unknown(stream_ref stream, void* p, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-    if (heap_.is_lost()) return;
-    if (graphs_.may_hold(p) && graphs_.deallocate(stream_ref::unknown_id, stream, p, bytes, alignment))
-      return;
-    if (deferred_.defer_for_all_work(stream, p, bytes, alignment)) return;
-    pool_.deallocate_sync(p, bytes, alignment);
-  }
-
-  /// Takes back a block with recorded uses, or one of a graph memory. Returns false if `p` is neither.
-  TARN_NOINLINE bool take_back_recorded(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                                        std::size_t alignment) noexcept {
-    if (heap_.is_lost()) return true;
-    heap_.learn_if_named(id, stream);
-    if (graphs_.may_hold(p) && graphs_.deallocate(id, stream, p, bytes, alignment)) return true;
-    if (!deferred_.may_hold(p)) return false;
-    if (graphs_.watches_frees() && graphs_.defer_if_captured(id, stream, p, bytes, alignment)) return true;
-    return deferred_.defer(id, stream, p, bytes, alignment);
-  }
-
- private:
-  using front_type = typename Pool::front_type;
-  using cache_position = typename front_type::cache_position;
-
-  /// Blocks moved at once for a captured stream: what a capture has not used goes back when it ends.
-  static constexpr std::uint32_t batch_of_capture = 4;
-
   bool take_from_heap(cache_position const& position, block_request const& request, block_batch& batch) {
     // Return the cached large block first: it may coalesce with its neighbours.
     std::size_t cached_bytes = 0;
@@ -141,8 +221,8 @@ class slow_path {
     if (cached != nullptr)
       heap_.return_range(may_release(held), request.id, request.stream, cached, cached_bytes);
     heap_.space(held).make_room();
-    if (!heap_.take(held, heap_.space(held).streams.get(request.id, request.stream), request, batch))
-      return false;
+    domain_ref const taker = heap_.space(held).streams.get(request.id, request.stream, request.part);
+    if (!heap_.take(held, taker, request, batch)) return false;
     heap_.count_if_uncached(held, request, position.cache == nullptr);
     return true;
   }
@@ -169,15 +249,17 @@ class slow_path {
       growth_lock const growing = heap_.lock_growth();
       if (heap_.is_asleep()) [[unlikely]]
         heap_.refuse_asleep(request.asked);
-      deferred_.release(growing, false);
-      if (graphs_.has_ended_parts()) (void)graphs_.reap(growing, pool_, false);
+      if (!is_capture_stream(request.id)) {
+        deferred_.release(growing, false);
+        if (graphs_.has_ended()) (void)graphs_.reap(growing, pool_, false);
+      }
       for (;;) {
         try {
           hot_lock held = heap_.lock_hot();
           ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb();
           return heap_.count_if_uncached(held, request, position.cache == nullptr);
         } catch (out_of_memory const&) {
-          if (!graphs_.has_ended_parts() || !graphs_.reap(growing, pool_, true)) throw;
+          if (!graphs_.has_ended() || !graphs_.reap(growing, pool_, true)) throw;
         }
       }
     };

@@ -21,9 +21,9 @@ class capture_scope;
 /// receives them until the owner is destroyed, whatever other streams and threads do. The owner may outlive the scope, the stream
 /// and the cudaGraphExec_t.
 ///
-/// Destruction does not wait: the memory goes back when the device has completed all work submitted before (at a later allocation
-/// that needs memory, at trim() and at the pool's end). Before CUDA 12.5 it waits for the device. Blocks that are still live stay
-/// valid. An owner is moved, not copied; it keeps the pool alive. Threads may use one owner if one capture at a time is begun.
+/// Destruction does not wait: the memory serves the pool again when the device has completed all work submitted before (seen at a later
+/// allocation that needs memory, at trim() and at the pool's end). Before CUDA 12.5 it waits for the device. Blocks that are still live
+/// stay valid. An owner is moved, not copied; it keeps the pool alive. Threads may use one owner if one capture at a time is begun.
 template <class Memory>
 class graph_memory {
   static_assert(
@@ -31,7 +31,8 @@ class graph_memory {
       "tarn: graph_memory needs a pool, which keeps a graph's addresses apart: pages | tarn::pooled{}");
 
  public:
-  /// Holds no memory until a capture allocates. Host cost 20 us. @throws cuda_error, std::bad_alloc
+  /// Holds no memory until a capture allocates. Host memory 6 KiB, and as much for allocate() outside captures. At most 65,534 such parts
+  /// live at once in a pool. @throws cuda_error, std::bad_alloc
   explicit graph_memory(Memory memory, source_location where = source_location::current())
       : memory_(std::move(memory)),
         owner_(detail::called_from(where, [&] { return nearest(memory_, pool_call::new_graph_memory{}); })) {}
@@ -45,9 +46,9 @@ class graph_memory {
 
   /// Allocates a block of the owner for work on `stream`. Inside a capture of this owner, it is as any block of the capture. Elsewhere
   /// it is from memory that no capture of the owner received: a part of the pool that is kept apart (PyTorch's MemPool), such as the
-  /// inputs of a graph. It is freed as any block, with resource().deallocate(), and is then reused by such calls of this owner only,
-  /// in the order of the stream; freed in a capture, it is reused by nothing until the owner of that capture has ended. On a stream
-  /// that is captured for another owner, it is memory that every stream may use.
+  /// inputs of a graph. It is freed as any block, with resource().deallocate(), and is then reused by such calls of this owner, in the
+  /// order of the stream, and by the owner's captures once it is complete; freed in a capture, it is reused by nothing until the owner
+  /// of that capture has ended. On a stream that is captured for another owner, it is memory that every stream may use.
   /// For a pool, and for a pool under `tracked`, which counts the block; other policies would not see it.
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc: nothing has changed
   /// Thread-safe. No warm path: one lock more than an allocation that the calling thread's cache does not serve.
@@ -62,7 +63,7 @@ class graph_memory {
 
   /// The pool or stack that captures allocate from.
   [[nodiscard]] Memory const& resource() const noexcept { return memory_; }
-  /// What the owner holds now, bytes. O(free ranges).
+  /// What the owner holds now, bytes. O(1).
   [[nodiscard]] graph_state state() const { return owner_->state(); }
 
  private:

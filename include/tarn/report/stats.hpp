@@ -38,13 +38,13 @@ struct graph_totals {
 template <class Resource>
 graph_totals graphs_of(Resource& memory) {
   graph_totals sum;
-  auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& deferred, auto&) {
+  auto const look = [&](growth_lock const& growing, auto&, auto&, auto& deferred, auto& graphs) {
     sum.kept += deferred.bytes_for_graphs();
-    if (heap.graph_memory == 0) return;
-    pool_state const s = read_state(growing, heap, front, deferred);
-    ++sum.owners;
-    sum.reserved += s.reserved;
-    sum.allocated += s.live > s.deferred ? s.live - s.deferred : 0;
+    graphs.for_each_state(growing, [&](graph_state const& s) {
+      ++sum.owners;
+      sum.reserved += s.reserved;
+      sum.allocated += s.allocated;
+    });
   };
   nearest(memory, pool_call::inspect{look});
   return sum;

@@ -5,6 +5,7 @@
 //
 // Over 400 lines: a split or a free changes the range, its neighbours, the indexes and the counters in one step.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -65,16 +66,18 @@ class arena {
   bool keeps_handles_whole = false;
   /// Free neighbours in two handles become one range. Otherwise each block lies within one handle.
   bool joins_handles = true;
-  /// Nothing that was handed out is ever unmapped or given back: captured graphs hold the addresses.
-  bool keeps_addresses = false;
   /// How many free ranges of similar size a request searches; the ladder lifts it before it throws out_of_memory.
   std::size_t search_limit = range_index::search_limit;
   /// The handles behind the ranges, for pools over pages; null if segments are created and given back whole.
-  page_map const* pages = nullptr;
-  split_statistics splits;     ///< as of the last count_splits()
+  page_map* pages = nullptr;
+  split_statistics splits;  ///< as of the last count_splits()
+  // Of the common part; streams.part() has the numbers of the others.
   std::size_t live_bytes = 0;  ///< in live ranges, runs included
   std::size_t live_peak = 0;   ///< since the start, or since the pool last gave memory back by itself
   live_window window;          ///< the live peak of late
+  // Of all other parts together:
+  std::size_t live_in_parts = 0;
+  std::atomic<std::size_t> reserved_in_parts{0};  ///< also read without the lock
 
   /// Makes room for the metadata of one allocation. @throws std::bad_alloc, nothing has changed
   void make_room() {
@@ -100,9 +103,12 @@ class arena {
     for (range_ref piece = r; piece != 0; piece = ranges[piece].chain) total += ranges[piece].bytes;
     if (total != bytes) return release_result::wrong_size;
     (void)blocks.erase(address);
-    live_bytes -= bytes;
+    count_freed(bytes, ranges[r].part);
     std::uint64_t const mark = streams[giver].mark();
-    if (ranges[r].view_or_split != 0) tenancies[ranges[r].view_or_split].leave(giver, mark);
+    if (ranges[r].view_or_split != 0) {
+      tenancies[ranges[r].view_or_split].leave(giver, mark);
+      --streams.part(ranges[r].part).live_in_views;
+    }
     while (r != 0) {
       range_ref const piece = r;
       r = ranges[piece].chain;
@@ -122,7 +128,8 @@ class arena {
     for (; taken < wanted && !returned.empty(); returned.pop_back(), --domain.foreign_count)
       out[taken++] = returned.back();
     taken += take_from_runs(taker, size_class, out + taken, wanted - taken);
-    if (taken == 0 && taker != neutral) taken = take_from_runs(neutral, size_class, out, wanted);
+    if (taken == 0 && !domain.is_neutral())
+      taken = take_from_runs(domain.neutral_domain, size_class, out, wanted);
     if (taken == 0) {
       range_ref const body = take_range(taker, zone::smaller, run_bytes(size_class), frame_bytes);
       if (body == 0) return 0;
@@ -145,9 +152,11 @@ class arena {
       piece.generation = streams[taker].generation;
       bytes += piece.bytes;
     }
-    count_live(bytes);
+    count_live(bytes, streams[taker].part);
+    if (pages != nullptr) pages->set_part_of_view(address, streams[taker].part);
     ranges[pieces[0]].view_or_split = view;
     ++tenancies[view].blocks;
+    ++streams.part_of(taker).live_in_views;
     blocks.insert(address, pieces[0]);
   }
 
@@ -170,7 +179,7 @@ class arena {
     if (r == 0) return release_result::foreign;
     if (runs[r].size_class != size_class) return release_result::wrong_size;
     let_go_of_forgotten(runs[r]);
-    if (giver != neutral && runs[r].domain != giver) {
+    if (!streams[giver].is_neutral() && runs[r].domain != giver) {
       stream_domain& domain = streams[giver];
       try {
         domain.foreign[size_class].push_back(p);
@@ -197,20 +206,26 @@ class arena {
   }
 
   /// Makes the partly free runs of a domain neutral. The device has completed the uses of all that was freed in them.
-  void neutralise_runs(domain_ref d) noexcept {
-    for (run_list& list : streams[d].runs) {
+  void neutralise_runs(domain_ref d) noexcept { move_runs(d, streams[d].neutral_domain); }
+  /// Moves the partly free runs of a domain to another one.
+  void move_runs(domain_ref from, domain_ref to) noexcept {
+    for (run_list& list : streams[from].runs) {
       while (run_ref const r = list.head) {
         list.erase(runs, r);
-        runs[r].domain = neutral;
-        runs[r].generation = streams[neutral].generation;
-        streams[neutral].runs[runs[r].size_class].push(runs, r);
+        runs[r].domain = to;
+        runs[r].generation = streams[to].generation;
+        streams[to].runs[runs[r].size_class].push(runs, r);
       }
     }
   }
 
-  /// Moves the ranges of `from` that are marked `epoch` or older to the domain `to`.
+  /// Makes the ranges of a domain neutral that are marked `epoch` or older.
+  void neutralise_ranges(domain_ref d, std::uint64_t epoch) noexcept {
+    hand_over(d, streams[d].neutral_domain, epoch);
+  }
+  /// Moves the ranges of `from` that are marked `epoch` or older to the domain `to` of the same part.
   void hand_over(domain_ref from, domain_ref to, std::uint64_t epoch) noexcept {
-    std::uint64_t const mark = to == neutral ? 0 : streams[to].mark();
+    std::uint64_t const mark = streams[to].is_neutral() ? 0 : streams[to].mark();
     claim_each(from, [&](range_ref r) {
       bool const moves = ranges[r].epoch <= epoch;
       make_free(r, moves ? to : from, moves ? mark : ranges[r].epoch);
@@ -221,8 +236,9 @@ class arena {
   /// whether there were any. O(ranges of the stream or neutral ones, whichever are fewer)
   bool join_neutral(domain_ref d) noexcept {
     bool any = false;
-    domain_ref const walked = streams[neutral].range_count() < streams[d].range_count() ? neutral : d;
-    domain_ref const other = walked == d ? neutral : d;
+    domain_ref const neutral_one = streams[d].neutral_domain;
+    domain_ref const walked = streams[neutral_one].range_count() < streams[d].range_count() ? neutral_one : d;
+    domain_ref const other = walked == d ? neutral_one : d;
     claim_each(walked, [&](range_ref r) {
       bool joined = walked == d;
       for (range_ref const beside : {ranges[r].previous, ranges[r].next}) {
@@ -236,9 +252,83 @@ class arena {
         ranges[beside].epoch = 0;  // complete: a mark of the neutral domain means nothing in another
         put_in(beside);
       }
-      make_free(r, joined ? d : neutral, walked == d ? ranges[r].epoch : 0);
+      make_free(r, joined ? d : neutral_one, walked == d ? ranges[r].epoch : 0);
     });
     return any;
+  }
+
+  // ---- parts
+
+  /// The part of a live block; the common one if there is no such block. O(1)
+  [[nodiscard]] part_ref part_of(void const* p) const noexcept {
+    if (!streams.has_parts()) return common;
+    if (range_ref const r = blocks.find(reinterpret_cast<std::uintptr_t>(p)); r != 0) return ranges[r].part;
+    run_ref const r = runs.find(p);
+    return r != 0 ? ranges[runs[r].body].part : common;
+  }
+  /// Makes whole handles, or a segment, that fill a range which is in no index, part of `to`.
+  void move_to_part(range_ref r, part_ref to) noexcept {
+    range& node = ranges[r];
+    if (node.part == to) return;
+    count_reserved(node.part, -static_cast<std::ptrdiff_t>(node.bytes));
+    count_reserved(to, static_cast<std::ptrdiff_t>(node.bytes));
+    node.part = to;
+    if (pages != nullptr) pages->set_part(node.address, node.bytes, to);
+  }
+  /// Whether the address of a range is kept although it is free: of what captures received.
+  [[nodiscard]] bool keeps_address(range const& node) const noexcept {
+    return streams.part(node.part).keeps_addresses;
+  }
+  [[nodiscard]] std::size_t live_of(part_ref p) const noexcept {
+    return p == common ? live_bytes : streams.part(p).live_bytes;
+  }
+  [[nodiscard]] std::size_t peak_of(part_ref p) const noexcept {
+    return p == common ? live_peak : streams.part(p).live_peak;
+  }
+  /// Bytes of handles or segments. @param all  of all parts
+  [[nodiscard]] std::size_t reserved_of(part_ref p, std::size_t all) const noexcept {
+    if (p != common) return streams.part(p).reserved;
+    std::size_t const others = reserved_in_parts.load(std::memory_order_relaxed);
+    return all > others ? all - others : 0;
+  }
+  [[nodiscard]] std::size_t all_live() const noexcept { return live_bytes + live_in_parts; }
+  /// Free bytes that serve captures alone. O(parts)
+  [[nodiscard]] std::size_t free_for_captures() const noexcept {
+    std::size_t sum = 0;
+    for (part_ref p = 1; p < streams.parts(); ++p) {
+      heap_part const& part = streams.part(p);
+      if (part.keeps_addresses && part.reserved > part.live_bytes) sum += part.reserved - part.live_bytes;
+    }
+    return sum;
+  }
+
+  /// Makes the memory of a part common. Its owner has ended, and nothing on the device uses what is free in it. O(ranges of the part +
+  /// handles), over segments O(ranges); if a block of it is live in a view, O(blocks), too.
+  void end_part(growth_lock const& growing, part_ref p) noexcept {
+    domain_ref const d = streams.part(p).neutral_domain;
+    streams.for_each_in(p, [&](domain_ref each) { send_foreign_home(each); });
+    streams.for_each_in(p, [&](domain_ref each) {
+      neutralise_ranges(each, ~std::uint64_t{0});
+      neutralise_runs(each);
+      stream_domain& domain = streams[each];
+      domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
+      streams.forget(growing, each);
+    });
+    move_runs(d, neutral);
+    claim_each(d, [&](range_ref r) { make_free(r, neutral, 0); });
+    heap_part const& gone = streams.part(p);
+    if (gone.live_in_views != 0) {
+      blocks.for_each([&](std::uintptr_t address, range_ref r) {
+        if (ranges[r].part == p && ranges[r].view_or_split != 0) pages->set_part_of_view(address, common);
+      });
+    }
+    streams.part(common).live_in_views += gone.live_in_views;
+    leave_part(p);
+    count_reserved(p, -static_cast<std::ptrdiff_t>(gone.reserved));
+    live_in_parts -= gone.live_bytes;
+    live_bytes += gone.live_bytes;
+    live_peak = max_of(live_peak, live_bytes);
+    streams.end_part(growing, p);
   }
 
   /// Makes a node that is in no index free in a domain, and coalesces it with free neighbours of the same domain and zone.
@@ -246,6 +336,7 @@ class arena {
     ranges[r].state = range_state::free;
     ranges[r].domain = domain;
     ranges[r].epoch = epoch;
+    ranges[r].part = streams[domain].part;
     if (range_ref const n = ranges[r].next; n != 0 && joins(r, n)) absorb(r, n);
     if (range_ref const p = ranges[r].previous; p != 0 && joins(p, r)) {
       take_out(p);
@@ -312,7 +403,7 @@ class arena {
 
   /// Whether the device has completed the uses of a free range.
   [[nodiscard]] bool is_complete(range const& node) const noexcept {
-    return node.domain == neutral || node.epoch <= streams[node.domain].completed;
+    return streams[node.domain].is_neutral() || node.epoch <= streams[node.domain].completed;
   }
 
   [[nodiscard]] std::size_t free_bytes() const noexcept {
@@ -320,9 +411,11 @@ class arena {
     for (domain_ref d = 0; d < streams.size(); ++d) sum += streams[d].free_bytes();
     return sum;
   }
+  /// Not of what graphs have the addresses of.
   [[nodiscard]] std::size_t largest_free() const noexcept {
     std::size_t most = 0;
     for (domain_ref d = 0; d < streams.size(); ++d) {
+      if (streams.part(streams[d].part).keeps_addresses) continue;
       for (auto const& index : streams[d].index) most = max_of(most, index.largest(ranges));
     }
     return most;
@@ -350,16 +443,53 @@ class arena {
     }
   }
 
-  void count_live(std::size_t bytes) noexcept {
+  void count_live(std::size_t bytes, part_ref p) noexcept {
+    if (p != common) [[unlikely]] {
+      heap_part& part = streams.part(p);
+      part.live_bytes += bytes;
+      part.live_peak = max_of(part.live_peak, part.live_bytes);
+      live_in_parts += bytes;
+      return window.note(bytes, live_bytes);
+    }
     live_bytes += bytes;
     live_peak = max_of(live_peak, live_bytes);
     window.note(bytes, live_bytes);
+  }
+  void count_freed(std::size_t bytes, part_ref p) noexcept {
+    if (p != common) [[unlikely]] {
+      streams.part(p).live_bytes -= bytes;
+      live_in_parts -= bytes;
+      return;
+    }
+    live_bytes -= bytes;
+  }
+  void count_reserved(part_ref p, std::ptrdiff_t bytes) noexcept {
+    if (p == common) return;
+    streams.part(p).reserved += static_cast<std::size_t>(bytes);
+    reserved_in_parts.fetch_add(static_cast<std::size_t>(bytes), std::memory_order_relaxed);
   }
   static void move(stat& s, std::int64_t to) noexcept {
     if (to > s.current) s.increase(to - s.current);
     if (to < s.current) s.decrease(s.current - to);
   }
 
+  /// Makes the handles, or segments, of a part common, with what is live in them.
+  void leave_part(part_ref p) noexcept {
+    if (pages == nullptr) {
+      for (range_ref r = 1; r < ranges.size(); ++r) {
+        if (ranges[r].part == p) ranges[r].part = common;
+      }
+      return;
+    }
+    for (handle_ref h = 1; h < pages->size(); ++h) {
+      physical const& handle = (*pages)[h];
+      if (handle.bytes == 0 || handle.part != p) continue;
+      for (range_ref r = starts.find(ranges, handle.home); r != 0 && ranges[r].address < pages->end_of(h);
+           r = ranges[r].next)
+        ranges[r].part = common;
+      pages->set_part(handle.home, handle.bytes, common);
+    }
+  }
   /// Puts a free range into its domain's index.
   void put_in(range_ref r) noexcept {
     range& node = ranges[r];
@@ -398,13 +528,13 @@ class arena {
       if (r != 0) alignment = usual_granule;
     }
     if (r == 0) r = streams[taker].ranges(where).find(ranges, bytes, alignment, search_limit);
-    if (r == 0 && taker != neutral)
-      r = streams[neutral].ranges(where).find(ranges, bytes, alignment, search_limit);
+    if (r == 0 && !streams[taker].is_neutral())
+      r = streams[streams[taker].neutral_domain].ranges(where).find(ranges, bytes, alignment, search_limit);
     if (r == 0) return 0;
     r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
     ranges[r].generation = streams[taker].generation;
-    count_live(bytes);
+    count_live(bytes, streams[taker].part);
     return r;
   }
 
@@ -424,8 +554,8 @@ class arena {
   void let_go_of_forgotten(run& r) const noexcept {
     if (r.generation == streams[r.domain].generation) [[likely]]
       return;
-    r.domain = neutral;
-    r.generation = streams[neutral].generation;
+    r.domain = streams.part(ranges[r.body].part).neutral_domain;
+    r.generation = streams[r.domain].generation;
   }
 
   release_result put_into_run(run_ref r, void* p) noexcept {
@@ -441,7 +571,7 @@ class arena {
     range_ref const body = home.body;
     domain_ref const owner = home.domain;
     runs.remove(r);
-    live_bytes -= ranges[body].bytes;
+    count_freed(ranges[body].bytes, ranges[body].part);
     make_free(body, owner, streams[owner].mark());
     return release_result::done;
   }

@@ -4,6 +4,7 @@
 // virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records of free and live bytes use home addresses. (Views
 // map handles at further addresses: view.hpp.)
 
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,7 @@
 
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
+#include "tarn/pool/arena/range.hpp"
 
 namespace tarn::detail {
 
@@ -30,6 +32,7 @@ struct physical {
   std::size_t bytes = 0;    ///< 0 if the entry is unused
   std::uintptr_t home = 0;  ///< in an unused entry: the index of the next one
   backing state = backing::mapped;
+  part_ref part = common;  ///< of the heap; that of all ranges in it
   bool stays = false;      ///< the pool sleeps, but not this handle: it was pinned when the pool fell asleep
   std::uint32_t pins = 0;  ///< while there are any, it is not given back, replaced or put to sleep
 };
@@ -39,11 +42,18 @@ class page_map {
   page_map() noexcept = default;
   page_map(page_map const&) = delete;
   page_map& operator=(page_map const&) = delete;
-  ~page_map() { (std::free)(table_); }
+  ~page_map() {
+    (std::free)(table_);
+    (std::free)(parts_);
+  }
 
   /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
   void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
     handles_.resize(1);
+    // One table of an open map: the other one is there, too.
+    if (parts_ == nullptr)
+      parts_ = static_cast<std::atomic<part_ref>*>(std::calloc(bytes / granularity, sizeof(part_ref)));
+    if (parts_ == nullptr) throw std::bad_alloc();
     table_ = static_cast<handle_ref*>(std::calloc(home_bytes / granularity, sizeof(handle_ref)));
     if (table_ == nullptr) throw std::bad_alloc();
     base_ = base;
@@ -111,6 +121,23 @@ class page_map {
     return is_open() && address >= base_ && address - base_ < bytes_;
   }
   [[nodiscard]] bool is_home(std::uintptr_t address) const noexcept { return address - base_ < home_bytes_; }
+
+  /// The part that a live block belongs to, which starts at `address`. Needs no lock.
+  [[nodiscard]] part_ref part_at(std::uintptr_t address) const noexcept {
+    return contains(address) ? parts_[(address - base_) >> shift_].load(std::memory_order_relaxed) : common;
+  }
+  /// Notes the part of whole handles at their home addresses. O(granules)
+  void set_part(std::uintptr_t home, std::size_t bytes, part_ref part) noexcept {
+    std::size_t const first = (home - base_) >> shift_;
+    for (std::size_t g = first; g < first + (bytes >> shift_); ++g) {
+      parts_[g].store(part, std::memory_order_relaxed);
+      if (table_[g] != 0) handles_[table_[g]].part = part;
+    }
+  }
+  /// Notes the part of a block in a view, which that of its handles is.
+  void set_part_of_view(std::uintptr_t address, part_ref part) noexcept {
+    parts_[(address - base_) >> shift_].store(part, std::memory_order_relaxed);
+  }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return handles_.capacity() * sizeof(physical); }
 
  private:
@@ -119,7 +146,8 @@ class page_map {
     for (std::size_t g = 0; g < handles_[h].bytes >> shift_; ++g) table_[first + g] = value;
   }
 
-  handle_ref* table_ = nullptr;  ///< one entry per granule of the home addresses
+  handle_ref* table_ = nullptr;             ///< one entry per granule of the home addresses
+  std::atomic<part_ref>* parts_ = nullptr;  ///< one entry per granule of all addresses
   sequence<physical> handles_;
   std::uintptr_t base_ = 0;
   std::size_t home_bytes_ = 0;

@@ -19,6 +19,9 @@ using range_ref = std::uint32_t;
 /// Index of a stream's domain; 0 is the neutral domain, whose memory nothing on the device uses any more.
 using domain_ref = std::uint32_t;
 inline constexpr domain_ref neutral = 0;
+/// Number of a part of the heap (stream_order.hpp).
+using part_ref = std::uint16_t;
+inline constexpr part_ref common = 0;  ///< the part of all memory that is no graph memory's
 
 enum class range_state : std::uint8_t {
   unused,  ///< a spare node
@@ -55,7 +58,8 @@ struct range {
   std::uint16_t generation = 0;  ///< of a live range: the generation of its domain when it was taken
   range_state state = range_state::unused;
   zone where = zone::smaller;
-  bool at_end = false;  ///< in an index: a hole follows, so it may be extended, see range_index
+  bool at_end = false;     ///< in an index: a hole follows, so it may be extended, see range_index
+  part_ref part = common;  ///< whose handle, or segment, it lies in
 
   [[nodiscard]] std::uintptr_t end() const noexcept { return address + bytes; }
 };

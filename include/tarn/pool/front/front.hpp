@@ -301,27 +301,33 @@ class front {
         });
   }
 
-  /// What the calling thread's capture of a stream uses, as set_capture() said; null if it has none. Nothing is read of a capture of
-  /// other streams: another thread may be ending it, and what it uses.
-  [[nodiscard]] void* capture_of(stream_id stream) const noexcept {
+  /// What set_capture() noted of the calling thread's capture of a stream; null owner if there is none. Nothing is read of a capture of
+  /// other streams: another thread may be ending it, and its owner.
+  struct own_capture {
+    void* owner = nullptr;
+    stream_id captured_as = 0;
+  };
+  [[nodiscard]] own_capture capture_of(stream_id stream) const noexcept {
     thread_cache const* const own = local();
-    if (own == nullptr || own->captured_stream.load(std::memory_order_relaxed) != stream) return nullptr;
-    return own->capture.load(std::memory_order_relaxed);
+    if (own == nullptr || own->captured_stream.load(std::memory_order_relaxed) != stream) return {};
+    return {own->capture_owner.load(std::memory_order_relaxed),
+            own->captured_as.load(std::memory_order_relaxed)};
   }
-  /// Returns false on a thread that has one, or has no cache.
-  bool set_capture(void* part, stream_id stream) noexcept {
+  /// Does nothing on a thread that has one already, or has no cache.
+  void set_capture(stream_id stream, stream_id captured_as, void* owner) noexcept {
     thread_cache* const own = local();
-    if (own == nullptr || own->capture.load(std::memory_order_relaxed) != nullptr) return false;
-    own->capture.store(part, std::memory_order_relaxed);
+    if (own == nullptr || own->captured_stream.load(std::memory_order_relaxed) != stream_ref::unknown_id)
+      return;
+    own->capture_owner.store(owner, std::memory_order_relaxed);
+    own->captured_as.store(captured_as, std::memory_order_relaxed);
     own->captured_stream.store(stream, std::memory_order_relaxed);
-    return true;
   }
   /// Ends that on whichever thread it was set.
-  void end_capture(growth_lock const&, void const* part) noexcept {
+  void end_capture(growth_lock const&, stream_id captured_as) noexcept {
     for (auto const& cache : caches_) {
-      if (cache->capture.load(std::memory_order_relaxed) != part) continue;
+      if (cache->captured_as.load(std::memory_order_relaxed) != captured_as) continue;
       cache->captured_stream.store(stream_ref::unknown_id, std::memory_order_relaxed);
-      cache->capture.store(nullptr, std::memory_order_relaxed);
+      cache->captured_as.store(0, std::memory_order_relaxed);
     }
   }
 

@@ -35,9 +35,11 @@ struct alignas(cache_line_bytes) thread_cache {
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
   unsigned watches = 0;                    ///< open captures of this thread; under the growth lock
   std::uint64_t serial = 0;                ///< never reused, unlike the address
-  /// The part whose cache serves the capture that this thread opened last; null if none. Set by the owner thread.
-  std::atomic<void*> capture{nullptr};
-  std::atomic<stream_id> captured_stream{stream_ref::unknown_id};  ///< that it serves
+  /// The stream of a capture that this thread has opened, so that its calls find it without a lock; unknown_id if none. Set by the owner
+  /// thread, which reads the others only for calls on that stream.
+  std::atomic<stream_id> captured_stream{stream_ref::unknown_id};
+  std::atomic<stream_id> captured_as{0};  ///< the identity that the capture gives the stream
+  std::atomic<void*> capture_owner{nullptr};
   /// One bit for each stream that ever had a cache here; other threads skip this one if the bit is not set.
   std::atomic<std::uint64_t> stream_bits{0};
   sequence<owned<stream_cache>> streams;
@@ -147,7 +149,7 @@ struct pool_link {
   fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
   /// Takes back the cache of an ending thread; returns false if another thread holds the growth lock. Does not wait for that lock
-  /// under the mutex: its holder may be ending the pool of a graph_memory, which takes the mutex.
+  /// under the mutex: its holder may be ending a pool below this one, which takes the mutex.
   bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
   /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);

@@ -18,7 +18,7 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 #include "tarn/pool/front/thread_cache.hpp"
-#include "tarn/pool/graph/capture_cache.hpp"
+#include "tarn/pool/graph/graph_parts.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
 #include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/options.hpp"
@@ -32,11 +32,10 @@ enum class if_unknown : std::uint8_t {
   not_captured  ///< nothing: the driver was asked in this call
 };
 
-/// A scope holds a reference to its owner's part.
-template <class Part, class Heap, class Front>
+/// A scope holds a reference to its owner's record.
+template <class Heap, class Front>
 class graph_captures {
  public:
-  using capture = captured_stream<Part>;
   using driver_type = typename Heap::driver_type;
 
   graph_captures(Heap& heap, Front& front) noexcept : heap_(heap), front_(front) {
@@ -52,16 +51,19 @@ class graph_captures {
 
   /// The capture of an allocation; `kept_as` is 0 if its stream is not captured.
   /// @throws cuda_error  it is captured, and it is not known by which capture
-  [[nodiscard]] capture of_allocation(stream_id id, stream_ref stream) {
-    capture const at = known(id);
-    return at.kept_as != 0 || !is_captured_unknown(stream) ? at : join(stream_ref::from(stream.handle(), id));
+  [[nodiscard]] captured_stream of_allocation(stream_id id, stream_ref stream) {
+    if (captured_stream const at = of_this_thread(id); at.is_captured()) return at;
+    captured_stream const at = known(id);
+    return at.is_captured() || !is_captured_unknown(stream) ? at
+                                                            : join(stream_ref::from(stream.handle(), id));
   }
   /// The capture of a deallocation. The stream may be destroyed: then the driver must not be asked about it.
-  [[nodiscard]] capture of_deallocation(stream_id id, stream_ref stream,
-                                        if_unknown then = if_unknown::ask) noexcept {
+  [[nodiscard]] captured_stream of_deallocation(stream_id id, stream_ref stream,
+                                                if_unknown then = if_unknown::ask) noexcept {
     if (id == neutral_id || id == stream_ref::unknown_id || !watches_frees()) return {};
-    capture at = known(id);
-    if (at.kept_as != 0 || then == if_unknown::not_captured) return at;
+    captured_stream at = of_this_thread(id);
+    if (!at.is_captured()) at = known(id);
+    if (at.is_captured() || then == if_unknown::not_captured) return at;
     if (!looks_outside_scopes() && !may_have_joined()) return at;
     if (!is_freed_in_capture(heap_.driver(), stream, id)) return at;
     at.kept_as = capture_stream_id(0);
@@ -73,7 +75,7 @@ class graph_captures {
 
   /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
   /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which capture; nothing has changed
-  [[nodiscard]] capture of_use(stream_ref& stream) {
+  [[nodiscard]] captured_stream of_use(stream_ref& stream) {
     stream_ref const named = stream;
     stream_id id = named.id();
     if (id == stream_ref::unknown_id) {
@@ -81,22 +83,17 @@ class graph_captures {
         throw cuda_error(s, heap_.driver().device().value);
       stream = stream_ref::from(named.handle(), id);
     }
-    capture const at = of_deallocation(id, named);
-    if (at.kept_as != 0 && at.owner == nullptr) refuse_unknown();
+    captured_stream const at = of_deallocation(id, named);
+    if (at.is_captured() && at.owner == nullptr) refuse_unknown();
     return at;
-  }
-
-  /// The owner of the calling thread's capture, if its cache serves the stream; null if not. Takes no lock.
-  [[nodiscard]] Part* cached(stream_id id) const noexcept {
-    return id != stream_ref::unknown_id ? static_cast<Part*>(front_.capture_of(id)) : nullptr;
   }
 
   // ---- scopes
 
   /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
   /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
-  [[nodiscard]] bool is_memory_scarce(growth_lock const&) noexcept {
-    std::size_t const reserved = heap_.sums.reserved;
+  [[nodiscard]] bool is_memory_scarce(growth_lock const& growing) noexcept {
+    std::size_t const reserved = heap_.counters(growing).reserved;
     if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
       --captures_with_ample_memory_;
       return false;
@@ -110,46 +107,32 @@ class graph_captures {
   }
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin(growth_lock const& growing, Part& owner, stream_ref stream) {
+  [[nodiscard]] capture_number begin(growth_lock const& growing, graph_parts& owner, stream_ref stream) {
     scope& made = add_scope(owner);
+    stream_id kept_as = 0;
     try {
-      add_stream(growing, stream, {0, made.number, &owner});
+      kept_as = add_stream(growing, stream, {0, made.number, &owner});
     } catch (...) {
       remove_scope(growing, made.number);
       throw;
     }
     made.watched = front_.watch_this_thread(growing);
-    capture_cache& cache = owner.cache;
-    if (cache.kept_as == 0 && front_.set_capture(&owner, stream.id())) {
-      cache.kept_as = known(stream.id()).kept_as;
-      made.has_cache = true;
-    }
+    front_.set_capture(stream.id(), kept_as, &owner);
     capture_gate::begin_capture();
     return made.number;
   }
-  /// Ends the use of the owner's cache. Returns false if this scope does not use it.
-  bool end_cached(growth_lock const& growing, Part& owner, capture_number number) noexcept {
-    for (scope& s : scopes_) {
-      if (s.number != number || !std::exchange(s.has_cache, false)) continue;
-      front_.end_capture(growing, &owner);
-      owner.cache.kept_as = 0;
-      return true;
-    }
-    return false;
-  }
   /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another one's, or too many streams
-  void add(growth_lock const& growing, Part& owner, capture_number number, stream_ref stream) {
-    if (!heap_.captured.has(stream.id())) return add_stream(growing, stream, {0, number, &owner});
+  void add(growth_lock const& growing, graph_parts& owner, capture_number number, stream_ref stream) {
+    if (!heap_.captured.has(stream.id())) return (void)add_stream(growing, stream, {0, number, &owner});
     if (known(stream.id()).owner != &owner)
       refuse("capture_scope::join (this stream is part of another owner's capture)");
   }
-  void end(growth_lock const& growing, Part& owner, capture_number number) noexcept {
-    auto& memory = owner.memory;
+  void end(growth_lock const& growing, graph_parts& owner, capture_number number) noexcept {
     for (stream_id kept_as = 0; (kept_as = take_stream(growing, number)) != 0;) {
-      memory.front_.drop_stream(growing, kept_as);
-      hot_lock const held = memory.heap_.lock_hot();
-      memory.heap_.kept_as.clear(memory.heap_.kept_as.find(kept_as));
-      end_captured_stream(growing, memory.heap_.space(held), kept_as);
+      front_.end_capture(growing, kept_as);
+      front_.drop_stream(growing, kept_as);
+      hot_lock const held = heap_.lock_hot();
+      end_captured_stream(growing, heap_.space(held), kept_as, owner.captured);
     }
     capture_gate::end_capture();
     captured_handles::end_capture();
@@ -159,10 +142,9 @@ class graph_captures {
  private:
   struct scope {
     capture_number number = 0;
-    Part* owner = nullptr;
+    graph_parts* owner = nullptr;
     std::uint64_t thread = 0;   ///< number of the one that opened it
     std::uint64_t watched = 0;  ///< cache of that thread, 0 if none
-    bool has_cache = false;     ///< the owner's capture_cache serves it
   };
 
   [[nodiscard]] bool always() const noexcept { return heap_.options().captures == capture_watch::always; }
@@ -170,12 +152,22 @@ class graph_captures {
     return heap_.options().captures != capture_watch::in_scopes;
   }
 
-  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's part.
-  [[nodiscard]] capture known(stream_id id) const noexcept {
+  /// The capture of a stream that the calling thread has opened; takes no lock.
+  [[nodiscard]] captured_stream of_this_thread(stream_id id) const noexcept {
+    captured_stream at;
+    if (id == stream_ref::unknown_id) return at;
+    auto const noted = front_.capture_of(id);
+    at.kept_as = noted.captured_as;
+    at.owner = static_cast<graph_parts*>(noted.owner);
+    at.stream = id;
+    return at;
+  }
+  /// The capture that a stream is known to be part of; `kept_as` is 0 if none. Its scope keeps the owner's record.
+  [[nodiscard]] captured_stream known(stream_id id) const noexcept {
     if (id == stream_ref::unknown_id || !heap_.captured.has(id)) return {};
     std::lock_guard const guard(mutex_);
     std::size_t const place = heap_.captured.find(id);
-    return place == captured_streams::most ? capture{} : streams_[place];
+    return place == captured_streams::most ? captured_stream{} : streams_[place];
   }
   /// Whether the stream of an allocation, of no known capture, is captured. Asked only by threads that have opened a scope, or in
   /// capture_watch::always.
@@ -194,16 +186,16 @@ class graph_captures {
     return false;
   }
   /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
-  [[nodiscard]] capture join(stream_ref stream) {
+  [[nodiscard]] captured_stream join(stream_ref stream) {
     growth_lock const growing = heap_.lock_growth();
-    capture of;
+    captured_stream of;
     {
       std::lock_guard const guard(mutex_);
       scope const* const guessed = guess();
       if (guessed == nullptr) refuse_unknown();
       of = {0, guessed->number, guessed->owner};
     }
-    if (!heap_.captured.has(stream.id())) add_stream(growing, stream, of);
+    if (!heap_.captured.has(stream.id())) (void)add_stream(growing, stream, of);
     return known(stream.id());
   }
   /// The scope of the calling thread; null if it has none or several. Under the mutex.
@@ -217,7 +209,7 @@ class graph_captures {
     return own;
   }
 
-  scope& add_scope(Part& owner) {
+  scope& add_scope(graph_parts& owner) {
     std::lock_guard const guard(mutex_);
     scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number()});
     ++last_capture_;
@@ -233,16 +225,19 @@ class graph_captures {
       return scopes_.erase_unordered(i);
     }
   }
-  /// Closes the caches of a stream.
-  void add_stream(growth_lock const& growing, stream_ref stream, capture of) {
+  /// Adds a stream and closes its caches. Returns the identity that it has in the capture.
+  stream_id add_stream(growth_lock const& growing, stream_ref stream, captured_stream of) {
     stream_id const id = stream.id();
     std::size_t const place = heap_.captured.free_place();
     if (heap_.captured.has(id)) refuse("capture_scope (this stream is already part of an open one)");
     if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
     of.kept_as = capture_stream_id(++last_identity_);
     of.stream = id;
-    captured_streams& kept_as = of.owner->memory.heap_.kept_as;
-    kept_as.set(kept_as.free_place(), of.kept_as);  // has room for as many as `captured`
+    {
+      hot_lock const held = heap_.lock_hot();
+      (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
+                                          of.owner->captured);
+    }
     captured_handles::add(stream);
     {
       std::lock_guard const guard(mutex_);
@@ -250,6 +245,7 @@ class graph_captures {
       heap_.captured.set(place, id);
     }
     front_.drop_stream(growing, id);
+    return of.kept_as;
   }
   /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
   stream_id take_stream(growth_lock const&, capture_number number) noexcept {
@@ -274,7 +270,7 @@ class graph_captures {
   Front& front_;
   mutable fork_mutex mutex_;  ///< of what follows, for threads without the growth lock
   sequence<scope> scopes_;
-  capture streams_[captured_streams::most];  ///< by their places in heap::captured
+  captured_stream streams_[captured_streams::most];  ///< by their places in heap::captured
   capture_number last_capture_ = 0;
   std::uint64_t last_identity_ = 0;
   unsigned captures_with_ample_memory_ = 0;  ///< for which is_memory_scarce() does not ask

@@ -1,495 +1,335 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve anything else until no
-// graph uses it any more. Each graph_memory therefore owns a part, which is a pool of its own over the same source.
+// graph uses it any more. Each graph_memory therefore owns two parts of the heap (graph_parts.hpp): whole handles that serve it alone.
 //
 //   a capture_scope opens       its stream has no cache on any thread from now on, so that all its calls take the slow path; so do
 //                               all calls of the thread, which ask whether their stream is captured: it may have joined the capture
-//   allocate, captured stream   from the part, under an identity that the capture gives the stream
-//   deallocate there            to the part under the same identity: reused inside the capture in the order of the stream
-//     of a block of the pool    deferred until the owner has ended: the graph uses it
-//   deallocate elsewhere        to the part, in the order of that stream
-//   allocate for an owner       inside its capture as above; elsewhere from a second part, in the order of the stream: what captures
+//   allocate, captured stream   from the owner's captured part, under an identity that the capture gives the stream; with that identity
+//                               it is a stream as any other, with a cache of its own on each thread
+//   deallocate there            of the captured part: reused inside the capture in the order of the stream
+//     of any other block        deferred until the owner has ended: the graph uses it
+//   deallocate elsewhere        to the block's part, in the order of that stream
+//   allocate for an owner       inside its capture as above; elsewhere from its plain part, in the order of the stream: what captures
 //                               received is for captures alone. See graph_memory::allocate()
 //   the scope ends              what captured streams freed is free for the owner's next capture
-//   the owner ends              when the device has completed all work submitted before and no block is live, the part's memory
-//                               goes back to the source and the deferred blocks to the pool
+//   the owner ends              when the device has completed all work submitted before, both parts become common, with the blocks in
+//                               them that are still live, and the deferred blocks return to the heap
 //
-// Other threads and streams pay nothing. A live block of a part is recorded by its address, so that deallocation finds it with one
-// load more while there is one.
-//
-// Over 400 lines: what calls, owners and pins do with the parts, whose list has one mutex.
+// Other threads and streams pay nothing. While an owner exists, a deallocation finds the part of a block with one load more.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <utility>
 
-#include "tarn/core/at_fork.hpp"
-#include "tarn/core/error.hpp"
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/driver/capture_gate.hpp"
+#include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/size_class.hpp"
-#include "tarn/pool/graph/capture_cache.hpp"
-#include "tarn/pool/graph/graph_blocks.hpp"
+#include "tarn/pool/graph/deferred_for_graphs.hpp"
+#include "tarn/pool/graph/end_mark.hpp"
 #include "tarn/pool/graph/graph_captures.hpp"
-#include "tarn/pool/graph/graph_part.hpp"
+#include "tarn/pool/graph/graph_parts.hpp"
+#include "tarn/pool/graph/graph_uses.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
+#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/options.hpp"
-#include "tarn/pool/pool_state.hpp"
-#include "tarn/pool/pool_statistics.hpp"
+#include "tarn/pool/order/reclaim.hpp"
 
 namespace tarn::detail {
 
-/// What a pool keeps of its graph memories. Mutexes are never held across a call of a pool or driver.
-template <class Upstream, class Heap, class Front, class Deferred>
+/// What a pool keeps of its graph memories.
+template <class Heap, class Front, class Deferred>
 class graph_memories {
  public:
-  using driver_type = typename Upstream::driver_type;
-  using part = graph_part<Upstream, Deferred>;
-  using capture = captured_stream<part>;
-  using captures_type = graph_captures<part, Heap, Front>;
+  using driver_type = typename Heap::driver_type;
+  using captures_type = graph_captures<Heap, Front>;
 
   graph_memories(Heap& heap, Front& front, Deferred& deferred) noexcept
-      : heap_(heap), deferred_(deferred), captures_(heap, front) {}
+      : heap_(heap), deferred_(deferred), captures_(heap, front), blocks_(deferred), mark_(heap.driver()) {}
   graph_memories(graph_memories const&) = delete;
   graph_memories& operator=(graph_memories const&) = delete;
   ~graph_memories() {
-    if (!heap_.is_lost()) return;
-    for (auto& p : parts_) p->end.abandon();
+    if (heap_.is_lost()) mark_.abandon();
   }
 
   // ---- calls of the pool
 
+  [[nodiscard]] captures_type& captures() noexcept { return captures_; }
   /// Whether a call that is not warm must look for a capture.
   [[nodiscard]] bool is_watching() const noexcept { return captures_.any(); }
   /// The same for a deallocation.
   [[nodiscard]] bool watches_frees() const noexcept { return captures_.watches_frees(); }
-  /// Returns false if `p` is no live block of a part. Takes no lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return blocks_.may_hold(p); }
-
-  /// Serves a request if its stream is captured; null if it is not. `Pool` is the pool itself.
-  /// @throws out_of_memory; cuda_error: captured, and no scope says for which owner; std::bad_alloc: nothing has changed
-  template <class Pool>
-  [[nodiscard]] void* allocate(Pool& whole, stream_id id, stream_ref stream, std::size_t bytes,
-                               std::size_t alignment) {
-    if (part* const owner = captures_.cached(id); owner != nullptr) {
-      capture_cache& cache = owner->cache;
-      stream_ref const as = stream_ref::from(nullptr, cache.kept_as);
-      void* p = nullptr;
-      if (alignment <= default_alignment)
-        p = owner->memory.front_.take(cache.kept_as, lazy_block_size{bytes});
-      if (p == nullptr) p = take(whole, *owner, as, id, bytes, alignment);
-      if (cache.is_old()) clear(*owner);
-      if (!cache.take(p)) record(p, *owner, as, bytes, alignment, &cache);
-      return p;
-    }
-    capture const at = captures_.of_allocation(id, stream);
-    if (at.kept_as == 0) return nullptr;
-    stream_ref const as = stream_ref::from(nullptr, at.kept_as);
-    void* const p = take(whole, *at.owner, as, id, bytes, alignment);
-    record(p, *at.owner, as, bytes, alignment, nullptr);
-    return p;
+  /// Returns false if `p` is of no part of an owner, and no graph is recorded for it. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
+    return uses_.may_hold(p) || heap_.may_be_in_part(p);
   }
 
-  /// Serves a request of an owner, whether its stream is captured or not; see graph_memory::allocate().
-  /// @param captured  the part of the owner's captures
-  /// @param outside   called as outside() for the part of other requests @throws as allocate()
-  template <class Pool, class Outside>
-  [[nodiscard]] void* allocate_for(Pool& whole, part& captured, Outside const& outside, stream_id id,
-                                   stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    capture const at = is_watching() ? captures_.of_allocation(id, stream) : capture{};
-    bool const is_own = at.owner == &captured;
-    part& from = is_own ? captured : outside();
-    stream_ref as = stream_ref::from(stream.handle(), id);
-    // The part keeps no order of the streams of another owner's capture.
-    if (at.kept_as != 0) as = stream_ref::from(nullptr, is_own ? at.kept_as : neutral_id);
-    void* const p = take(whole, from, as, id, bytes, alignment);
-    record(p, from, as, bytes, alignment, nullptr);
-    return p;
+  /// What becomes of a freed block.
+  enum class fate : std::uint8_t {
+    ordinary,  ///< the caller frees it as any other
+    reused,    ///< the caller frees it under the identity of its capture
+    returned,  ///< the caller returns it to its part, past the cache
+    deferred   ///< until owners have ended
+  };
+  /// Called when a block is freed for which may_hold() is true. `id` may be neutral_id, or unknown for a destroyed stream.
+  /// @param as  receives the identity of the capture
+  [[nodiscard]] fate take_back(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                               std::size_t alignment, stream_id& as) noexcept {
+    part_ref const part = heap_.part_of(p);
+    block_of_graphs freed{p, bytes, alignment, {}};
+    if (uses_.may_hold(p)) {
+      freed.users = uses_.take(p);
+      if (!freed.users.empty() || freed.users.is_too_many()) deferred_.count_graph_block(false);
+    }
+    if (part == common && freed.users.empty() && !freed.users.is_too_many()) return fate::ordinary;
+    captured_stream const at = captures_.of_deallocation(id, stream);
+    if (part != common) count_handed_out(at, part, p, -rounded(bytes, alignment));
+    bool const is_others = at.is_captured() && !at.may_reuse(part);
+    if (blocks_.defer(freed, is_others, at.owner)) return fate::deferred;
+    if (part == common) return fate::ordinary;
+    as = at.kept_as;
+    return at.is_captured() ? fate::reused : fate::returned;
   }
 
-  /// Takes back a live block of a part. Returns false if `p` is none. `id` may be neutral_id, or unknown for a destroyed stream.
-  bool deallocate(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                  std::size_t alignment) noexcept {
-    if (part* const owner = captures_.cached(id);
-        owner != nullptr && !owner->cache.is_old() && owner->cache.give(p)) {
-      stream_id const kept_as = owner->cache.kept_as;
-      auto& memory = owner->memory;
-      if (alignment > default_alignment || memory.deferred_.any_recorded() ||
-          !memory.front_.put(kept_as, p, lazy_block_size{bytes}))
-        memory.deallocate(stream_ref::from(nullptr, kept_as), p, bytes, alignment);
-      return true;
-    }
-    auto const of = blocks_.take(p);
-    if (!of.is_there()) return false;
-    deferred_.count_graph_block(false);
-    part* const owner = of.owner;
-    capture const at = captures_.of_deallocation(id, stream);
-    bool const is_others = at.kept_as != 0 && (at.owner != owner || at.is_guess);
-    if (is_others || !of.users.empty()) {
-      block_type freed{p, bytes, alignment, owner, of.users};  // with the block's reference to its owner
-      defer(freed, is_others, at.owner);
-      return true;
-    }
-    if (at.kept_as != 0) {
-      owner->memory.deallocate(stream_ref::from(nullptr, at.kept_as), p, bytes, alignment);
-    } else if (id == neutral_id) {
-      owner->memory.deallocate_sync(p, bytes, alignment);
-    } else {
-      owner->memory.deallocate(stream_ref::from(stream.handle(), id), p, bytes, alignment);
-    }
-    --owner->references;
-    return true;
-  }
-
-  /// Defers a block of the pool that is freed on a captured stream. Returns false if the stream is not captured.
+  /// Defers a block of the common part that is freed on a captured stream. Returns false if the stream is not captured.
   bool defer_if_captured(stream_id id, stream_ref stream, void* p, std::size_t bytes, std::size_t alignment,
                          if_unknown then = if_unknown::ask) noexcept {
-    capture const at = captures_.of_deallocation(id, stream, then);
-    if (at.kept_as == 0) return false;
-    block_type freed{p, bytes, alignment, nullptr, {}};
-    defer(freed, true, at.owner);
-    return true;
+    captured_stream const at = captures_.of_deallocation(id, stream, then);
+    if (!at.is_captured()) return false;
+    block_of_graphs freed{p, bytes, alignment, {}};
+    return blocks_.defer(freed, true, at.owner);
   }
 
-  /// Records a use of a part's block, or of any block by a captured stream. Returns false if it is neither.
-  /// Notes the identity of a bare handle in `stream`. A captured stream of no known capture is refused: the event that an ordinary use
-  /// waits for does not cover the replays. @throws std::bad_alloc, cuda_error: nothing has changed
-  bool record_stream(void* p, std::size_t bytes, stream_ref& stream) {
-    if (watches_frees()) {
-      if (capture const at = captures_.of_use(stream); at.owner != nullptr) {
-        if (blocks_.record_use(p, *at.owner)) deferred_.count_graph_block(true);
-        if (!may_be_own(p)) return true;
-      }
-    }
-    if (!may_hold(p)) return false;
-    part* const owner = blocks_.owner_of(p);
-    if (owner == nullptr) return false;
-    call_in_progress const call(*owner);
-    owner->memory.record_stream(p, bytes, stream);
-    return true;
+  /// Records a use of a block by the stream of a capture. Returns false if `stream` must be recorded as any other, too: it is of no
+  /// capture, or the block is of an owner's part, which other streams reuse. Notes the identity of a bare handle in `stream`. A captured
+  /// stream of no known capture is refused: the event that an ordinary use waits for does not cover the replays.
+  /// @throws std::bad_alloc, cuda_error: nothing has changed
+  bool record_stream(void* p, stream_ref& stream) {
+    if (!watches_frees()) return false;
+    captured_stream const at = captures_.of_use(stream);
+    if (at.owner == nullptr) return false;
+    part_ref const part = heap_.part_of(p);
+    if (part != at.owner->captured && uses_.record(p, *at.owner)) deferred_.count_graph_block(true);
+    return part == common;
   }
 
   // ---- owners and captures
 
-  /// @param other  the part of the same owner's captures; null to make that
-  /// @throws what the pool's constructor throws, std::bad_alloc: nothing has changed
-  [[nodiscard]] part& make_part(growth_lock const& growing, part const* other) {
-    std::uint64_t const owner = other != nullptr ? other->owner : ++last_owner_;
-    owned<part> made(new part(heap_, deferred_, ++last_number_, owner));
-    made->memory.observe_deferred(made->observer);
-    made->memory.heap_.join(growing, made->owner, heap_.sums, other == nullptr);
-    if (heap_.counters(growing).notes.is_open())
-      made->memory.note_growth(heap_.counters(growing).notes.most(), heap_.counters(growing).notes.clock());
-    std::lock_guard const guard(mutex_);
-    parts_.push_back(std::move(made));
-    return *parts_.back();
+  /// @throws std::bad_alloc: nothing has changed
+  [[nodiscard]] graph_parts& make_owner(growth_lock const&) {
+    owners_.reserve(owners_.size() + 1);
+    ended_.reserve(owners_.size() + ended_.size() + 1);
+    owned<graph_parts> made(new graph_parts(last_owner_ + 1));
+    made->captured = make_part(*made, true);
+    ++last_owner_;
+    deferred_.count_graph_block(true);  // deallocations look for the part of a block
+    made->place = owners_.size();
+    owners_.push_back(std::move(made));
+    return *owners_.back();
   }
-  /// Waits for the graphs that the device still runs, and gives back what ended owners had. The pool ends: there is no owner left.
+  /// The part for requests outside captures, made when the first one comes. @throws std::bad_alloc: nothing has changed
+  [[nodiscard]] part_ref plain_of(growth_lock const&, graph_parts& owner) {
+    if (part_ref const made = owner.plain.load(std::memory_order_relaxed); made != common) return made;
+    part_ref const made = make_part(owner, false);
+    owner.plain.store(made, std::memory_order_release);
+    return made;
+  }
+  /// Waits for the graphs that the device still runs, and makes what ended owners had common. The pool ends: there is no owner left.
   /// Returns false if a capture prevents it.
   template <class Pool>
   [[nodiscard]] bool finish(growth_lock const& growing, Pool& whole) noexcept {
-    for (auto& p : parts_) (void)p->end.is_complete(true);
     (void)reap(growing, whole, true);
-    for (auto& p : parts_) {
-      if (p->end.waits_for_capture()) return false;
-    }
-    return true;
+    return !has_ended() || !mark_.waits_for_capture();
   }
   /// Whether the pool has a block that is deferred until it ends. Graphs may use it, and no stream's work covers that.
-  [[nodiscard]] bool defers_until_end() const noexcept {
-    return defers_until_end_.load(std::memory_order_relaxed);
-  }
-  /// The pool ends while work may use what its ended owners had: none of it is given back.
-  void keep_mapped(growth_lock const& growing) noexcept {
-    for (auto& p : parts_) p->memory.heap_.keep_mapped(growing);
-  }
-  /// Ends an owner. Its memory is given back now if the device has completed its work, else later.
+  [[nodiscard]] bool defers_until_end() const noexcept { return blocks_.any_until_end(); }
+  /// Ends an owner. Its memory becomes common now if the device has completed its work, else later.
   template <class Pool>
-  void end_part(growth_lock const& growing, Pool& whole, part& of) noexcept {
-    {
-      std::lock_guard const guard(mutex_);
-      of.is_over = true;
-      ++over_count_;
-    }
+  void end_owner(growth_lock const& growing, Pool& whole, graph_parts& of) noexcept {
+    blocks_.set_state(of, life::ended);
+    std::size_t const place = of.place;
+    ended_.push_back(std::move(owners_[place]));  // has room
+    owners_.erase_unordered(place);
+    if (place < owners_.size()) owners_[place]->place = place;
+    ++ended_count_;
     if (!heap_.is_lost()) (void)reap(growing, whole, false);
   }
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   template <class Pool>
-  [[nodiscard]] capture_number begin_capture(growth_lock const& growing, Pool& whole, part& owner,
+  [[nodiscard]] capture_number begin_capture(growth_lock const& growing, Pool& whole, graph_parts& owner,
                                              stream_ref stream) {
     if (captures_.is_memory_scarce(growing)) whole.drain_.prepare_for_capture(growing);
-    owner.memory.drain_.prepare_for_capture(growing);
+    deferred_.release(growing, false);
     {
-      std::lock_guard const guard(mutex_);
-      owner.deferred.reserve(owner.deferred.size() + deferred_at_least);
+      // While the capture is open, nothing can be marked: what is complete now is free for it.
+      hot_lock held = heap_.lock_hot();
+      arena& space = heap_.space(held);
+      part_ref const beside = space.streams.part(owner.captured).beside;
+      for (part_ref const part : {owner.captured, beside}) {
+        if (part != common) collect_finished(growing, space, heap_.order(growing), may_release(held), part);
+      }
     }
+    blocks_.reserve(owner, deferred_at_least);
     return captures_.begin(growing, owner, stream);
   }
-  void join_capture(growth_lock const& growing, part& owner, capture_number number, stream_ref stream) {
-    captures_.add(growing, owner, number, stream);
-  }
-  void end_capture(growth_lock const& growing, part& owner, capture_number number) noexcept {
-    if (captures_.end_cached(growing, owner, number)) clear(owner);
-    captures_.end(growing, owner, number);
-  }
 
-  /// Gives back what ended owners had, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
-  /// true if anything was given back.
+  /// Makes the memory of ended owners common, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
+  /// true if there was any. The owners that end until a mark is complete share the next one, so that there is one event for all.
   template <class Pool>
   bool reap(growth_lock const& growing, Pool& whole, bool const wait) noexcept {
     bool any = false;
-    for (std::uint64_t last = 0; over_count_ != 0;) {
-      part* const p = next_over(last);
-      if (p == nullptr) break;
-      last = p->number;
-      {
-        std::lock_guard const guard(mutex_);
-        if (std::exchange(p->is_mark_old, false)) p->end.renew();
+    for (bool goes_on = true; goes_on && has_ended();) {
+      if (!has_marked_ && !mark_ended()) break;
+      if (!mark_.is_complete(wait)) break;
+      has_marked_ = false;
+      goes_on = false;
+      for (auto const& owner : ended_) {
+        bool const is_complete =
+            blocks_.take_mark(*owner, [&](void* p, std::size_t bytes, std::size_t alignment) {
+              whole.slow_.give_back_deferred(p, bytes, alignment);
+            });
+        // One for which a block was deferred since the mark waits for another one.
+        if (!is_complete) goes_on = goes_on || (wait && owner->is_mark_old);
+        if (!is_complete || !end_parts(growing, *owner, wait)) continue;
+        goes_on = any = true;
+        if (blocks_.is_over(*owner)) --ended_count_;
       }
-      if (!p->end.is_complete(wait)) continue;
-      // Before the part itself: blocks of ended owners that are deferred for each other, or for their own, would hold them forever.
-      bool const gave_deferred = give_back_all_deferred(whole, *p);
-      // Its destructor must find nothing to wait for: a capture may open at any moment.
-      bool const can_end = p->memory.drain_.can_end_now(growing) ||
-                           (!capture_gate::has_captures() && p->memory.drain_.finish(growing));
-      owned<part> const gone = can_end ? take_part(*p) : owned<part>();
-      if (gave_deferred || gone.get() != nullptr) {
-        any = true;
-        last = 0;  // an ended owner that was passed may have waited for a block deferred for this one
-      }
-      if (gone.get() == nullptr) continue;
-      add_ended(heap_.sums, gone->memory.state());
-      gone->memory.heap_.counters(growing).leave_sums();
     }
+    drop_over();
     return any;
   }
-  [[nodiscard]] bool has_ended_parts() const noexcept { return over_count_ != 0; }
+  [[nodiscard]] bool has_ended() const noexcept { return ended_count_ != 0; }
 
   // ---- reports
 
-  [[nodiscard]] graph_state state_of(part& of) const {
-    pool_state const s = of.memory.state();
-    std::lock_guard const guard(mutex_);
-    return {s.reserved, s.live > s.deferred ? s.live - s.deferred : 0, of.deferred_bytes, of.owner};
+  [[nodiscard]] graph_state state_of(graph_parts const& of) const {
+    graph_state state;
+    {
+      hot_lock const held = heap_.lock_hot();
+      stream_table const& streams = heap_.space(held).streams;
+      state.reserved = streams.part(of.captured).reserved;
+      if (part_ref const plain = of.plain.load(std::memory_order_acquire); plain != common)
+        state.reserved += streams.part(plain).reserved;
+    }
+    std::int64_t const bytes = of.handed_out.load(std::memory_order_relaxed);
+    state.allocated = bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
+    state.number = of.number;
+    state.kept = blocks_.bytes_of(of);
+    return state;
   }
-  /// Calls f(pool) for each part. reap() leaves alone what a call refers to.
+  /// Calls f(graph_state) for each owner whose memory is not common yet.
   template <class F>
-  void for_each_pool(growth_lock const&, F const& f) {
-    part* p = nullptr;
-    for (std::uint64_t last = 0; (p = next_part(last)) != nullptr;) {
-      call_in_progress const call(*p);
-      last = p->number;
-      f(p->memory);
+  void for_each_state(growth_lock const&, F const& f) const {
+    for (auto const& owner : owners_) f(state_of(*owner));
+    for (auto const& owner : ended_) {
+      if (owner->captured != common) f(state_of(*owner));
     }
   }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return blocks_.host_bytes(); }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return uses_.host_bytes() + (owners_.size() + ended_.size()) * sizeof(graph_parts);
+  }
   /// Calls f(address, bytes, number of the owner) for each block that is deferred for a graph; the number is 0 if until the pool ends.
   template <class F>
   void for_each_deferred(growth_lock const&, F const& f) const {
-    std::lock_guard const guard(mutex_);
-    for (auto const& p : parts_) {
-      for (auto const& b : p->deferred) f(b.p, b.bytes, p->owner);
-    }
-    for (auto const& b : deferred_until_end_) f(b.p, b.bytes, std::uint64_t{0});
+    for (auto const& owner : owners_) blocks_.for_each(*owner, f);
+    for (auto const& owner : ended_) blocks_.for_each(*owner, f);
+    blocks_.for_each_until_end(f);
   }
 
-  // ---- pins: a part stays, also after its owner has ended.
-
-  void add_reference(growth_lock const&, void const* p) noexcept { ++part_with(p)->references; }
-  void remove_reference(growth_lock const&, void const* p) noexcept { --part_with(p)->references; }
+  /// Counts a block that an owner has handed out.
+  static void count_allocated(graph_parts& owner, std::size_t bytes, std::size_t alignment) noexcept {
+    owner.handed_out.fetch_add(rounded(bytes, alignment), std::memory_order_relaxed);
+  }
 
  private:
-  using block_type = deferred_block<part>;
+  using life = graph_parts::life;
   static constexpr std::size_t deferred_at_least =
       64;  ///< blocks of each capture for which there is room beforehand
 
-  /// Whether `p` is a live block of a part, and not only used by one.
-  [[nodiscard]] bool may_be_own(void const* p) noexcept {
-    part* const owner = blocks_.owner_of(p);
-    if (owner != nullptr) --owner->references;
-    return owner != nullptr;
+  /// @param captured  whether captures take from it @throws std::bad_alloc: nothing has changed
+  [[nodiscard]] part_ref make_part(graph_parts& owner, bool captured) {
+    hot_lock const held = heap_.lock_hot();
+    stream_table& streams = heap_.space(held).streams;
+    part_ref const made = streams.make_part(owner.number, captured);
+    streams.part(made).handed_out = &owner.handed_out;
+    if (!captured) streams.part(owner.captured).beside = made;
+    return made;
   }
-  /// Gives up, at the end of a call, a reference that was taken for it.
-  class call_in_progress {
-   public:
-    explicit call_in_progress(part& of) noexcept : of_(of) {}
-    call_in_progress(call_in_progress const&) = delete;
-    call_in_progress& operator=(call_in_progress const&) = delete;
-    ~call_in_progress() { --of_.references; }
-
-   private:
-    part& of_;
-  };
-
-  /// Records a block that was handed out under the identity of `as`, and adds it to the cache of its capture.
-  /// @throws std::bad_alloc, the block is free again
-  void record(void* p, part& owner, stream_ref as, std::size_t bytes, std::size_t alignment,
-              capture_cache* cache) {
-    bool const is_cached = cache != nullptr && cache->has_room();
-    bool is_new = false;
-    try {
-      is_new = blocks_.record(p, owner, is_cached ? recorded_for::capture_cache : recorded_for::live_block);
-    } catch (...) {
-      owner.memory.deallocate(as, p, bytes, alignment);
-      throw;
+  [[nodiscard]] static std::int64_t rounded(std::size_t bytes, std::size_t alignment) noexcept {
+    return static_cast<std::int64_t>(rounded_bytes(bytes, alignment));
+  }
+  /// Of a block of the capture itself without a lock.
+  void count_handed_out(captured_stream const& at, part_ref part, void const* p,
+                        std::int64_t bytes) noexcept {
+    if (at.may_reuse(part)) {
+      at.owner->handed_out.fetch_add(bytes, std::memory_order_relaxed);
+      return;
     }
-    if (is_new) deferred_.count_graph_block(true);
-    if (is_cached) cache->add(p);
-  }
-  /// Empties the cache of a capture.
-  void clear(part& owner) noexcept {
-    owner.cache.clear([&](void* const* free, std::size_t count) {
-      for (std::size_t left = blocks_.forget(free, count, owner); left != 0; --left)
-        deferred_.count_graph_block(false);
-    });
+    hot_lock const held = heap_.lock_hot();
+    arena& space = heap_.space(held);
+    // Of now: its owner may have ended since `part` was read.
+    if (auto* const count = space.streams.part(space.part_of(p)).handed_out; count != nullptr)
+      count->fetch_add(bytes, std::memory_order_relaxed);
   }
 
-  template <class Pool>
-  void* take(Pool& whole, part& from, stream_ref as, stream_id id, std::size_t bytes, std::size_t alignment) {
-    try {
-      return from.memory.allocate(as, bytes, alignment);
-    } catch (out_of_memory& refused) {
-      memory_report report = refused.report();
-      if (whole.trim(0) != 0) {
-        try {
-          return from.memory.allocate(as, bytes, alignment);
-        } catch (out_of_memory const& again) {
-          report = again.report();
-        }
-      }
-      report.stream = id;
-      refused.set_report(report);
-      throw;
+  /// Starts a mark for all ended owners. Returns false if there are none.
+  bool mark_ended() noexcept {
+    for (auto const& owner : ended_) {
+      if (owner->state != life::ended) continue;
+      blocks_.set_state(*owner, life::marked);
+      has_marked_ = true;
     }
+    if (has_marked_) mark_.renew();
+    return has_marked_;
   }
-
-  /// Defers a block until none of its users is left, and `by`, if a capture freed it. Without host memory to record it, the block
-  /// is deferred until the pool ends. So is one of an unknown capture.
-  void defer(block_type& b, bool is_of_capture, part* by) noexcept {
-    std::lock_guard const guard(mutex_);
-    count_deferred(b, 1);
-    if (by != nullptr) b.users.add(*by);
-    if ((is_of_capture && by == nullptr) || b.users.is_too_many()) {
-      b.users.clear();
-      return defer_until_end(b);
+  /// Makes the parts of an owner common whose graphs are complete. Returns false if work may still use what was freed in them since.
+  bool end_parts(growth_lock const& growing, graph_parts& owner, bool wait) noexcept {
+    if (owner.captured == common) return true;
+    part_ref const all[] = {owner.captured, owner.plain.load(std::memory_order_relaxed)};
+    std::size_t const count = all[1] != common ? 2 : 1;
+    hot_lock held = heap_.lock_hot();
+    arena& space = heap_.space(held);
+    for (std::size_t i = 0; i < count; ++i)
+      settle_part(growing, space, heap_.order(growing), may_release(held), all[i], wait);
+    for (std::size_t i = 0; i < count; ++i) {
+      // A tool knows nothing of these blocks: they are not common while they are live.
+      bool const is_live = heap_.description().active() && space.live_of(all[i]) != 0;
+      if (is_live || !is_settled(space, all[i])) return false;
     }
-    pass_on(b);
+    for (std::size_t i = 0; i < count; ++i) space.end_part(growing, all[i]);
+    // A tool does not know these segments: none of them serves common blocks.
+    if (heap_.description().active())
+      (void)heap_.growth(growing).shrink(growing, space, may_release(held), 0);
+    space.count_splits();
+    owner.captured = common;
+    owner.plain = common;
+    deferred_.count_graph_block(false);
+    return true;
   }
-  /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
-  void defer_until_end(block_type const& b) noexcept {
-    defers_until_end_.store(true, std::memory_order_relaxed);
-    try {
-      deferred_until_end_.push_back(b);
-    } catch (...) {  // it is deferred all the same
+  /// Forgets owners that are over and that no block refers to.
+  void drop_over() noexcept {
+    for (std::size_t i = ended_.size(); i-- > 0;) {
+      if (ended_[i]->state == life::over && ended_[i]->references == 0) ended_.erase_unordered(i);
     }
-  }
-  /// Defers a block for its next user. Under the mutex.
-  void pass_on(block_type& b) noexcept {
-    part& next = b.users.take();
-    try {
-      next.deferred.push_back(b);
-      next.is_mark_old = next.is_over;
-      next.deferred_bytes += rounded_bytes(b.bytes, b.alignment);
-    } catch (...) {
-      b.users.clear();
-      defer_until_end(b);
-    }
-    --next.references;
-  }
-  void count_deferred(block_type const& b, std::int64_t sign) noexcept {
-    if (b.from == nullptr) {
-      deferred_.count_for_graphs(b.bytes, b.alignment, sign);
-    } else {
-      b.from->memory.deferred_.count_for_graphs(b.bytes, b.alignment, sign);
-    }
-  }
-  template <class Pool>
-  void give_back_deferred(Pool& whole, block_type& b) noexcept {
-    if (!b.users.empty()) {
-      std::lock_guard const guard(mutex_);
-      return pass_on(b);
-    }
-    count_deferred(b, -1);
-    if (b.from == nullptr) {
-      whole.deallocate_sync(b.p, b.bytes, b.alignment);
-    } else {
-      b.from->memory.deallocate_sync(b.p, b.bytes, b.alignment);
-      --b.from->references;
-    }
-  }
-
-  /// Gives back the blocks that were deferred for an ended owner, whose work is complete. Returns false if there was none.
-  template <class Pool>
-  bool give_back_all_deferred(Pool& whole, part& of) noexcept {
-    sequence<block_type> blocks;
-    {
-      std::lock_guard const guard(mutex_);
-      if (of.is_mark_old) return false;  // deferred since the mark: at the next call
-      blocks.swap(of.deferred);
-      of.deferred_bytes = 0;
-    }
-    for (auto& b : blocks) give_back_deferred(whole, b);
-    return !blocks.empty();
-  }
-
-  /// The ended part with the lowest number above `last` that a block is deferred for, or that nothing refers to.
-  part* next_over(std::uint64_t last) noexcept {
-    std::lock_guard const guard(mutex_);
-    part* next = nullptr;
-    for (auto& p : parts_) {
-      if (p->number > last && p->is_over && (p->references == 0 || !p->deferred.empty()) &&
-          (next == nullptr || p->number < next->number))
-        next = p.get();
-    }
-    return next;
-  }
-  /// The part that reserved an address; there is one.
-  part* part_with(void const* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    std::size_t i = 0;
-    while (!parts_[i]->memory.owns(p)) ++i;
-    return parts_[i].get();
-  }
-  part* next_part(std::uint64_t last) noexcept {
-    std::lock_guard const guard(mutex_);
-    part* next = nullptr;
-    for (auto& p : parts_) {
-      if (p->number > last && (next == nullptr || p->number < next->number)) next = p.get();
-    }
-    if (next != nullptr) ++next->references;
-    return next;
-  }
-  /// Takes a part out of the list, unless something refers to it again.
-  owned<part> take_part(part& gone) noexcept {
-    std::lock_guard const guard(mutex_);
-    owned<part> taken;
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-      if (parts_[i].get() != &gone || gone.references != 0 || !gone.deferred.empty()) continue;
-      taken = std::move(parts_[i]);
-      parts_.erase_unordered(i);
-      --over_count_;
-      break;
-    }
-    return taken;
   }
 
   Heap& heap_;
   Deferred& deferred_;
   captures_type captures_;
-  graph_blocks<part> blocks_;
-  mutable fork_mutex mutex_;
-  sequence<owned<part>> parts_;
-  std::uint64_t last_number_ = 0;
+  graph_uses uses_;
+  deferred_for_graphs<Deferred> blocks_;
+  // Under the growth lock:
+  sequence<owned<graph_parts>> owners_;
+  sequence<owned<graph_parts>> ended_;  ///< has room for all owners
+  end_mark<driver_type> mark_;          ///< of the owners that are `marked`
+  bool has_marked_ = false;
   std::uint64_t last_owner_ = 0;
-  std::atomic<std::size_t> over_count_{0};
-  std::atomic<bool> defers_until_end_{false};
-  sequence<block_type> deferred_until_end_;  ///< under the mutex
+  std::atomic<std::size_t> ended_count_{0};
 };
 
 }  // namespace tarn::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The owner of parts of a pool, as graph_memory holds it.
+// The owner of two parts of a pool's heap, as graph_memory holds it.
 
 #include <atomic>
 #include <cstddef>
@@ -10,8 +10,8 @@
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/captured_handles.hpp"
+#include "tarn/pool/graph/graph_parts.hpp"
 #include "tarn/pool/growth/growth_lock.hpp"
-#include "tarn/pool/other_pools.hpp"
 
 namespace tarn::detail {
 
@@ -19,24 +19,19 @@ namespace tarn::detail {
 template <class Pool>
 class graph_owner_of final : public graph_owner {
  public:
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
-  explicit graph_owner_of(Pool& whole) : whole_(whole), part_(make(whole, nullptr)) {}
+  /// @throws std::bad_alloc: nothing has changed
+  explicit graph_owner_of(Pool& whole) : whole_(whole), parts_(make(whole)) {}
   graph_owner_of(graph_owner_of const&) = delete;
   graph_owner_of& operator=(graph_owner_of const&) = delete;
   ~graph_owner_of() override {
     growth_lock const growing = whole_.heap_.lock_growth();
-    if (part_type* const outside = outside_.load(); outside != nullptr)
-      whole_.graphs_.end_part(growing, whole_, *outside);
-    whole_.graphs_.end_part(growing, whole_, part_);
+    whole_.graphs_.end_owner(growing, whole_, parts_);
   }
 
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
     growth_lock const growing = whole_.heap_.lock_growth();
-    // What a warm-up has freed outside goes back, so that the capture can have as much.
-    if (part_type* const outside = outside_.load(std::memory_order_acquire); outside != nullptr)
-      (void)outside->memory.drain_.give_back(growing, 0, giving::what_is_idle);
-    return whole_.graphs_.begin_capture(growing, whole_, part_, stream);
+    return whole_.graphs_.begin_capture(growing, whole_, parts_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
@@ -46,7 +41,7 @@ class graph_owner_of final : public graph_owner {
       if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
     }
     growth_lock const growing = whole_.heap_.lock_growth();
-    whole_.graphs_.join_capture(growing, part_, capture, stream_ref::from(stream.handle(), id));
+    whole_.graphs_.captures().add(growing, parts_, capture, stream_ref::from(stream.handle(), id));
   }
   void end_capture(capture_number capture) noexcept override {
     growth_lock const growing = whole_.heap_.lock_growth();
@@ -54,46 +49,42 @@ class graph_owner_of final : public graph_owner {
       capture_gate::end_capture();
       return captured_handles::end_capture();
     }
-    whole_.graphs_.end_capture(growing, part_, capture);
+    whole_.graphs_.captures().end(growing, parts_, capture);
   }
-  [[nodiscard]] graph_state state() const override {
-    graph_state all = whole_.graphs_.state_of(part_);
-    if (part_type* const outside = outside_.load(std::memory_order_acquire); outside != nullptr) {
-      graph_state const more = whole_.graphs_.state_of(*outside);
-      all.reserved += more.reserved;
-      all.allocated += more.allocated;
-      all.kept += more.kept;
-    }
-    return all;
-  }
+  [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(parts_); }
   /// See graph_memory::allocate(); `bytes` is not 0.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
-    stream_id const id = whole_.heap_.identity(stream);
+    stream_id id = whole_.heap_.identity(stream);
     whole_.heap_.require_ready(id, bytes, alignment);
-    return whole_.graphs_.allocate_for(
-        whole_, part_, [this]() -> part_type& { return outside(); }, id, stream, bytes, alignment);
+    captured_stream at;
+    if (whole_.graphs_.is_watching()) at = whole_.graphs_.captures().of_allocation(id, stream);
+    if (at.owner == &parts_) return whole_.slow_.allocate_captured(at, bytes, alignment);
+    if (at.is_captured()) {  // the part keeps no order of the streams of another owner's capture
+      id = neutral_id;
+      stream = {};
+    } else {
+      whole_.heap_.require_access(stream_ref::from(stream.handle(), id));
+    }
+    void* const p = whole_.slow_.allocate_in(plain(), id, stream, bytes, alignment);
+    whole_.graphs_.count_allocated(parts_, bytes, alignment);
+    return p;
   }
 
  private:
-  using part_type = typename Pool::graphs_type::part;
-
-  static part_type& make(Pool& whole, part_type const* other) {
+  static graph_parts& make(Pool& whole) {
     growth_lock const growing = whole.heap_.lock_growth();
     (void)whole.graphs_.reap(growing, whole, false);
-    return whole.graphs_.make_part(growing, other);
+    return whole.graphs_.make_owner(growing);
   }
-  /// What serves requests outside captures. Most owners have none.
-  part_type& outside() {
-    if (part_type* const made = outside_.load(std::memory_order_acquire); made != nullptr) return *made;
+  /// The part for requests outside captures. Most owners have none.
+  [[nodiscard]] part_ref plain() {
+    if (part_ref const made = parts_.plain.load(std::memory_order_acquire); made != common) return made;
     growth_lock const growing = whole_.heap_.lock_growth();
-    if (outside_.load(std::memory_order_relaxed) == nullptr)
-      outside_.store(&make(whole_, &part_), std::memory_order_release);
-    return *outside_.load(std::memory_order_relaxed);
+    return whole_.graphs_.plain_of(growing, parts_);
   }
 
   Pool& whole_;
-  part_type& part_;  ///< what captures received
-  std::atomic<part_type*> outside_{nullptr};
+  graph_parts& parts_;
 };
 
 }  // namespace tarn::detail

@@ -9,6 +9,8 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/stream.hpp"
+#include "tarn/pool/arena/range.hpp"
+#include "tarn/pool/graph/graph_parts.hpp"
 
 namespace tarn::detail {
 
@@ -49,14 +51,19 @@ class captured_streams {
   std::atomic<stream_id> places_[most]{};
 };
 
-/// A stream of an open capture, and the identity under which the owner's pool keeps what this stream frees.
-template <class Part>
+/// A stream of an open capture, and the identity under which it uses the part of its owner's captures.
 struct captured_stream {
   stream_id kept_as = 0;  ///< 0: not captured
   capture_number capture = 0;
-  Part* owner = nullptr;  ///< null: of an unknown capture
-  bool is_guess = false;  ///< the stream was not announced: `kept_as` orders nothing
-  stream_id stream = 0;   ///< its own identity
+  graph_parts* owner = nullptr;  ///< null: of an unknown capture
+  stream_id stream = 0;          ///< its own identity
+  bool is_guess = false;         ///< the stream was not announced: `kept_as` orders nothing
+
+  [[nodiscard]] bool is_captured() const noexcept { return kept_as != 0; }
+  /// Whether a part is that of the capture, which may reuse its memory in the order of the stream.
+  [[nodiscard]] bool may_reuse(part_ref part) const noexcept {
+    return owner != nullptr && !is_guess && owner->captured == part;
+  }
 };
 
 }  // namespace tarn::detail

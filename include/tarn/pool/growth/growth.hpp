@@ -90,13 +90,13 @@ namespace tarn::detail {
   return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;
 }
 
-/// How many bytes may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
+/// How many bytes of a part may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
 /// it a quarter more than the live peak, which it may raise. Sizes that grow would otherwise leave several times the live peak
 /// reserved; with a quarter more, later passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns
 /// and traces hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times the driver time
 /// (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times their live peak, instead of 1.31 to 1.36.
-[[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
-  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
+[[nodiscard]] inline std::size_t most_beside(arena const& a, part_ref part, std::size_t bytes) noexcept {
+  std::size_t const live = max_of(a.peak_of(part), a.live_of(part) + bytes);
   std::size_t const most = live + live / 4;
   return most > bytes ? most - bytes : 0;
 }
@@ -107,11 +107,11 @@ namespace tarn::detail {
 /// that creep up leave a segment behind for each size: the first pass of `attention_cache` takes 166 ms of driver time instead of 24 and
 /// holds 1.29 instead of 1.23 times the live peak, that of `mesh_refinement` 63 instead of 17 ms, and 1.22 instead of 1.15 times (six
 /// seeds). No recorded trace holds or costs more; without the condition on free memory `llama_generate` holds 1.18 instead of 1.12.
-[[nodiscard]] inline std::size_t segment_for(arena const& a, std::size_t reserved,
+[[nodiscard]] inline std::size_t segment_for(arena const& a, part_ref part, std::size_t reserved,
                                              std::size_t bytes) noexcept {
-  std::size_t const unused = reserved > a.live_bytes ? reserved - a.live_bytes : 0;
-  if (unused <= a.live_peak / 16) return bytes;
-  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
+  std::size_t const unused = reserved > a.live_of(part) ? reserved - a.live_of(part) : 0;
+  if (unused <= a.peak_of(part) / 16) return bytes;
+  std::size_t const live = max_of(a.peak_of(part), a.live_of(part) + bytes);
   std::size_t const most = live + live / 5;
   std::size_t const room = most > reserved ? most - reserved : 0;
   return max_of(bytes, align_down(min_of(min_of(live / 16, std::size_t{64_MiB}), room), usual_granule));
@@ -119,6 +119,7 @@ namespace tarn::detail {
 
 struct growth_request {
   domain_ref taker = neutral;
+  part_ref part = common;  ///< of the taker
   zone where = zone::smaller;
   std::size_t bytes = 0;
   std::size_t alignment = default_alignment;
@@ -162,27 +163,15 @@ inline void count_given(pool_state& s, std::size_t bytes, std::size_t handles, z
 
 /// What a pool counts as it grows and shrinks; `reserved` is also read without it. There is one writer, so plain loads are enough.
 struct growth_counters : pool_state {
-  pool_state* sums = nullptr;  ///< of a pool and its graph memories, so that the peak of the sum is exact
   growth_notes notes;
 
   void hold(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
     notes.add(growing, growth_change::made, address, bytes);
     count_taken(*this, bytes, where);
-    if (sums != nullptr) count_taken(*sums, bytes, where);
   }
   void release(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
     notes.add(growing, growth_change::given_back, address, bytes);
     count_given(*this, bytes, 1, where);
-    if (sums != nullptr) count_given(*sums, bytes, 1, where);
-  }
-  /// The pool ends and gives back all.
-  void leave_sums() noexcept {
-    for (zone const where : {zone::smaller, zone::larger}) {
-      pool_part const& part = where == zone::smaller ? smaller : larger;
-      count_given(*sums, static_cast<std::size_t>(part.reserved.current),
-                  static_cast<std::size_t>(part.handles.current), where);
-    }
-    sums = nullptr;
   }
 };
 

@@ -11,10 +11,10 @@
 
 namespace tarn::detail {
 
-/// Whether the address and the contents of a range are kept. Of the pool of a graph_memory free ranges are kept, too, since captured
-/// graphs use them.
+/// Whether the address and the contents of a range are kept. Of what captures received free ranges are kept, too, since their graphs
+/// use them.
 [[nodiscard]] inline bool is_kept(arena const& a, range const& node) noexcept {
-  return node.state == range_state::live || (node.state == range_state::free && a.keeps_addresses);
+  return node.state == range_state::live || (node.state == range_state::free && a.keeps_address(node));
 }
 
 /// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the handle)

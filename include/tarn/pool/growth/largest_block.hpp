@@ -15,19 +15,21 @@
 
 namespace tarn::detail {
 
-/// Calls f(first range, bytes) for each contiguous free stretch of one zone, whichever streams freed it.
-/// O(ranges)
+/// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed it. Not for what graphs
+/// have the addresses of. O(ranges)
 template <class F>
 void for_each_free_stretch(arena const& a, F const& f) {
-  auto const is_free = [&](range_ref r, zone where) {
-    return r != 0 && a.ranges[r].state == range_state::free && a.ranges[r].where == where;
-  };
   for (range_ref r = 1; r < a.ranges.size(); ++r) {
-    zone const where = a.ranges[r].where;
-    if (!is_free(r, where) || is_free(a.ranges[r].previous, where)) continue;
+    range const& first = a.ranges[r];
+    auto const goes_on = [&](range_ref next) {
+      range const& node = a.ranges[next];
+      return next != 0 && node.state == range_state::free && node.where == first.where &&
+             node.part == first.part;
+    };
+    if (!goes_on(r) || goes_on(first.previous) || a.keeps_address(first)) continue;
     std::size_t bytes = 0;
-    for (range_ref at = r; is_free(at, where); at = a.ranges[at].next) bytes += a.ranges[at].bytes;
-    f(a.ranges[r], bytes);
+    for (range_ref at = r; goes_on(at); at = a.ranges[at].next) bytes += a.ranges[at].bytes;
+    f(first, bytes);
   }
 }
 
@@ -64,7 +66,8 @@ class largest_size {
   free_pieces found;
   std::size_t whole = 0;
   for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
-    most.consider(first.where, bytes);
+    bool const is_common = first.part == common;  // of other parts, whole handles can be given back
+    if (is_common) most.consider(first.where, bytes);
     std::size_t const least = first.where == zone::larger ? least_piece : map.granularity();
     if (bytes < least) return;
     for (std::uintptr_t at = first.address; at < first.address + bytes;) {
@@ -77,6 +80,8 @@ class largest_size {
       if (map[h].pins != 0) continue;
       if (at_start && at_end) {
         whole += p.bytes;
+      } else if (!is_common) {
+        continue;
       } else if (first.where == zone::larger && at_end) {
         found.ends.push_back(p);
       } else if (first.where == zone::larger && at_start) {
@@ -106,7 +111,7 @@ class largest_size {
   largest_size most;
   std::size_t whole = 0;
   for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
-    most.consider(first.where, bytes);
+    if (first.part == common) most.consider(first.where, bytes);
     // A wholly free segment is given back before its memory is taken anew.
     bool is_whole = first.previous == 0;
     for (range const* last = &first; is_whole; last = &a.ranges[last->next]) {

@@ -47,11 +47,12 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   });
 }
 
-/// The wholly free handles that may be given back, since their work is complete, the largest first. Not for an arena that keeps its
-/// addresses. O(free ranges + handles), plus sorting. @throws std::bad_alloc
+/// The wholly free handles that may be given back, since their work is complete and no graph has their addresses, the largest first.
+/// O(free ranges + handles), plus sorting. @throws std::bad_alloc
 [[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
   sequence<piece> whole;
   for (domain_ref d = 0; d < a.streams.size(); ++d) {
+    if (a.streams.part(a.streams[d].part).keeps_addresses) continue;
     for (zone const where : all_zones) {
       for_each_piece(a, map, d, where, map.granularity(), [&](piece const& p, bool at_start, bool at_end) {
         if (at_start && at_end && map[p.handle].pins == 0 &&
@@ -98,7 +99,7 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
                    });
   };
   look(request.taker);
-  if (request.taker != neutral) look(neutral);
+  if (stream_domain const& taker = a.streams[request.taker]; !taker.is_neutral()) look(taker.neutral_domain);
   sort(found.whole.begin(), found.whole.size(), [](piece const& x, piece const& y) {
     return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
   });
@@ -249,7 +250,7 @@ inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref
                    });
   };
   look(taker);
-  if (taker != neutral) look(neutral);
+  if (!a.streams[taker].is_neutral()) look(a.streams[taker].neutral_domain);
   return best;
 }
 
@@ -273,7 +274,9 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
       for (range_ref r = a.starts.find(a.ranges, h.home); r != 0 && a.ranges[r].address < handle_end;
            r = a.ranges[r].next) {
         range const& node = a.ranges[r];
-        if (node.state != range_state::free || (node.domain != taker && node.domain != neutral)) continue;
+        if (node.state != range_state::free ||
+            (node.domain != taker && node.domain != a.streams[taker].neutral_domain))
+          continue;
         std::size_t const from = offset + (max_of(node.address, h.home) - h.home);
         std::size_t const to = offset + (min_of(node.end(), handle_end) - h.home);
         if (from != end) {

@@ -116,7 +116,9 @@ class page_compact {
     addresses_.give_back(a, region);
     map_.remove(h);
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].is_kept) created[i] = map_.add(parts[i].id, parts[i].bytes, old.home + parts[i].offset);
+      if (!parts[i].is_kept) continue;
+      created[i] = map_.add(parts[i].id, parts[i].bytes, old.home + parts[i].offset);
+      map_.set_part(old.home + parts[i].offset, parts[i].bytes, old.part);
     }
     views_.divide(h, created, [&](std::size_t i) { return parts[i].bytes; });
     for (range_ref const r : carved) addresses_.give_back(a, r);
@@ -206,8 +208,8 @@ class page_compact {
     for (range_ref r = a.starts.find(a.ranges, old.home); r != 0 && a.ranges[r].address < end;
          r = a.ranges[r].next) {
       range const& node = a.ranges[r];
-      bool const is_busy = node.state == range_state::free && node.domain != neutral &&
-                           a.streams[node.domain].freed > a.streams[node.domain].completed;
+      bool const is_busy = node.state == range_state::free && !a.streams[node.domain].is_neutral() &&
+                           !a.streams[node.domain].is_completed();
       if (!is_kept(a, node) && !is_busy) continue;
       std::uintptr_t const from = max_of(align_down(max_of(node.address, old.home), grain), kept_to);
       std::uintptr_t const to = align_up(min_of(node.end(), end), grain);

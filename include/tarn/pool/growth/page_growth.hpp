@@ -9,6 +9,9 @@
 //   3 for others, a view of free handles: an existing one extended, or a new one       27 us a handle
 //   4 new handles beyond that, for the missing bytes
 //
+// For a graph memory's part, wholly free handles of the common part, and of the owner's other one, come before new ones: they change the
+// part without a driver call.
+//
 // A handle of a new view is made accessible by a driver call of its own: one call for all of them takes as long (H100: 25 to 35 us for
 // each handle of 2 to 64 MiB, 1 to 64 handles).
 //
@@ -25,6 +28,7 @@
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/looked_up.hpp"
+#include "tarn/pool/growth/adopted_handles.hpp"
 #include "tarn/pool/growth/growth.hpp"
 #include "tarn/pool/growth/largest_block.hpp"
 #include "tarn/pool/growth/page_choice.hpp"
@@ -64,13 +68,16 @@ class page_growth {
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
     // Repeated if idle views had to be unmapped, which releases the lock: everything is looked up again.
-    for (bool has_dropped = false;; has_dropped = true) {
+    for (bool has_dropped = false, has_adopted = false;;) {
       looked_up<extension> const e(hot.held(),
                                    request.extend && a.joins_handles ? extendable(a, request) : extension{});
       std::size_t const extended = e.get(hot.held()).bytes;
       std::size_t const missing = align_up(request.bytes - extended, grain);
-      if (!request.may_remap || missing <= request.may_create)
-        return create(growing, a, hot, request, e, request.bytes - extended);
+      if (!has_adopted && (!request.may_remap || missing <= request.may_create)) {
+        if (!adopt_handles(a, map_, request, align_up(request.bytes, grain), has_adopted))
+          return create(growing, a, hot, request, e, request.bytes - extended);
+        if (!has_adopted) return true;
+      }
       if ((block = views_.reuse(a, hot.held(), request)) != nullptr) return true;
       std::size_t lack = missing;
       if (request.where == zone::smaller) {
@@ -80,9 +87,15 @@ class page_growth {
         lack = align_up(c.get(hot.held()).lack, grain);
         if (lack == 0 && views_.is_full() && !has_dropped) {
           views_.drop_idle(a, hot, order, request.taker);
+          has_dropped = true;
           continue;
         }
         if (lack == 0) return (block = views_.build(a, hot, order, c, request)) != nullptr;
+      }
+      if (bool several = false; !has_adopted && adopt_handles(a, map_, request, lack, several)) {
+        if (!several && lack >= align_up(request.bytes, grain)) return true;
+        has_adopted = true;
+        continue;
       }
       if (!request.may_exceed && lack > request.may_create) return false;
       if (lack >= missing) return create(growing, a, hot, request, e, request.bytes - extended);
@@ -100,14 +113,15 @@ class page_growth {
 
   /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles can be mapped together.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return a.joins_handles ? ~std::size_t{0} : most_beside(a, align_up(request.bytes, usual_granule));
+    return a.joins_handles ? ~std::size_t{0}
+                           : most_beside(a, request.part, align_up(request.bytes, usual_granule));
   }
 
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are
   /// reserved. Returns the bytes given back. Gives nothing back inside restore() and compact(), whose handles it could be: a
   /// handler of the source may call it there. O(handles + slots of views + free ranges).
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
-    if (!map_.is_open() || is_moving_ || counters_.reserved <= keep || a.keeps_addresses) return 0;
+    if (!map_.is_open() || is_moving_ || counters_.reserved <= keep) return 0;
     return drop(growing, a, hot, keep);
   }
 
@@ -115,7 +129,7 @@ class page_growth {
   /// @throws cuda_error, std::bad_alloc: nothing has changed
   std::size_t prepare_restore(growth_lock const& growing, arena& a, may_release hot) {
     sleep_.require_finished_copies(growing, hot);
-    if (map_.is_open() && !a.keeps_addresses) (void)drop(growing, a, hot, 0);
+    if (map_.is_open()) (void)drop(growing, a, hot, 0);
     return sleep_.missing();
   }
   /// See page_sleep.
@@ -269,7 +283,7 @@ class page_growth {
       });
     };
     look(request.taker);
-    if (request.taker != neutral) look(neutral);
+    if (!a.streams[request.taker].is_neutral()) look(a.streams[request.taker].neutral_domain);
     return best;
   }
 
@@ -309,6 +323,7 @@ class page_growth {
     }
     for (physical const& p : made) (void)map_.add(p.id, p.bytes, p.home);
     a.ranges[region].where = request.where;
+    a.move_to_part(region, request.part);
     if (e.range != 0) {
       a.merge(e.range, region);
       region = e.range;

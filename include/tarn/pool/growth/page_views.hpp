@@ -356,36 +356,46 @@ class page_views {
   /// view immediately before unmapping it: unmapping releases the lock, so other views may change meanwhile.
   void drop_views(arena& a, may_release hot, ordering<driver_type>& order, domain_ref taker,
                   patience const chosen, std::size_t kept) {
-    if (a.keeps_addresses) return;
     bool captured = false;
-    if (taker != neutral) {
+    if (!a.streams[taker].is_neutral()) {
       stream_ref const stream = a.streams[taker].stream;
       unlocked const open(hot);
       captured = may_be_capturing(order.driver(), stream);
     }
-    for (domain_ref d = 1; d < a.streams.size() && !captured; ++d) {
+    a.streams.for_each([&](domain_ref d) {
+      if (captured) return;
       if (chosen == patience::wait) {
         (void)order.finish(a, hot, d);
       } else {
         (void)order.settle(a, hot, d);
       }
-    }
+    });
     for (std::size_t at = by_use_.size(); at-- > kept;) {
-      if (views_[by_use_[at]].pins == 0 && is_idle(a, a.tenancies[by_use_[at]])) drop_view(a, hot, at);
+      view const& v = views_[by_use_[at]];
+      if (v.pins == 0 && is_idle(a, a.tenancies[by_use_[at]]) && !keeps_addresses(a, v))
+        drop_view(a, hot, at);
     }
+  }
+  /// Whether captured graphs may have addresses of a view.
+  [[nodiscard]] bool keeps_addresses(arena const& a, view const& v) const noexcept {
+    if (!a.streams.has_parts()) return false;
+    for (view_slot const& slot : v.view_slots) {
+      if (slot.handle != 0 && a.keeps_address(a.ranges[a.starts.find(a.ranges, map_[slot.handle].home)]))
+        return true;
+    }
+    return false;
   }
 
   /// Whether a view has no live block and the device has completed all work on its former blocks.
   static bool is_idle(arena const& a, tenancy const& t) noexcept {
     if (t.blocks != 0) return false;
-    bool const done = t.domain == neutral || t.epoch <= a.streams[t.domain].completed;
+    bool const done = a.streams[t.domain].is_neutral() || t.epoch <= a.streams[t.domain].completed;
     return (done && !t.several) || everything_done(a);
   }
   static bool everything_done(arena const& a) noexcept {
-    for (domain_ref d = 1; d < a.streams.size(); ++d) {
-      if (a.streams[d].freed > a.streams[d].completed) return false;
-    }
-    return true;
+    bool all = true;
+    a.streams.for_each([&](domain_ref d) { all = all && a.streams[d].is_completed(); });
+    return all;
   }
 
   void drop_view(arena& a, may_release hot, std::size_t at) {

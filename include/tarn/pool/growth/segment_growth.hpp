@@ -49,6 +49,7 @@ class segment_growth {
   /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
   bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>&,
             growth_request const& request, void*&) {
+    if (request.part != common && !tool_.has_tool() && adopt(a, request)) return true;
     if (request.may_create == 0 && !request.may_exceed) return false;
     segments_.reserve(segments_.size() + 1);
     a.ranges.make_room(1);
@@ -61,7 +62,7 @@ class segment_growth {
     try {
       unlocked const open(hot);
       try {
-        base = take(bytes);
+        base = take(bytes, request.part);
         // Blocks of whole segment grains nearly always start on a range grain. Request room for the other case only when it
         // occurs: requesting it always would make every block of 2 MiB a segment of 4 MiB.
         if (!is_aligned(base, range_grain) && bytes < exact + range_grain) {
@@ -69,11 +70,11 @@ class segment_growth {
           count_made(growing, base, bytes, request.where);
           count_given(growing, base, bytes, request.where);
           bytes = align_up(exact + range_grain, grain);
-          base = take(bytes);
+          base = take(bytes, request.part);
         }
       } catch (out_of_memory const&) {
         bytes = align_up(exact + (alignment_ < range_grain ? range_grain : 0), range_grain);
-        base = take(bytes);
+        base = take(bytes, request.part);
       }
     } catch (...) {
       a.ranges.put_back(r);
@@ -87,6 +88,7 @@ class segment_growth {
     node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
     node.segment = static_cast<std::uint32_t>(index);
     node.where = request.where;
+    a.move_to_part(r, request.part);
     a.make_free(r, request.taker, 0);
     return true;
   }
@@ -98,7 +100,7 @@ class segment_growth {
 
   /// How many bytes may stay reserved if the request is served by a new segment.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return most_beside(a,
+    return most_beside(a, request.part,
                        align_up(request.bytes, segment_grain_below(is_limited<layer_type>(), request.where)));
   }
 
@@ -106,11 +108,12 @@ class segment_growth {
   /// back.
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
     std::size_t given = 0;
-    while (counters_.reserved > keep && !a.keeps_addresses) {
+    while (counters_.reserved > keep) {
       looked_up<range_ref> const found(hot.held(), free_segment(a));
       range_ref const whole = found.get(hot.held());
       if (whole == 0) break;
       a.claim(whole);
+      a.move_to_part(whole, common);
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
       a.ranges.put_back(whole);
       count_given(growing, gone.base, gone.bytes, gone.where);
@@ -158,21 +161,21 @@ class segment_growth {
     counters_.release(growing, reinterpret_cast<std::uintptr_t>(base), bytes, where);
   }
   /// Takes a block with as much alignment as the source has.
-  [[nodiscard]] void* take(std::size_t bytes) {
+  [[nodiscard]] void* take(std::size_t bytes, part_ref part) {
     try {
-      return take_block(bytes);
+      return take_block(bytes, part);
     } catch (bad_alignment const&) {
       if (alignment_ == default_alignment) throw;
     }
     alignment_ = default_alignment;
-    return take_block(bytes);
+    return take_block(bytes, part);
   }
   /// Plain blocks stand in for pages, and under a tool for memory that it refuses.
   [[nodiscard]] bool are_plain() const noexcept {
     return has_plain_blocks<Source> && (page_source<Source> || tool_.has_tool());
   }
-  /// Takes a block, which is a heap to a tool.
-  [[nodiscard]] void* take_block(std::size_t bytes) {
+  /// Takes a block, which is a heap to a tool; not one for graphs, which use its memory also while no block lies in it.
+  [[nodiscard]] void* take_block(std::size_t bytes, part_ref part) {
     void* p = nullptr;
     if constexpr (has_plain_blocks<Source>) {
       if (are_plain()) p = source_.allocate_plain(bytes);
@@ -180,7 +183,7 @@ class segment_growth {
     if constexpr (!page_source<Source>) {
       if (!are_plain()) p = source_.allocate_sync(bytes, alignment_);
     }
-    tool_.heap_begins(p, bytes);
+    if (part == common) tool_.heap_begins(p, bytes);
     return p;
   }
   void give(void* p, std::size_t bytes, [[maybe_unused]] std::size_t alignment) noexcept {
@@ -198,11 +201,35 @@ class segment_growth {
     zone where = zone::smaller;
   };
 
+  /// Gives the smallest wholly free segment that serves a request, and no more than twice as large, to its part. Returns false if there
+  /// is none.
+  static bool adopt(arena& a, growth_request const& request) noexcept {
+    std::size_t const least = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
+    range_ref best = 0;
+    for (part_ref const from : {common, a.streams.part(request.part).beside}) {
+      for (range_index const& index : a.streams[a.streams.part(from).neutral_domain].index) {
+        index.for_each(a.ranges, least, [&](range_ref r) {
+          range const& node = a.ranges[r];
+          if (node.previous == 0 && node.next == 0 && node.bytes <= max_of(2 * least, segment_grain) &&
+              (best == 0 || node.bytes < a.ranges[best].bytes))
+            best = r;
+        });
+      }
+    }
+    if (best == 0) return false;
+    a.claim(best);
+    a.ranges[best].where = request.where;
+    a.move_to_part(best, request.part);
+    a.make_free(best, a.streams.part(request.part).neutral_domain, 0);
+    return true;
+  }
+
   /// A wholly free segment whose work is complete; 0 if there is none.
   [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
     range_ref whole = 0;
     for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
       stream_domain const& domain = a.streams[d];
+      if (a.streams.part(domain.part).keeps_addresses) continue;
       for (range_index const& index : domain.index) {
         index.for_each(a.ranges, range_grain, [&](range_ref r) {
           range const& node = a.ranges[r];

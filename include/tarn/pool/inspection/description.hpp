@@ -70,11 +70,7 @@ class description {
     return state_.load(std::memory_order_acquire) == state::active;
   }
   /// Whether a tool is attached, which cannot watch pages.
-  [[nodiscard]] bool has_tool() const noexcept {
-    return active() || state_.load(std::memory_order_acquire) == state::silent;
-  }
-  /// Reports no blocks: captured graphs use the memory of a graph_memory also while no block lies in it. Before the first heap.
-  void keep_silent() noexcept { is_silent_ = true; }
+  [[nodiscard]] bool has_tool() const noexcept { return active(); }
 
   /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
   bool decide() noexcept {
@@ -190,7 +186,7 @@ class description {
   }
 
  private:
-  enum class state : std::uint8_t { undecided, inactive, active, silent };
+  enum class state : std::uint8_t { undecided, inactive, active };
   struct stretch {
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;
@@ -237,8 +233,7 @@ class description {
       } catch (...) {  // freed blocks are reused at once
       }
     }
-    state const with_tool = is_silent_ ? state::silent : state::active;
-    state_.store(static_cast<bool>(tool_) ? with_tool : state::inactive, std::memory_order_release);
+    state_.store(static_cast<bool>(tool_) ? state::active : state::inactive, std::memory_order_release);
   }
 
   /// The segment that contains a block; null if the tool refused it. O(segments).
@@ -268,7 +263,6 @@ class description {
   }
 
   Driver driver_;
-  bool is_silent_ = false;
   std::atomic<state> state_{state::undecided};
   fork_mutex mutex_;
   decltype(driver_.memory_tool()) tool_;
@@ -307,9 +301,10 @@ struct description_of<Source, true> {
 template <class Description>
 class room_to_describe {
  public:
-  explicit room_to_describe(Description& description) : description_(description) {
+  /// @param wanted  false: the block is not described
+  room_to_describe(Description& description, [[maybe_unused]] bool wanted) : description_(description) {
     if constexpr (describes) {
-      made_ = description_.decide();
+      made_ = description_.decide() && wanted;
       if (made_) description_.make_room();
     }
   }

@@ -61,8 +61,10 @@ class pool_tiling {
   }
 
  private:
-  static bool joins(held_memory const& first, held_memory const& next, std::uintptr_t end) noexcept {
-    return first.is_handle && next.is_handle && next.address == end && next.where == first.where;
+  [[nodiscard]] bool joins(held_memory const& first, held_memory const& next,
+                           std::uintptr_t end) const noexcept {
+    return first.is_handle && next.is_handle && next.address == end && next.where == first.where &&
+           facts_.owner_at(next.address) == facts_.owner_at(first.address);
   }
 
   /// Adds the ranges from `r` on that lie before `end`, split at pieces of views.
@@ -75,6 +77,7 @@ class pool_tiling {
       s.address = at;
       s.kind = memory.is_handle ? stretch_kind::home : stretch_kind::segment;
       s.where = memory.where;
+      s.graph_memory = facts_.owner_at(memory.address);
     };
     auto const finish = [&] {
       s.bytes = at - s.address;
@@ -168,6 +171,7 @@ class pool_tiling {
       s.bytes += p.bytes;
       s.handles += handles_in(p.address, p.bytes);
     }
+    s.graph_memory = facts_.owner_at(facts_.pieces[v.first_piece].address);
     s.blocks.push_back(taken(v.address, s.bytes, facts_.stream_of(v)));
     return s;
   }
@@ -197,17 +201,16 @@ struct pool_contents {
 /// @throws std::bad_alloc
 template <class Memory>
 [[nodiscard]] pool_contents contents_of(Memory& memory) {
-  std::vector<pool_facts> of_each;    // a layer that routes inspects several pools, one after another
-  std::vector<held_block> of_graphs;  // deferred, in any of these pools
+  std::vector<pool_facts> of_each;  // a layer that routes inspects several pools, one after another
   auto const look = [&](growth_lock const& growing, auto& heap, auto& front, auto& deferred, auto& graphs) {
-    of_each.emplace_back().copy(growing, heap, front, deferred);
+    pool_facts& facts = of_each.emplace_back();
+    facts.copy(growing, heap, front, deferred);
     graphs.for_each_deferred(growing, [&](void const* p, std::size_t bytes, std::uint64_t number) {
-      of_graphs.push_back({reinterpret_cast<std::uintptr_t>(p), 0, held_use::deferred, 0, bytes, number});
+      facts.deferred.push_back(
+          {reinterpret_cast<std::uintptr_t>(p), 0, held_use::deferred, 0, bytes, number});
     });
   };
   nearest(memory, pool_call::inspect{look});
-  for (pool_facts& facts : of_each)
-    facts.deferred.insert(facts.deferred.end(), of_graphs.begin(), of_graphs.end());
   pool_contents contents;
   auto const by_address = [](auto const& a, auto const& b) { return a.address < b.address; };
   auto const by_time = [](auto const& a, auto const& b) { return a.time < b.time; };
@@ -218,7 +221,6 @@ template <class Memory>
   };
   for (pool_facts& facts : of_each) {
     std::vector<held_stretch> stretches = pool_tiling(facts).stretches();
-    for (held_stretch& s : stretches) s.graph_memory = facts.graph_memory;
     append(contents.stretches, stretches, by_address);
     append(contents.held, facts.held, by_address);
     append(contents.notes, facts.notes, by_time);

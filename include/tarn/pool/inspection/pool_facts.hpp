@@ -3,6 +3,7 @@
 // A copy of a pool's records at one moment. Every thread is kept out of its magazines during the copy, and the hot lock is held
 // for the arena's part.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -72,7 +73,7 @@ struct pool_facts {
   std::vector<held_block> deferred;
   std::vector<growth_note> notes;
   std::size_t reserved = 0;
-  std::uint64_t graph_memory = 0;  ///< that the pool belongs to, 0 if none
+  std::vector<std::uint64_t> owners;  ///< by part_ref: the graph_memory that a part belongs to, 0 if none
 
   /// Copies them from a pool. @throws std::bad_alloc
   template <class Heap, class Front, class Deferred>
@@ -82,7 +83,6 @@ struct pool_facts {
     for (std::size_t i = 0; i < heap.counters(growing).notes.size(); ++i)
       notes.push_back(heap.counters(growing).notes[i]);
     reserved = heap.counters(growing).reserved;
-    graph_memory = heap.graph_memory;
     stopped_threads const stopped(growing, front);
     // Before the hot lock: no two locks are held at once.
     blocks.for_each([&](freed_block const& b) {
@@ -100,16 +100,19 @@ struct pool_facts {
       std::size_t const most_ranges = count(heap, [](arena const& space) { return space.ranges.size(); });
       std::size_t const most_runs = count(heap, [](arena const& space) { return space.runs.size(); });
       std::size_t const most_domains = count(heap, [](arena const& space) { return space.streams.size(); });
+      std::size_t const most_parts = count(heap, [](arena const& space) { return space.streams.parts(); });
       std::size_t const most_foreign = count(heap, [](arena const& space) { return foreign_blocks(space); });
       ranges.reserve(most_ranges);
       runs.reserve(most_runs);
       domains.reserve(most_domains);
       generations.reserve(most_domains);
+      owners.reserve(most_parts);
       cached.reserve(cached.size() + most_foreign);
       hot_lock const held_lock = heap.lock_hot();
       arena& space = heap.space(held_lock);
       if (space.ranges.size() > most_ranges || space.runs.size() > most_runs ||
-          space.streams.size() > most_domains || foreign_blocks(space) > most_foreign)
+          space.streams.size() > most_domains || space.streams.parts() > most_parts ||
+          foreign_blocks(space) > most_foreign)
         continue;
       copy_arena(space);
       return;
@@ -120,6 +123,13 @@ struct pool_facts {
   template <class Taken>
   [[nodiscard]] stream_id stream_of(Taken const& taken) const noexcept {
     return taken.generation == generations[taken.domain] ? domains[taken.domain] : 0;
+  }
+
+  /// The graph_memory that the memory at a home address belongs to, 0 if none. O(log(ranges)), once they are sorted.
+  [[nodiscard]] std::uint64_t owner_at(std::uintptr_t home) const noexcept {
+    auto const after = std::upper_bound(ranges.begin(), ranges.end(), home,
+                                        [](std::uintptr_t at, range const& r) { return at < r.address; });
+    return after == ranges.begin() ? 0 : owners[(after - 1)->part];
   }
 
   /// A stream's identity as users know it: 0 if unowned.
@@ -161,6 +171,7 @@ struct pool_facts {
     for (run_ref r = 1; r < space.runs.size(); ++r) {
       if (space.runs[r].address != 0) runs.push_back(space.runs[r]);
     }
+    for (part_ref p = common; p < space.streams.parts(); ++p) owners.push_back(space.streams.part(p).owner);
     for (domain_ref d = 0; d < space.streams.size(); ++d) {
       domains.push_back(public_id(space.streams[d].id));
       generations.push_back(space.streams[d].generation);

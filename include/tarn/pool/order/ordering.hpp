@@ -50,7 +50,7 @@ class ordering {
   /// this object. The mark is taken before the event is recorded, so frees in between get a later mark.
   progress settle(arena& a, may_release hot, domain_ref d, gone_stream gone = gone_stream::is_waited_for) {
     stream_domain& domain = a.streams[d];
-    if (d == neutral || domain.freed <= domain.completed) return progress::completed;
+    if (domain.is_neutral() || domain.is_completed()) return progress::completed;
     if (is_capture_stream(domain.id)) return progress::unknown;
     if (domain.recorded < domain.freed) {
       std::uint64_t const mark = domain.epoch++;

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/arena.hpp"
@@ -23,21 +24,22 @@ enum class sweep_of : std::uint8_t {
   default_streams  ///< marking them invalidates no capture: the calling thread may be capturing a graph
 };
 
-/// Whether a stream other than `taker` has free memory.
+/// Whether a stream other than `taker` has free memory of its part.
 [[nodiscard]] inline bool others_have_free(arena const& space, domain_ref taker) noexcept {
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    if (d != taker && space.streams[d].has_free()) return true;
-  }
-  return false;
+  bool any = false;
+  space.streams.for_each_in(space.streams[taker].part,
+                            [&](domain_ref d) { any = any || (d != taker && space.streams[d].has_free()); });
+  return any;
 }
 
 /// Whether work may still run on memory that a stream freed.
+[[nodiscard]] inline bool has_unfinished(stream_domain const& domain) noexcept {
+  return (domain.has_free() || domain.gone) && !domain.is_completed();
+}
 [[nodiscard]] inline bool has_unfinished(arena const& space) noexcept {
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    stream_domain const& domain = space.streams[d];
-    if ((domain.has_free() || domain.gone) && domain.freed > domain.completed) return true;
-  }
-  return false;
+  bool any = false;
+  space.streams.for_each([&](domain_ref d) { any = any || has_unfinished(space.streams[d]); });
+  return any;
 }
 
 /// Returns to their runs the blocks of other domains' runs that a stream freed, if the device has completed their uses.
@@ -51,18 +53,44 @@ inline void return_foreign(arena& space, domain_ref d) {
 inline void neutralise(growth_lock const& growing, arena& space, domain_ref d) {
   stream_domain& domain = space.streams[d];
   return_foreign(space, d);
-  if (domain.free_bytes() != 0) space.hand_over(d, neutral, domain.completed);
+  if (domain.free_bytes() != 0) space.neutralise_ranges(d, domain.completed);
+  domain.neutralised = domain.completed;
   if (domain.is_over()) space.streams.forget(growing, d);
 }
 
-/// Makes frees neutral that the device has completed. Never waits.
+/// Makes frees of a part neutral that the device has completed. Never waits.
 template <stream_driver Driver>
 void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
-                      domain_ref except) {
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
-    if (d == except) continue;
+                      part_ref part, domain_ref except = neutral) {
+  space.streams.for_each_in(part, [&](domain_ref d) {
+    if (d == except) return;
     if (space.streams[d].has_free()) (void)order.settle(space, hot, d);
     neutralise(growing, space, d);
+  });
+}
+/// The same for the parts whose free memory goes back to the source.
+template <stream_driver Driver>
+void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot) {
+  for (part_ref p = common; p < space.streams.parts(); ++p) {
+    if (!space.streams.part(p).keeps_addresses) collect_finished(growing, space, order, hot, p);
+  }
+}
+
+/// Makes what other parts have finished with neutral, so that a graph memory's part may take whole handles of it.
+/// @param asks  whether the driver may be asked; false while the stream is captured: then only what is known to be complete
+template <stream_driver Driver>
+void collect_for_part(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
+                      part_ref part, bool asks) {
+  part_ref const beside = space.streams.part(part).beside;
+  for (part_ref const from : {beside, common}) {
+    if (asks) {
+      collect_finished(growing, space, order, hot, from);
+    } else {
+      space.streams.for_each_in(from, [&](domain_ref d) {
+        if (space.streams[d].neutralised != space.streams[d].completed) neutralise(growing, space, d);
+      });
+    }
+    if (beside == common) break;
   }
 }
 
@@ -75,26 +103,29 @@ void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& orde
   bool has_returned = true;
   for (int pass = 0; pass < 2 && has_returned; ++pass) {
     has_returned = false;
-    for (domain_ref d = 1; d < space.streams.size(); ++d) {
+    space.streams.for_each([&](domain_ref d) {
       if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, hot, d);
       bool const had_foreign = space.streams[d].foreign_count != 0;
       d == keeps ? return_foreign(space, d) : neutralise(growing, space, d);
       has_returned = has_returned || had_foreign;
-    }
+    });
   }
   // Neighbours of different domains are not joined.
-  if (keeps != neutral && space.streams[neutral].free_bytes() != 0) neutralise(growing, space, keeps);
+  if (!space.streams[keeps].is_neutral() &&
+      space.streams[space.streams[keeps].neutral_domain].free_bytes() != 0)
+    neutralise(growing, space, keeps);
 }
 
 /// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
 /// never replayed together with this one.
-inline void end_captured_stream(growth_lock const& growing, arena& space, stream_id kept_as) noexcept {
-  domain_ref const d = space.streams.find(kept_as);
+inline void end_captured_stream(growth_lock const& growing, arena& space, stream_id kept_as,
+                                part_ref part) noexcept {
+  domain_ref const d = space.streams.find(kept_as, part);
   if (d == neutral) return;
   stream_domain& domain = space.streams[d];
   domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
   if (domain.foreign_count != 0) space.send_foreign_home(d);
-  space.hand_over(d, neutral, domain.completed);
+  space.neutralise_ranges(d, domain.completed);
   space.neutralise_runs(d);
   if (domain.is_empty()) space.streams.forget(growing, d);
 }
@@ -107,19 +138,49 @@ template <stream_driver Driver>
 bool steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            domain_ref taker) {
   bool any = false;
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+  space.streams.for_each_in(space.streams[taker].part, [&](domain_ref d) {
     stream_domain const& owner = space.streams[d];
-    if (d == taker || owner.free_bytes() == 0) continue;
+    if (d == taker || owner.free_bytes() == 0) return;
     any = true;
-    if (taker == neutral) {
+    if (space.streams[taker].is_neutral()) {
       (void)order.finish(space, hot, d);
       neutralise(growing, space, d);
     } else if (std::uint64_t const covered = owner.recorded;
                covered != 0 && order.order(space, hot, taker, d)) {
       space.hand_over(d, taker, covered);
     }
-  }
+  });
   return any;
+}
+
+/// Makes the mark of a domain cover what is free in its runs, which carry no marks of their own.
+inline void mark_runs(stream_domain& domain) noexcept {
+  if (domain.runs_marked || domain.holds_no_run()) return;
+  (void)domain.mark();
+  domain.runs_marked = true;
+}
+
+/// Finds out whether the device has completed the uses of all that is free in a part. @param wait  whether the host waits for it
+template <stream_driver Driver>
+void settle_part(growth_lock const&, arena& space, ordering<Driver>& order, may_release hot, part_ref part,
+                 bool wait) {
+  space.streams.for_each_in(part, [&](domain_ref d) {
+    stream_domain& domain = space.streams[d];
+    if (std::exchange(domain.used, false)) domain.runs_marked = false;
+    mark_runs(domain);
+    if (wait) {
+      (void)order.finish(space, hot, d);
+    } else {
+      (void)order.settle(space, hot, d);
+    }
+  });
+}
+/// Whether that is so, and nothing was freed since.
+[[nodiscard]] inline bool is_settled(arena const& space, part_ref part) noexcept {
+  bool all = true;
+  space.streams.for_each_in(
+      part, [&](domain_ref d) { all = all && space.streams[d].is_completed() && !space.streams[d].used; });
+  return all;
 }
 
 /// Forgets the streams that no thread has used since the last sweep and whose work is complete; their memory becomes neutral.
@@ -128,30 +189,28 @@ template <stream_driver Driver>
 void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            sweep_of which) {
   std::size_t in_vain = 0;
-  for (domain_ref d = 1; d < space.streams.size(); ++d) {
+  space.streams.for_each([&](domain_ref d) {
     stream_domain& domain = space.streams[d];
     if (domain.used) {
       domain.used = domain.runs_marked = false;
-      continue;
+      return;
     }
-    if (domain.id == 0 || domain.climbing) continue;
+    // The domain of a captured stream says that its capture is open.
+    if (domain.climbing || is_capture_stream(domain.id)) return;
     // A destroyed stream with nothing to wait for needs no query.
     bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
-    if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) continue;
-    if (!domain.runs_marked && !domain.holds_no_run()) {
-      (void)domain.mark();
-      domain.runs_marked = true;
-    }
+    if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) return;
+    mark_runs(domain);
     bool const done = order.settle(space, hot, d) == progress::completed;
     if (!done || domain.used) {  // the stream may have been used again while the lock was released
       ++in_vain;
-      continue;
+      return;
     }
     if (domain.foreign_count != 0) space.send_foreign_home(d);
-    space.hand_over(d, neutral, domain.completed);
+    space.neutralise_ranges(d, domain.completed);
     space.neutralise_runs(d);
     if (domain.is_empty()) space.streams.forget(growing, d);
-  }
+  });
   space.streams.swept(in_vain);
 }
 

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Blocks that were freed while graphs use them that are not of their own part: nothing reuses them until the owners of all these
+// graphs have ended.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+#include "tarn/core/at_fork.hpp"
+#include "tarn/core/sequence.hpp"
+#include "tarn/pool/arena/size_class.hpp"
+#include "tarn/pool/graph/graph_parts.hpp"
+
+namespace tarn::detail {
+
+/// The lists of these blocks, which the owners' records hold, and the state of the owners. Thread-safe.
+template <class Deferred>
+class deferred_for_graphs {
+ public:
+  /// @param pool  counts the blocks with the others that are deferred
+  explicit deferred_for_graphs(Deferred& pool) noexcept : pool_(pool) {}
+  deferred_for_graphs(deferred_for_graphs const&) = delete;
+  deferred_for_graphs& operator=(deferred_for_graphs const&) = delete;
+
+  /// Defers a block until none of its users is left, and `by`, if a capture freed it. Returns false if there is none. Without host memory
+  /// to record it, the block is deferred until the pool ends. So is one of an unknown capture.
+  bool defer(block_of_graphs& b, bool is_of_capture, graph_parts* by) noexcept {
+    if (!is_of_capture && b.users.empty() && !b.users.is_too_many()) return false;
+    std::lock_guard const guard(mutex_);
+    b.users.drop_over();
+    if (is_of_capture && by != nullptr) b.users.add(*by);
+    bool const until_end = (is_of_capture && by == nullptr) || b.users.is_too_many();
+    if (b.users.empty() && !until_end) return false;
+    pool_.count_for_graphs(b.bytes, b.alignment, 1);
+    if (!until_end) {
+      pass_on(b);
+    } else {
+      b.users.clear();
+      defer_until_end(b);
+    }
+    return true;
+  }
+  /// Whether there is a block that is deferred until the pool ends. Graphs may use it, and no stream's work covers that.
+  [[nodiscard]] bool any_until_end() const noexcept { return any_until_end_.load(std::memory_order_relaxed); }
+
+  /// Makes room for as many blocks more of an owner. @throws std::bad_alloc
+  void reserve(graph_parts& owner, std::size_t count) {
+    std::lock_guard const guard(mutex_);
+    owner.deferred.reserve(owner.deferred.size() + count);
+  }
+  [[nodiscard]] std::size_t bytes_of(graph_parts const& owner) const noexcept {
+    std::lock_guard const guard(mutex_);
+    return owner.deferred_bytes;
+  }
+  // ---- under the growth lock
+
+  /// The owner has ended, and a mark of all work begins, or not.
+  void set_state(graph_parts& owner, graph_parts::life state) noexcept {
+    std::lock_guard const guard(mutex_);
+    owner.state = state;
+    owner.is_mark_old = false;
+  }
+  /// Ends the mark of an owner, which is complete. Returns false if it had none, or a block was deferred for it since: then it waits for
+  /// the next one. Otherwise calls f(pointer, bytes, alignment) for each block that was deferred for it and for no other: the block is
+  /// deferred no more.
+  template <class F>
+  [[nodiscard]] bool take_mark(graph_parts& owner, F const& f) noexcept {
+    sequence<block_of_graphs> blocks;
+    {
+      std::lock_guard const guard(mutex_);
+      if (owner.state != graph_parts::life::marked) return false;
+      owner.state = graph_parts::life::ended;
+      if (owner.is_mark_old) return false;
+      blocks.swap(owner.deferred);
+      owner.deferred_bytes = 0;
+    }
+    for (auto& b : blocks) {
+      if (is_passed_on(b)) continue;
+      pool_.count_for_graphs(b.bytes, b.alignment, -1);
+      f(b.p, b.bytes, b.alignment);
+    }
+    return true;
+  }
+  /// From now on nothing is deferred for an owner. Returns false if a block was meanwhile: then it waits for another mark.
+  [[nodiscard]] bool is_over(graph_parts& owner) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (!owner.deferred.empty()) return false;
+    owner.state = graph_parts::life::over;
+    return true;
+  }
+
+  /// Calls f(address, bytes, number of the owner) for each block of an owner.
+  template <class F>
+  void for_each(graph_parts const& owner, F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (auto const& b : owner.deferred) f(b.p, b.bytes, owner.number);
+  }
+  /// The same for those that are deferred until the pool ends; the number is 0.
+  template <class F>
+  void for_each_until_end(F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (auto const& b : until_end_) f(b.p, b.bytes, std::uint64_t{0});
+  }
+
+ private:
+  /// Defers a block until the pool ends. One for which there is no host memory is not listed in snapshots. Under the mutex.
+  void defer_until_end(block_of_graphs const& b) noexcept {
+    any_until_end_.store(true, std::memory_order_relaxed);
+    try {
+      until_end_.push_back(b);
+    } catch (...) {  // it is deferred all the same
+    }
+  }
+  /// Defers a block for its next user. Under the mutex.
+  void pass_on(block_of_graphs& b) noexcept {
+    graph_parts& next = b.users.take();
+    try {
+      next.deferred.push_back(b);
+      if (next.state == graph_parts::life::marked) next.is_mark_old = true;
+      next.deferred_bytes += rounded_bytes(b.bytes, b.alignment);
+    } catch (...) {
+      b.users.clear();
+      defer_until_end(b);
+    }
+    --next.references;
+  }
+  /// Returns false if a block has no user that is not over.
+  bool is_passed_on(block_of_graphs& b) noexcept {
+    std::lock_guard const guard(mutex_);
+    b.users.drop_over();
+    if (b.users.empty()) return false;
+    pass_on(b);
+    return true;
+  }
+
+  Deferred& pool_;
+  mutable fork_mutex mutex_;
+  std::atomic<bool> any_until_end_{false};
+  sequence<block_of_graphs> until_end_;
+};
+
+}  // namespace tarn::detail
