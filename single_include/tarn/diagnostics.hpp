@@ -3262,7 +3262,8 @@ struct pool_facts {
   [[nodiscard]] std::uint64_t owner_at(std::uintptr_t home) const noexcept {
     auto const after = std::upper_bound(ranges.begin(), ranges.end(), home,
                                         [](std::uintptr_t at, range const& r) { return at < r.address; });
-    return after == ranges.begin() ? 0 : owners[(after - 1)->part];
+    if (after != ranges.begin() && (after - 1)->end() > home) return owners[(after - 1)->part];
+    return after != ranges.end() ? owners[after->part] : 0;  // a segment may begin before its first range
   }
 
   /// A stream's identity as users know it: 0 if unowned.

@@ -166,3 +166,32 @@ TEST_CASE("when a part ends, its memory is common, with the blocks in it that ar
   CHECK(again[0] == blocks[0]);  // from the run, which is neutral now
   CHECK(a.release_small(later, 0, blocks[1]) == release_result::done);
 }
+
+TEST_CASE("when a part ends, all blocks of a handle become common, with free memory between them",
+          "[heap_parts]") {
+  paged_arena p(1);
+  arena& a = p.space;
+  growth_lock const growing(p.mutex);
+  part_ref const part = a.streams.make_part(1, true);
+  std::atomic<std::int64_t> handed_out{0};
+  a.streams.part(part).handed_out = &handed_out;
+  p.move(home, part);
+  int handle = 0;
+  domain_ref const taker = a.streams.get(5, stream_ref::from(&handle, 5), part);
+  std::vector<void*> blocks;
+  for (int i = 0; i < 4; ++i) {
+    a.make_room();
+    blocks.push_back(a.take(taker, zone::larger, 512_KiB, 256));
+  }
+  for (int i : {0, 2})
+    CHECK(a.release(taker, blocks[static_cast<std::size_t>(i)], 512_KiB) == release_result::done);
+  a.end_part(growing, part);
+  CHECK((a.part_of(blocks[1]) == common && a.part_of(blocks[3]) == common));
+  CHECK((p.map.part_at(home) == common && a.reserved_in_parts == 0 && a.live_bytes == 1_MiB));
+  part_ref const next = a.streams.make_part(2, true);  // under the number of the ended one
+  CHECK((next == part && a.part_of(blocks[1]) == common && a.part_of(blocks[3]) == common));
+  domain_ref const others = a.streams.get(5, stream_ref::from(&handle, 5));
+  for (int i : {1, 3})
+    CHECK(a.release(others, blocks[static_cast<std::size_t>(i)], 512_KiB) == release_result::done);
+  CHECK(a.live_bytes == 0);
+}

@@ -267,11 +267,13 @@ class arena {
     return r != 0 ? ranges[runs[r].body].part : common;
   }
   /// Makes whole handles, or a segment, that fill a range which is in no index, part of `to`.
-  void move_to_part(range_ref r, part_ref to) noexcept {
+  void move_to_part(range_ref r, part_ref to) noexcept { move_to_part(r, to, ranges[r].bytes); }
+  /// @param reserved  bytes held from the source: of a segment, its ends may lie beside the range
+  void move_to_part(range_ref r, part_ref to, std::size_t reserved) noexcept {
     range& node = ranges[r];
     if (node.part == to) return;
-    count_reserved(node.part, -static_cast<std::ptrdiff_t>(node.bytes));
-    count_reserved(to, static_cast<std::ptrdiff_t>(node.bytes));
+    count_reserved(node.part, -static_cast<std::ptrdiff_t>(reserved));
+    count_reserved(to, static_cast<std::ptrdiff_t>(reserved));
     node.part = to;
     if (pages != nullptr) pages->set_part(node.address, node.bytes, to);
   }

@@ -88,7 +88,7 @@ class segment_growth {
     node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
     node.segment = static_cast<std::uint32_t>(index);
     node.where = request.where;
-    a.move_to_part(r, request.part);
+    a.move_to_part(r, request.part, bytes);
     a.make_free(r, request.taker, 0);
     return true;
   }
@@ -113,8 +113,8 @@ class segment_growth {
       range_ref const whole = found.get(hot.held());
       if (whole == 0) break;
       a.claim(whole);
-      a.move_to_part(whole, common);
       segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
+      a.move_to_part(whole, common, gone.bytes);
       a.ranges.put_back(whole);
       count_given(growing, gone.base, gone.bytes, gone.where);
       given += gone.bytes;
@@ -203,7 +203,7 @@ class segment_growth {
 
   /// Gives the smallest wholly free segment that serves a request, and no more than twice as large, to its part. Returns false if there
   /// is none.
-  static bool adopt(arena& a, growth_request const& request) noexcept {
+  bool adopt(arena& a, growth_request const& request) noexcept {
     std::size_t const least = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
     range_ref best = 0;
     for (part_ref const from : {common, a.streams.part(request.part).beside}) {
@@ -219,7 +219,7 @@ class segment_growth {
     if (best == 0) return false;
     a.claim(best);
     a.ranges[best].where = request.where;
-    a.move_to_part(best, request.part);
+    a.move_to_part(best, request.part, segments_[a.ranges[best].segment].bytes);
     a.make_free(best, a.streams.part(request.part).neutral_domain, 0);
     return true;
   }
