@@ -116,7 +116,7 @@ struct counting_library {
 }  // namespace
 
 TEST_CASE("a moved-from object is empty, and can be destroyed, assigned and asked for its size",
-          "[raii][moved_from]") {
+          "[raii][moved_from][pages]") {
   sim_options options;
   options.devices = 2;
 #if defined(__linux__)
