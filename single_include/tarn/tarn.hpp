@@ -23374,8 +23374,10 @@ class graph_memory {
 
   /// The pool or stack that captures allocate from.
   [[nodiscard]] Memory const& resource() const noexcept { return memory_; }
-  /// What the owner holds now, bytes. O(1).
-  [[nodiscard]] graph_state state() const { return owner_->state(); }
+  /// What the owner holds now, bytes; nothing after a move. O(1).
+  [[nodiscard]] graph_state state() const {
+    return owner_.get() != nullptr ? owner_->state() : graph_state{};
+  }
 
  private:
   friend class capture_scope;

@@ -2,6 +2,7 @@
 // Many graph memories in one heap: what each costs, and how free memory moves between them and the rest of the pool.
 #include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "catch.hpp"
@@ -131,4 +132,15 @@ TEST_CASE("driver calls for owners that end are linear in their number, while th
   };
   auto const few = calls_for(50);
   CHECK(calls_for(200) <= 4 * few + 16);
+}
+
+TEST_CASE("a moved-from graph_memory holds nothing, and can be assigned", "[graph_owners]") {
+  sim_machine const machine{of_capacity(1_GiB)};
+  auto pool = sim_pages(machine.driver()) | pooled{};
+  graph_memory first{pool};
+  graph_memory second{std::move(first)};
+  CHECK((first.state().number == 0 && first.state().reserved == 0));  // NOLINT(bugprone-use-after-move)
+  CHECK(second.state().number == 1);
+  first = std::move(second);
+  CHECK(first.state().number == 1);
 }
