@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
       traces.push_back(read_trace(argv[i]));
       left_over.push_back(bench::detail::missing_frees(traces.back()));
     }
-  } catch (trace_error const& error) {
+  } catch (tarn::bench::trace_error const& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 2;
   }
