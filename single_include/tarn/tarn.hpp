@@ -6671,14 +6671,6 @@ class deferred_count {
       o->deferred_changed(is_small ? by : deferred_amount{}, is_small ? deferred_amount{} : by);
   }
 
-  /// Adds changes that were counted elsewhere.
-  void add(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
-    std::lock_guard const guard(lock_);
-    small_.add(smaller);
-    large_.add(larger);
-    for (deferred_observer* const o : observers_) o->deferred_changed(smaller, larger);
-  }
-
   /// Adds an observer and notifies it of the blocks that are deferred already. It must not move until it is detached.
   /// @throws std::bad_alloc, nothing has changed
   void attach(deferred_observer& observer) {
@@ -10856,6 +10848,13 @@ class stream_table {
   [[nodiscard]] heap_part& part(part_ref p) noexcept { return parts_[p]; }
   [[nodiscard]] heap_part const& part(part_ref p) const noexcept { return parts_[p]; }
   [[nodiscard]] heap_part& part_of(domain_ref d) noexcept { return parts_[domains_[d]->part]; }
+  [[nodiscard]] heap_part const& part_of(domain_ref d) const noexcept { return parts_[domains_[d]->part]; }
+  /// Calls f(part_ref) for each part whose free handles another one may take: the common part, and the other one of its owner.
+  template <class F>
+  void for_each_source(part_ref taker, F const& f) const {
+    f(common);
+    if (part_ref const beside = parts_[taker].beside; beside != common) f(beside);
+  }
   /// One more than the largest number; some may not be used.
   [[nodiscard]] part_ref parts() const noexcept { return static_cast<part_ref>(parts_.size()); }
   /// Whether there are others than the common one. Needs no lock.
@@ -10919,6 +10918,12 @@ class stream_table {
     return d;
   }
 
+  /// Calls f(domain_ref) for each domain whose memory a stream may take: its own, and the neutral one of its part.
+  template <class F>
+  void for_each_usable(domain_ref taker, F const& f) const {
+    f(taker);
+    if (!domains_[taker]->is_neutral()) f(domains_[taker]->neutral_domain);
+  }
   /// Calls f(domain_ref) for each stream of a part. Under the growth lock, f may release the arena's lock, and forget the domain.
   template <class F>
   void for_each_in(part_ref part, F const& f) const {
@@ -11485,7 +11490,7 @@ class arena {
   [[nodiscard]] std::size_t largest_free() const noexcept {
     std::size_t most = 0;
     for (domain_ref d = 0; d < streams.size(); ++d) {
-      if (streams.part(streams[d].part).keeps_addresses) continue;
+      if (streams.part_of(d).keeps_addresses) continue;
       for (auto const& index : streams[d].index) most = max_of(most, index.largest(ranges));
     }
     return most;
@@ -11724,8 +11729,6 @@ class description {
   [[nodiscard]] bool active() const noexcept {
     return state_.load(std::memory_order_acquire) == state::active;
   }
-  /// Whether a tool is attached, which cannot watch pages.
-  [[nodiscard]] bool has_tool() const noexcept { return active(); }
 
   /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
   bool decide() noexcept {
@@ -11937,7 +11940,6 @@ struct no_description {
   explicit constexpr no_description(Driver const&) noexcept {}
   [[nodiscard]] static constexpr bool active() noexcept { return false; }
   [[nodiscard]] static constexpr bool decide() noexcept { return false; }
-  [[nodiscard]] static constexpr bool has_tool() noexcept { return false; }
   static constexpr void heap_begins(void*, std::size_t) noexcept {}
   static constexpr void heap_ends(void*) noexcept {}
 };
@@ -14198,7 +14200,7 @@ class deferred_for_graphs {
   /// Defers a block until none of its users is left, and `by`, if a capture freed it. Returns false if there is none. Without host memory
   /// to record it, the block is deferred until the pool ends. So is one of an unknown capture.
   bool defer(block_of_graphs& b, bool is_of_capture, graph_parts* by) noexcept {
-    if (!is_of_capture && b.users.empty() && !b.users.is_too_many()) return false;
+    if (!is_of_capture && b.users.empty()) return false;
     std::lock_guard const guard(mutex_);
     b.users.drop_over();
     if (is_of_capture && by != nullptr) b.users.add(*by);
@@ -14641,12 +14643,12 @@ enum class sweep_of : std::uint8_t {
 }
 
 /// Whether work may still run on memory that a stream freed.
-[[nodiscard]] inline bool has_unfinished(stream_domain const& domain) noexcept {
-  return (domain.has_free() || domain.gone) && !domain.is_completed();
-}
 [[nodiscard]] inline bool has_unfinished(arena const& space) noexcept {
   bool any = false;
-  space.streams.for_each([&](domain_ref d) { any = any || has_unfinished(space.streams[d]); });
+  space.streams.for_each([&](domain_ref d) {
+    stream_domain const& domain = space.streams[d];
+    any = any || ((domain.has_free() || domain.gone) && !domain.is_completed());
+  });
   return any;
 }
 
@@ -14689,17 +14691,21 @@ void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>
 template <stream_driver Driver>
 void collect_for_part(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
                       part_ref part, bool asks) {
-  part_ref const beside = space.streams.part(part).beside;
-  for (part_ref const from : {beside, common}) {
-    if (asks) {
-      collect_finished(growing, space, order, hot, from);
-    } else {
-      space.streams.for_each_in(from, [&](domain_ref d) {
-        if (space.streams[d].neutralised != space.streams[d].completed) neutralise(growing, space, d);
-      });
-    }
-    if (beside == common) break;
-  }
+  space.streams.for_each_source(part, [&](part_ref from) {
+    if (asks) return collect_finished(growing, space, order, hot, from);
+    space.streams.for_each_in(from, [&](domain_ref d) {
+      if (space.streams[d].neutralised != space.streams[d].completed) neutralise(growing, space, d);
+    });
+  });
+}
+
+/// Makes all that a stream freed neutral, with its runs, and forgets it: the device has completed the uses.
+inline void retire_stream(growth_lock const& growing, arena& space, domain_ref d) noexcept {
+  stream_domain const& domain = space.streams[d];
+  if (domain.foreign_count != 0) space.send_foreign_home(d);
+  space.neutralise_ranges(d, domain.completed);
+  space.neutralise_runs(d);
+  if (domain.is_empty()) space.streams.forget(growing, d);
 }
 
 /// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
@@ -14732,10 +14738,7 @@ inline void end_captured_stream(growth_lock const& growing, arena& space, stream
   if (d == neutral) return;
   stream_domain& domain = space.streams[d];
   domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
-  if (domain.foreign_count != 0) space.send_foreign_home(d);
-  space.neutralise_ranges(d, domain.completed);
-  space.neutralise_runs(d);
-  if (domain.is_empty()) space.streams.forget(growing, d);
+  retire_stream(growing, space, d);
 }
 
 /// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
@@ -14814,10 +14817,7 @@ void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, ma
       ++in_vain;
       return;
     }
-    if (domain.foreign_count != 0) space.send_foreign_home(d);
-    space.neutralise_ranges(d, domain.completed);
-    space.neutralise_runs(d);
-    if (domain.is_empty()) space.streams.forget(growing, d);
+    retire_stream(growing, space, d);
   });
   space.streams.swept(in_vain);
 }
@@ -15180,9 +15180,9 @@ class graph_memories {
     block_of_graphs freed{p, bytes, alignment, {}};
     if (uses_.may_hold(p)) {
       freed.users = uses_.take(p);
-      if (!freed.users.empty() || freed.users.is_too_many()) deferred_.count_graph_block(false);
+      if (!freed.users.empty()) deferred_.count_graph_block(false);
     }
-    if (part == common && freed.users.empty() && !freed.users.is_too_many()) return fate::ordinary;
+    if (part == common && freed.users.empty()) return fate::ordinary;
     captured_stream const at = captures_.of_deallocation(id, stream);
     if (part != common) count_handed_out(at, part, p, -rounded(bytes, alignment));
     bool const is_others = at.is_captured() && !at.may_reuse(part);
@@ -15260,8 +15260,11 @@ class graph_memories {
   template <class Pool>
   [[nodiscard]] capture_number begin_capture(growth_lock const& growing, Pool& whole, graph_parts& owner,
                                              stream_ref stream) {
-    if (captures_.is_memory_scarce(growing)) whole.drain_.prepare_for_capture(growing);
-    deferred_.release(growing, false);
+    if (captures_.is_memory_scarce(growing)) {
+      whole.drain_.prepare_for_capture(growing);
+    } else {
+      deferred_.release(growing, false);
+    }
     {
       // While the capture is open, nothing can be marked: what is complete now is free for it.
       hot_lock held = heap_.lock_hot();
@@ -16054,6 +16057,13 @@ struct held_memory {
 
 #include <cstddef>
 
+// ---- tarn/pool/growth/page_choice.hpp
+// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
+// and changes neither.
+
+#include <cstddef>
+#include <cstdint>
+
 // ---- tarn/core/sort.hpp
 // In-place heap sort without the header algorithm, which costs a compiler 40 ms.
 
@@ -16084,13 +16094,6 @@ void sort(T* items, std::size_t count, Before const& before) {
 }
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/page_choice.hpp
-// The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
-// and changes neither.
-
-#include <cstddef>
-#include <cstdint>
-
 // ---- tarn/pool/growth/view.hpp
 // A view: a second mapping that places handles next to each other that are not neighbours at their home addresses. A block
 // without a sufficient contiguous free range is assembled from free pieces: the free end of one handle, any number of wholly
@@ -16185,7 +16188,7 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
 [[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
   sequence<piece> whole;
   for (domain_ref d = 0; d < a.streams.size(); ++d) {
-    if (a.streams.part(a.streams[d].part).keeps_addresses) continue;
+    if (a.streams.part_of(d).keeps_addresses) continue;
     for (zone const where : all_zones) {
       for_each_piece(a, map, d, where, map.granularity(), [&](piece const& p, bool at_start, bool at_end) {
         if (at_start && at_end && map[p.handle].pins == 0 &&
@@ -16198,6 +16201,13 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
     return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
   });
   return whole;
+}
+
+/// Of pieces of one size, the lower address comes first.
+inline void sort_largest_first(sequence<piece>& pieces) noexcept {
+  sort(pieces.begin(), pieces.size(), [](piece const& x, piece const& y) {
+    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
+  });
 }
 
 /// Free memory from which a block can be assembled: whole handles, the largest first, and the free ends and starts of others.
@@ -16231,11 +16241,8 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
                      if (at_start && at_end && !is_taken(p)) found.whole.push_back(p);
                    });
   };
-  look(request.taker);
-  if (stream_domain const& taker = a.streams[request.taker]; !taker.is_neutral()) look(taker.neutral_domain);
-  sort(found.whole.begin(), found.whole.size(), [](piece const& x, piece const& y) {
-    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
-  });
+  a.streams.for_each_usable(request.taker, look);
+  sort_largest_first(found.whole);
   return found;
 }
 
@@ -16382,8 +16389,7 @@ inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref
                        best = p;
                    });
   };
-  look(taker);
-  if (!a.streams[taker].is_neutral()) look(a.streams[taker].neutral_domain);
+  a.streams.for_each_usable(taker, look);
   return best;
 }
 
@@ -16529,7 +16535,6 @@ class handles_in_a_row {
 [[nodiscard]] inline sequence<piece> choose_adopted(arena const& a, page_map const& map,
                                                     growth_request const& request, std::size_t bytes,
                                                     bool& several) {
-  heap_part const& part = a.streams.part(request.part);
   std::size_t const most = most_adopted(a, request, bytes);
   sequence<piece> whole;
   handles_in_a_row row(bytes, most, a.joins_handles);
@@ -16546,8 +16551,9 @@ class handles_in_a_row {
   };
   // Of many free ranges none is looked at while more can be created: that costs less than the search.
   bool const may_search = request.may_create == 0 || free_ranges(a, common) <= most_searched;
-  if (may_search) look(common);
-  if (part.beside != common) look(part.beside);
+  a.streams.for_each_source(request.part, [&](part_ref from) {
+    if (may_search || from != common) look(from);
+  });
   sequence<piece> chosen;
   several = false;
   if (!row.best().empty()) {
@@ -16555,9 +16561,7 @@ class handles_in_a_row {
     return chosen;
   }
   if (request.where == zone::smaller || !request.may_remap) return chosen;
-  sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
-    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
-  });
+  sort_largest_first(whole);
   std::size_t rest = bytes;
   piece smallest_above;
   for (piece const& p : whole) {
@@ -18283,8 +18287,7 @@ class page_growth {
         best = {r, has};
       });
     };
-    look(request.taker);
-    if (!a.streams[request.taker].is_neutral()) look(a.streams[request.taker].neutral_domain);
+    a.streams.for_each_usable(request.taker, look);
     return best;
   }
 
@@ -18435,7 +18438,7 @@ class segment_growth {
   /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
   bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>&,
             growth_request const& request, void*&) {
-    if (request.part != common && !tool_.has_tool() && adopt(a, request)) return true;
+    if (request.part != common && !tool_.active() && adopt(a, request)) return true;
     if (request.may_create == 0 && !request.may_exceed) return false;
     segments_.reserve(segments_.size() + 1);
     a.ranges.make_room(1);
@@ -18558,7 +18561,7 @@ class segment_growth {
   }
   /// Plain blocks stand in for pages, and under a tool for memory that it refuses.
   [[nodiscard]] bool are_plain() const noexcept {
-    return has_plain_blocks<Source> && (page_source<Source> || tool_.has_tool());
+    return has_plain_blocks<Source> && (page_source<Source> || tool_.active());
   }
   /// Takes a block, which is a heap to a tool; not one for graphs, which use its memory also while no block lies in it.
   [[nodiscard]] void* take_block(std::size_t bytes, part_ref part) {
@@ -18592,7 +18595,7 @@ class segment_growth {
   bool adopt(arena& a, growth_request const& request) noexcept {
     std::size_t const least = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
     range_ref best = 0;
-    for (part_ref const from : {common, a.streams.part(request.part).beside}) {
+    a.streams.for_each_source(request.part, [&](part_ref from) {
       for (range_index const& index : a.streams[a.streams.part(from).neutral_domain].index) {
         index.for_each(a.ranges, least, [&](range_ref r) {
           range const& node = a.ranges[r];
@@ -18601,7 +18604,7 @@ class segment_growth {
             best = r;
         });
       }
-    }
+    });
     if (best == 0) return false;
     a.claim(best);
     a.ranges[best].where = request.where;
@@ -18615,7 +18618,7 @@ class segment_growth {
     range_ref whole = 0;
     for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
       stream_domain const& domain = a.streams[d];
-      if (a.streams.part(domain.part).keeps_addresses) continue;
+      if (a.streams.part_of(d).keeps_addresses) continue;
       for (range_index const& index : domain.index) {
         index.for_each(a.ranges, range_grain, [&](range_ref r) {
           range const& node = a.ranges[r];
@@ -18671,7 +18674,7 @@ class pool_growth {
   [[nodiscard]] bool has_pages() const noexcept { return has_pages_; }
   /// Whether the memory is plain blocks in place of what the source is made for.
   [[nodiscard]] bool uses_plain_blocks() const noexcept {
-    return has_plain_blocks<Source> && (!has_pages_ || tool_.has_tool());
+    return has_plain_blocks<Source> && (!has_pages_ || tool_.active());
   }
   [[nodiscard]] bool uses_pages() const noexcept { return may_be_pages && !uses_plain_blocks(); }
 

@@ -2548,7 +2548,7 @@ PLANTED = {
         Mutant(
             "what graphs hold is given back to the driver",
             "pool/growth/page_choice.hpp",
-            "    if (a.streams.part(a.streams[d].part).keeps_addresses) continue;\n",
+            "    if (a.streams.part_of(d).keeps_addresses) continue;\n",
             "",
             finder="tests/raii/graph_memory.cpp",
         ),
@@ -2771,8 +2771,8 @@ PLANTED = {
         ),
         Mutant(
             "a capture does not get what its owner freed outside",
-            "pool/growth/adopted_handles.hpp",
-            "  if (part.beside != common) look(part.beside);\n",
+            "pool/arena/stream_order.hpp",
+            "    if (part_ref const beside = parts_[taker].beside; beside != common) f(beside);\n",
             "",
             finder="tests/raii/graph_memory.cpp",
         ),
@@ -2781,8 +2781,8 @@ PLANTED = {
         Mutant(
             "only a tool makes a pool use blocks",
             "pool/growth/pool_growth.hpp",
-            "(!has_pages_ || tool_.has_tool())",
-            "tool_.has_tool()",
+            "(!has_pages_ || tool_.active())",
+            "tool_.active()",
             finder="tests/pool/without_pages.cpp",
         ),
         Mutant(

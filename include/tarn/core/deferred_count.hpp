@@ -47,14 +47,6 @@ class deferred_count {
       o->deferred_changed(is_small ? by : deferred_amount{}, is_small ? deferred_amount{} : by);
   }
 
-  /// Adds changes that were counted elsewhere.
-  void add(deferred_amount const& smaller, deferred_amount const& larger) noexcept {
-    std::lock_guard const guard(lock_);
-    small_.add(smaller);
-    large_.add(larger);
-    for (deferred_observer* const o : observers_) o->deferred_changed(smaller, larger);
-  }
-
   /// Adds an observer and notifies it of the blocks that are deferred already. It must not move until it is detached.
   /// @throws std::bad_alloc, nothing has changed
   void attach(deferred_observer& observer) {

@@ -417,7 +417,7 @@ class arena {
   [[nodiscard]] std::size_t largest_free() const noexcept {
     std::size_t most = 0;
     for (domain_ref d = 0; d < streams.size(); ++d) {
-      if (streams.part(streams[d].part).keeps_addresses) continue;
+      if (streams.part_of(d).keeps_addresses) continue;
       for (auto const& index : streams[d].index) most = max_of(most, index.largest(ranges));
     }
     return most;

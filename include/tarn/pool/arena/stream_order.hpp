@@ -151,6 +151,13 @@ class stream_table {
   [[nodiscard]] heap_part& part(part_ref p) noexcept { return parts_[p]; }
   [[nodiscard]] heap_part const& part(part_ref p) const noexcept { return parts_[p]; }
   [[nodiscard]] heap_part& part_of(domain_ref d) noexcept { return parts_[domains_[d]->part]; }
+  [[nodiscard]] heap_part const& part_of(domain_ref d) const noexcept { return parts_[domains_[d]->part]; }
+  /// Calls f(part_ref) for each part whose free handles another one may take: the common part, and the other one of its owner.
+  template <class F>
+  void for_each_source(part_ref taker, F const& f) const {
+    f(common);
+    if (part_ref const beside = parts_[taker].beside; beside != common) f(beside);
+  }
   /// One more than the largest number; some may not be used.
   [[nodiscard]] part_ref parts() const noexcept { return static_cast<part_ref>(parts_.size()); }
   /// Whether there are others than the common one. Needs no lock.
@@ -214,6 +221,12 @@ class stream_table {
     return d;
   }
 
+  /// Calls f(domain_ref) for each domain whose memory a stream may take: its own, and the neutral one of its part.
+  template <class F>
+  void for_each_usable(domain_ref taker, F const& f) const {
+    f(taker);
+    if (!domains_[taker]->is_neutral()) f(domains_[taker]->neutral_domain);
+  }
   /// Calls f(domain_ref) for each stream of a part. Under the growth lock, f may release the arena's lock, and forget the domain.
   template <class F>
   void for_each_in(part_ref part, F const& f) const {

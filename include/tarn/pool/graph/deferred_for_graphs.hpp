@@ -28,7 +28,7 @@ class deferred_for_graphs {
   /// Defers a block until none of its users is left, and `by`, if a capture freed it. Returns false if there is none. Without host memory
   /// to record it, the block is deferred until the pool ends. So is one of an unknown capture.
   bool defer(block_of_graphs& b, bool is_of_capture, graph_parts* by) noexcept {
-    if (!is_of_capture && b.users.empty() && !b.users.is_too_many()) return false;
+    if (!is_of_capture && b.users.empty()) return false;
     std::lock_guard const guard(mutex_);
     b.users.drop_over();
     if (is_of_capture && by != nullptr) b.users.add(*by);

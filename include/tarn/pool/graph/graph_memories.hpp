@@ -83,9 +83,9 @@ class graph_memories {
     block_of_graphs freed{p, bytes, alignment, {}};
     if (uses_.may_hold(p)) {
       freed.users = uses_.take(p);
-      if (!freed.users.empty() || freed.users.is_too_many()) deferred_.count_graph_block(false);
+      if (!freed.users.empty()) deferred_.count_graph_block(false);
     }
-    if (part == common && freed.users.empty() && !freed.users.is_too_many()) return fate::ordinary;
+    if (part == common && freed.users.empty()) return fate::ordinary;
     captured_stream const at = captures_.of_deallocation(id, stream);
     if (part != common) count_handed_out(at, part, p, -rounded(bytes, alignment));
     bool const is_others = at.is_captured() && !at.may_reuse(part);
@@ -163,8 +163,11 @@ class graph_memories {
   template <class Pool>
   [[nodiscard]] capture_number begin_capture(growth_lock const& growing, Pool& whole, graph_parts& owner,
                                              stream_ref stream) {
-    if (captures_.is_memory_scarce(growing)) whole.drain_.prepare_for_capture(growing);
-    deferred_.release(growing, false);
+    if (captures_.is_memory_scarce(growing)) {
+      whole.drain_.prepare_for_capture(growing);
+    } else {
+      deferred_.release(growing, false);
+    }
     {
       // While the capture is open, nothing can be marked: what is complete now is free for it.
       hot_lock held = heap_.lock_hot();

@@ -6,7 +6,6 @@
 
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/sequence.hpp"
-#include "tarn/core/sort.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/page_map.hpp"
 #include "tarn/pool/growth/growth.hpp"
@@ -71,7 +70,6 @@ class handles_in_a_row {
 [[nodiscard]] inline sequence<piece> choose_adopted(arena const& a, page_map const& map,
                                                     growth_request const& request, std::size_t bytes,
                                                     bool& several) {
-  heap_part const& part = a.streams.part(request.part);
   std::size_t const most = most_adopted(a, request, bytes);
   sequence<piece> whole;
   handles_in_a_row row(bytes, most, a.joins_handles);
@@ -88,8 +86,9 @@ class handles_in_a_row {
   };
   // Of many free ranges none is looked at while more can be created: that costs less than the search.
   bool const may_search = request.may_create == 0 || free_ranges(a, common) <= most_searched;
-  if (may_search) look(common);
-  if (part.beside != common) look(part.beside);
+  a.streams.for_each_source(request.part, [&](part_ref from) {
+    if (may_search || from != common) look(from);
+  });
   sequence<piece> chosen;
   several = false;
   if (!row.best().empty()) {
@@ -97,9 +96,7 @@ class handles_in_a_row {
     return chosen;
   }
   if (request.where == zone::smaller || !request.may_remap) return chosen;
-  sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
-    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
-  });
+  sort_largest_first(whole);
   std::size_t rest = bytes;
   piece smallest_above;
   for (piece const& p : whole) {

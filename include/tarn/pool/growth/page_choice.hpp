@@ -52,7 +52,7 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
 [[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
   sequence<piece> whole;
   for (domain_ref d = 0; d < a.streams.size(); ++d) {
-    if (a.streams.part(a.streams[d].part).keeps_addresses) continue;
+    if (a.streams.part_of(d).keeps_addresses) continue;
     for (zone const where : all_zones) {
       for_each_piece(a, map, d, where, map.granularity(), [&](piece const& p, bool at_start, bool at_end) {
         if (at_start && at_end && map[p.handle].pins == 0 &&
@@ -65,6 +65,13 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
     return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
   });
   return whole;
+}
+
+/// Of pieces of one size, the lower address comes first.
+inline void sort_largest_first(sequence<piece>& pieces) noexcept {
+  sort(pieces.begin(), pieces.size(), [](piece const& x, piece const& y) {
+    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
+  });
 }
 
 /// Free memory from which a block can be assembled: whole handles, the largest first, and the free ends and starts of others.
@@ -98,11 +105,8 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
                      if (at_start && at_end && !is_taken(p)) found.whole.push_back(p);
                    });
   };
-  look(request.taker);
-  if (stream_domain const& taker = a.streams[request.taker]; !taker.is_neutral()) look(taker.neutral_domain);
-  sort(found.whole.begin(), found.whole.size(), [](piece const& x, piece const& y) {
-    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
-  });
+  a.streams.for_each_usable(request.taker, look);
+  sort_largest_first(found.whole);
   return found;
 }
 
@@ -249,8 +253,7 @@ inline piece choose_whole_handle(arena const& a, page_map const& map, domain_ref
                        best = p;
                    });
   };
-  look(taker);
-  if (!a.streams[taker].is_neutral()) look(a.streams[taker].neutral_domain);
+  a.streams.for_each_usable(taker, look);
   return best;
 }
 

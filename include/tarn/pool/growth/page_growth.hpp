@@ -282,8 +282,7 @@ class page_growth {
         best = {r, has};
       });
     };
-    look(request.taker);
-    if (!a.streams[request.taker].is_neutral()) look(a.streams[request.taker].neutral_domain);
+    a.streams.for_each_usable(request.taker, look);
     return best;
   }
 

@@ -44,7 +44,7 @@ class pool_growth {
   [[nodiscard]] bool has_pages() const noexcept { return has_pages_; }
   /// Whether the memory is plain blocks in place of what the source is made for.
   [[nodiscard]] bool uses_plain_blocks() const noexcept {
-    return has_plain_blocks<Source> && (!has_pages_ || tool_.has_tool());
+    return has_plain_blocks<Source> && (!has_pages_ || tool_.active());
   }
   [[nodiscard]] bool uses_pages() const noexcept { return may_be_pages && !uses_plain_blocks(); }
 

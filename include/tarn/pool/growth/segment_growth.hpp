@@ -49,7 +49,7 @@ class segment_growth {
   /// return, and released around the upstream's call. @throws what the upstream throws; nothing has changed
   bool grow(growth_lock const& growing, arena& a, may_release hot, ordering<driver_type>&,
             growth_request const& request, void*&) {
-    if (request.part != common && !tool_.has_tool() && adopt(a, request)) return true;
+    if (request.part != common && !tool_.active() && adopt(a, request)) return true;
     if (request.may_create == 0 && !request.may_exceed) return false;
     segments_.reserve(segments_.size() + 1);
     a.ranges.make_room(1);
@@ -172,7 +172,7 @@ class segment_growth {
   }
   /// Plain blocks stand in for pages, and under a tool for memory that it refuses.
   [[nodiscard]] bool are_plain() const noexcept {
-    return has_plain_blocks<Source> && (page_source<Source> || tool_.has_tool());
+    return has_plain_blocks<Source> && (page_source<Source> || tool_.active());
   }
   /// Takes a block, which is a heap to a tool; not one for graphs, which use its memory also while no block lies in it.
   [[nodiscard]] void* take_block(std::size_t bytes, part_ref part) {
@@ -206,7 +206,7 @@ class segment_growth {
   bool adopt(arena& a, growth_request const& request) noexcept {
     std::size_t const least = request.bytes + (request.alignment > range_grain ? request.alignment : 0);
     range_ref best = 0;
-    for (part_ref const from : {common, a.streams.part(request.part).beside}) {
+    a.streams.for_each_source(request.part, [&](part_ref from) {
       for (range_index const& index : a.streams[a.streams.part(from).neutral_domain].index) {
         index.for_each(a.ranges, least, [&](range_ref r) {
           range const& node = a.ranges[r];
@@ -215,7 +215,7 @@ class segment_growth {
             best = r;
         });
       }
-    }
+    });
     if (best == 0) return false;
     a.claim(best);
     a.ranges[best].where = request.where;
@@ -229,7 +229,7 @@ class segment_growth {
     range_ref whole = 0;
     for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
       stream_domain const& domain = a.streams[d];
-      if (a.streams.part(domain.part).keeps_addresses) continue;
+      if (a.streams.part_of(d).keeps_addresses) continue;
       for (range_index const& index : domain.index) {
         index.for_each(a.ranges, range_grain, [&](range_ref r) {
           range const& node = a.ranges[r];

@@ -69,8 +69,6 @@ class description {
   [[nodiscard]] bool active() const noexcept {
     return state_.load(std::memory_order_acquire) == state::active;
   }
-  /// Whether a tool is attached, which cannot watch pages.
-  [[nodiscard]] bool has_tool() const noexcept { return active(); }
 
   /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
   bool decide() noexcept {
@@ -282,7 +280,6 @@ struct no_description {
   explicit constexpr no_description(Driver const&) noexcept {}
   [[nodiscard]] static constexpr bool active() noexcept { return false; }
   [[nodiscard]] static constexpr bool decide() noexcept { return false; }
-  [[nodiscard]] static constexpr bool has_tool() noexcept { return false; }
   static constexpr void heap_begins(void*, std::size_t) noexcept {}
   static constexpr void heap_ends(void*) noexcept {}
 };

@@ -33,12 +33,12 @@ enum class sweep_of : std::uint8_t {
 }
 
 /// Whether work may still run on memory that a stream freed.
-[[nodiscard]] inline bool has_unfinished(stream_domain const& domain) noexcept {
-  return (domain.has_free() || domain.gone) && !domain.is_completed();
-}
 [[nodiscard]] inline bool has_unfinished(arena const& space) noexcept {
   bool any = false;
-  space.streams.for_each([&](domain_ref d) { any = any || has_unfinished(space.streams[d]); });
+  space.streams.for_each([&](domain_ref d) {
+    stream_domain const& domain = space.streams[d];
+    any = any || ((domain.has_free() || domain.gone) && !domain.is_completed());
+  });
   return any;
 }
 
@@ -81,17 +81,21 @@ void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>
 template <stream_driver Driver>
 void collect_for_part(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
                       part_ref part, bool asks) {
-  part_ref const beside = space.streams.part(part).beside;
-  for (part_ref const from : {beside, common}) {
-    if (asks) {
-      collect_finished(growing, space, order, hot, from);
-    } else {
-      space.streams.for_each_in(from, [&](domain_ref d) {
-        if (space.streams[d].neutralised != space.streams[d].completed) neutralise(growing, space, d);
-      });
-    }
-    if (beside == common) break;
-  }
+  space.streams.for_each_source(part, [&](part_ref from) {
+    if (asks) return collect_finished(growing, space, order, hot, from);
+    space.streams.for_each_in(from, [&](domain_ref d) {
+      if (space.streams[d].neutralised != space.streams[d].completed) neutralise(growing, space, d);
+    });
+  });
+}
+
+/// Makes all that a stream freed neutral, with its runs, and forgets it: the device has completed the uses.
+inline void retire_stream(growth_lock const& growing, arena& space, domain_ref d) noexcept {
+  stream_domain const& domain = space.streams[d];
+  if (domain.foreign_count != 0) space.send_foreign_home(d);
+  space.neutralise_ranges(d, domain.completed);
+  space.neutralise_runs(d);
+  if (domain.is_empty()) space.streams.forget(growing, d);
 }
 
 /// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
@@ -124,10 +128,7 @@ inline void end_captured_stream(growth_lock const& growing, arena& space, stream
   if (d == neutral) return;
   stream_domain& domain = space.streams[d];
   domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
-  if (domain.foreign_count != 0) space.send_foreign_home(d);
-  space.neutralise_ranges(d, domain.completed);
-  space.neutralise_runs(d);
-  if (domain.is_empty()) space.streams.forget(growing, d);
+  retire_stream(growing, space, d);
 }
 
 /// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
@@ -206,10 +207,7 @@ void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, ma
       ++in_vain;
       return;
     }
-    if (domain.foreign_count != 0) space.send_foreign_home(d);
-    space.neutralise_ranges(d, domain.completed);
-    space.neutralise_runs(d);
-    if (domain.is_empty()) space.streams.forget(growing, d);
+    retire_stream(growing, space, d);
   });
   space.streams.swept(in_vain);
 }
