@@ -218,8 +218,12 @@ TEST_CASE("many threads whose pools together need more than the device never wai
   }
   for (auto& thread : threads) thread.join();
   CHECK(served + refused == count * 40 * 5);
-  CHECK(served > refused);
+  // How many are refused depends on what the others hold at that moment. Afterwards nothing is held.
+  auto memory = sim_pages{d.driver} | pooled{};
+  CHECK_NOTHROW(cache(memory, d.a, 1000_MiB));
+  CHECK(memory->state().ooms == 0);
   CHECK(d.machine.findings().empty());
+  CHECK(memory->trim(0) >= 1000_MiB);
   CHECK(d.machine.leaks().handles == 0);
 }
 
