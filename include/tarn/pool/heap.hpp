@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/message.hpp"
@@ -461,19 +462,21 @@ class heap {
     return wait_for_all_work(driver());
   }
 
+  // Warm calls read these. What the hot lock protects begins on another cache line.
   pooled const options_;
-  hot_mutex hot_;
+  std::atomic<bool> lost_{false};
+  std::atomic<bool> asleep_{false};
+  bool keeps_mapped_ = false;
+  ordering<driver_type> order_;
+
+  alignas(cache_line_bytes) hot_mutex hot_;
   misuse_notes notes_;
   live_count uncached_live_;  ///< of calls without a thread cache; under the hot lock
-  ordering<driver_type> order_;
+  arena space_;
+  recursive_fork_mutex growth_mutex_;
   growth_counters counters_;
   known_left left_;
   growth_type growth_;
-  arena space_;
-  std::atomic<bool> lost_{false};
-  recursive_fork_mutex growth_mutex_;
-  std::atomic<bool> asleep_{false};
-  bool keeps_mapped_ = false;
   typename growth_type::description_type
       description_;  ///< last: away from the members that a warm call reads
 };

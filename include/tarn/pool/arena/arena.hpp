@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "tarn/core/address_map.hpp"
+#include "tarn/core/config.hpp"
 #include "tarn/core/counter.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/sequence.hpp"
@@ -56,7 +57,13 @@ struct split_statistics {
 
 class arena {
  public:
-  range_table ranges;
+  // Deallocations of all threads read these without the lock. What calls write under it lies on other cache lines: a capture took
+  // 1.3 times as long while 15 threads freed blocks.
+  /// The handles behind the ranges, for pools over pages; null if segments are created and given back whole.
+  alignas(cache_line_bytes) page_map* pages = nullptr;
+  std::atomic<std::size_t> reserved_in_parts{0};  ///< of all parts but the common one
+
+  alignas(cache_line_bytes) range_table ranges;
   address_map<std::uint32_t> blocks;  ///< start of each live block that is not in a run
   address_index starts;               ///< the range that covers a home address, for pools over pages
   run_table runs;
@@ -68,16 +75,12 @@ class arena {
   bool joins_handles = true;
   /// How many free ranges of similar size a request searches; the ladder lifts it before it throws out_of_memory.
   std::size_t search_limit = range_index::search_limit;
-  /// The handles behind the ranges, for pools over pages; null if segments are created and given back whole.
-  page_map* pages = nullptr;
   split_statistics splits;  ///< as of the last count_splits()
   // Of the common part; streams.part() has the numbers of the others.
-  std::size_t live_bytes = 0;  ///< in live ranges, runs included
-  std::size_t live_peak = 0;   ///< since the start, or since the pool last gave memory back by itself
-  live_window window;          ///< the live peak of late
-  // Of all other parts together:
-  std::size_t live_in_parts = 0;
-  std::atomic<std::size_t> reserved_in_parts{0};  ///< also read without the lock
+  std::size_t live_bytes = 0;     ///< in live ranges, runs included
+  std::size_t live_peak = 0;      ///< since the start, or since the pool last gave memory back by itself
+  live_window window;             ///< the live peak of late
+  std::size_t live_in_parts = 0;  ///< of all other parts together
 
   /// Makes room for the metadata of one allocation. @throws std::bad_alloc, nothing has changed
   void make_room() {

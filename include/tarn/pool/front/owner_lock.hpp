@@ -64,23 +64,12 @@ class owner_lock {
  public:
   owner_lock() noexcept : light_(has_remote_barrier()) {}
 
-  /// Enters as the owner. Returns false if a visitor is inside or waiting; the owner has stepped back and may try again.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept {
-    busy_.store(1, std::memory_order_relaxed);
-    if (light_) [[likely]] {
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-    } else {
-      busy_.exchange(1, std::memory_order_seq_cst);
-    }
-    if (wanted_.load(std::memory_order_seq_cst) == 0) [[likely]]
-      return true;
-    busy_.store(0, std::memory_order_release);
-    return false;
-  }
+  /// Enters as the owner. Returns false if a visitor is inside or waiting, or the lock is watched or closed.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept { return enter_unless(~0U); }
   /// Enters as the owner, also if the lock is watched or closed, and waits for a visitor to leave.
   TARN_ALWAYS_INLINE void enter() noexcept {
-    if (!try_enter()) [[unlikely]]
-      wait_to_enter();
+    for (unsigned tries = 0; !enter_unless(visitor); ++tries) [[unlikely]]
+      spin_wait(tries);
   }
   TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
 
@@ -117,13 +106,18 @@ class owner_lock {
   static constexpr std::uint32_t watched = 2;
   static constexpr std::uint32_t closed = 4;
 
-  TARN_NOINLINE void wait_to_enter() noexcept {
-    for (unsigned tries = 0;; ++tries) {
+  /// Enters as the owner, or steps back if `wanted_` has one of `reasons`.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool enter_unless(std::uint32_t reasons) noexcept {
+    busy_.store(1, std::memory_order_relaxed);
+    if (light_) [[likely]] {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    } else {
       busy_.exchange(1, std::memory_order_seq_cst);
-      if ((wanted_.load(std::memory_order_seq_cst) & visitor) == 0) return;
-      busy_.store(0, std::memory_order_release);
-      spin_wait(tries);
     }
+    if ((wanted_.load(std::memory_order_seq_cst) & reasons) == 0) [[likely]]
+      return true;
+    busy_.store(0, std::memory_order_release);
+    return false;
   }
 
   std::atomic<std::uint32_t> busy_{0};

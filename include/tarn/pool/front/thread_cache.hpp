@@ -14,6 +14,7 @@
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/wait.hpp"
+#include "tarn/pool/arena/stream_order.hpp"
 #include "tarn/pool/front/magazine.hpp"
 #include "tarn/pool/front/owner_lock.hpp"
 
@@ -122,8 +123,9 @@ struct alignas(cache_line_bytes) thread_cache {
  private:
   static constexpr stream_id closed_id = stream_ref::unknown_id;  ///< no call has it
 
+  /// Each capture has an identity of its own. They share a bit, so that its end visits only threads that took part in captures.
   [[nodiscard]] static std::uint64_t bit_of(stream_id id) noexcept {
-    return std::uint64_t{1} << (id * 0x9E3779B97F4A7C15U >> 58);
+    return std::uint64_t{1} << (is_capture_stream(id) ? 0 : id * 0x9E3779B97F4A7C15U >> 58);
   }
 
   TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {

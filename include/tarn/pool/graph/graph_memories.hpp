@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/graph_owner.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
@@ -323,8 +324,8 @@ class graph_memories {
 
   Heap& heap_;
   Deferred& deferred_;
-  captures_type captures_;
-  graph_uses uses_;
+  graph_uses uses_;  ///< read by deallocations of all threads
+  alignas(cache_line_bytes) captures_type captures_;
   deferred_for_graphs<Deferred> blocks_;
   // Under the growth lock:
   sequence<owned<graph_parts>> owners_;
