@@ -15931,13 +15931,13 @@ namespace tarn::detail {
   return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;
 }
 
-/// How many bytes of a part may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
+/// How many bytes of the common part may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
 /// it a quarter more than the live peak, which it may raise. Sizes that grow would otherwise leave several times the live peak
 /// reserved; with a quarter more, later passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns
 /// and traces hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times the driver time
 /// (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times their live peak, instead of 1.31 to 1.36.
-[[nodiscard]] inline std::size_t most_beside(arena const& a, part_ref part, std::size_t bytes) noexcept {
-  std::size_t const live = max_of(a.peak_of(part), a.live_of(part) + bytes);
+[[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
+  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
   std::size_t const most = live + live / 4;
   return most > bytes ? most - bytes : 0;
 }
@@ -18115,8 +18115,7 @@ class page_growth {
 
   /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles can be mapped together.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return a.joins_handles ? ~std::size_t{0}
-                           : most_beside(a, request.part, align_up(request.bytes, usual_granule));
+    return a.joins_handles ? ~std::size_t{0} : most_beside(a, align_up(request.bytes, usual_granule));
   }
 
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are
@@ -18486,7 +18485,7 @@ class segment_growth {
 
   /// How many bytes may stay reserved if the request is served by a new segment.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return most_beside(a, request.part,
+    return most_beside(a,
                        align_up(request.bytes, segment_grain_below(is_limited<layer_type>(), request.where)));
   }
 
@@ -19950,10 +19949,10 @@ class ladder {
   }
 
   /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are too small for the
-  /// request, if too much would be reserved beside the new one. Never waits: those that work still uses stay. Does nothing during a
-  /// capture, which the driver's calls could invalidate.
+  /// request, if too much would be reserved beside the new one. Never waits: those that work still uses stay. Does nothing for a part
+  /// of a graph memory, since it would give back those of other parts, nor during a capture, which the driver's calls could invalidate.
   void give_back_spare() {
-    if (capture_gate::has_captures()) return;
+    if (request_.part != common || capture_gate::has_captures()) return;
     std::size_t const keep =
         growth().visit([&](auto const& memory) { return memory.keep_before(space(), request_); });
     if (reserved() <= keep) return;

@@ -2355,9 +2355,16 @@ PLANTED = {
         Mutant(
             "spare segments are given back during a capture",
             "pool/ladder.hpp",
-            "    if (capture_gate::has_captures()) return;\n    std::size_t const keep =",
-            "    std::size_t const keep =",
+            "request_.part != common || capture_gate::has_captures()",
+            "request_.part != common",
             finder="tests/pool/growth.cpp",
+        ),
+        Mutant(
+            "the growth of a graph memory gives back spare segments of the pool",
+            "pool/ladder.hpp",
+            "request_.part != common || capture_gate::has_captures()",
+            "capture_gate::has_captures()",
+            finder="tests/raii/graph_owners.cpp",
         ),
         Mutant(
             "neighbours in two handles are joined although each block must lie in one",

@@ -144,3 +144,25 @@ TEST_CASE("a moved-from graph_memory holds nothing, and can be assigned", "[grap
   first = std::move(second);
   CHECK(first.state().number == 1);
 }
+
+TEST_CASE("a graph memory over plain blocks grows without giving back what the pool caches",
+          "[graph_owners]") {
+  sim_machine const machine{of_capacity(8_GiB)};
+  auto pool = sim_malloc(machine.driver()) | pooled{} | tracked{};
+  basic_stream<sim_driver> const s{machine.driver()};
+  std::vector<void*> cached;
+  for (int i = 0; i < 10; ++i) cached.push_back(pool.allocate(s, 20_MiB));
+  for (void* const p : cached) pool.deallocate(s, p, 20_MiB);
+  std::size_t const before = memory_reserved(pool);
+  graph_memory memory{pool};
+  std::size_t held = 0;
+  std::size_t most = 0;
+  for (std::size_t mib = 30; mib <= 60; mib += 10) {
+    void* const p = memory.allocate(s, mib << 20);
+    most = memory_reserved(pool);
+    held = memory.state().reserved;
+    CHECK(most == before + held);
+    pool.deallocate(s, p, mib << 20);
+  }
+  CHECK(held != 0);
+}

@@ -182,10 +182,10 @@ class ladder {
   }
 
   /// Before rung 4, where free memory is neither joined nor moved: gives back wholly free segments, which are too small for the
-  /// request, if too much would be reserved beside the new one. Never waits: those that work still uses stay. Does nothing during a
-  /// capture, which the driver's calls could invalidate.
+  /// request, if too much would be reserved beside the new one. Never waits: those that work still uses stay. Does nothing for a part
+  /// of a graph memory, since it would give back those of other parts, nor during a capture, which the driver's calls could invalidate.
   void give_back_spare() {
-    if (capture_gate::has_captures()) return;
+    if (request_.part != common || capture_gate::has_captures()) return;
     std::size_t const keep =
         growth().visit([&](auto const& memory) { return memory.keep_before(space(), request_); });
     if (reserved() <= keep) return;

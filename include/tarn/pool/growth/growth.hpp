@@ -90,13 +90,13 @@ namespace tarn::detail {
   return peak >= 2048_MiB && bytes % usual_granule != 0 ? std::size_t{8_MiB} : usual_granule;
 }
 
-/// How many bytes of a part may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
+/// How many bytes of the common part may stay reserved beside a new segment of `bytes` where free segments are neither joined nor moved: together with
 /// it a quarter more than the live peak, which it may raise. Sizes that grow would otherwise leave several times the live peak
 /// reserved; with a quarter more, later passes over the eight recorded traces make at most 9 driver calls. With a fifth more, patterns
 /// and traces hold up to 7 % of the live peak less, but later passes over `burst` and `streams:4` take 2.7 and 1.6 times the driver time
 /// (six seeds), and `cupy_flow_cg`, `streams:2` and `streams:4` still hold 1.31 to 1.34 times their live peak, instead of 1.31 to 1.36.
-[[nodiscard]] inline std::size_t most_beside(arena const& a, part_ref part, std::size_t bytes) noexcept {
-  std::size_t const live = max_of(a.peak_of(part), a.live_of(part) + bytes);
+[[nodiscard]] inline std::size_t most_beside(arena const& a, std::size_t bytes) noexcept {
+  std::size_t const live = max_of(a.live_peak, a.live_bytes + bytes);
   std::size_t const most = live + live / 4;
   return most > bytes ? most - bytes : 0;
 }

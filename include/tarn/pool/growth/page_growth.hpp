@@ -113,8 +113,7 @@ class page_growth {
 
   /// How many bytes may stay reserved if the request is served by a new handle. No limit where free handles can be mapped together.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return a.joins_handles ? ~std::size_t{0}
-                           : most_beside(a, request.part, align_up(request.bytes, usual_granule));
+    return a.joins_handles ? ~std::size_t{0} : most_beside(a, align_up(request.bytes, usual_granule));
   }
 
   /// Gives wholly free handles whose work is complete back to the driver, the largest first, until at most `keep` bytes are

@@ -100,7 +100,7 @@ class segment_growth {
 
   /// How many bytes may stay reserved if the request is served by a new segment.
   [[nodiscard]] std::size_t keep_before(arena const& a, growth_request const& request) const noexcept {
-    return most_beside(a, request.part,
+    return most_beside(a,
                        align_up(request.bytes, segment_grain_below(is_limited<layer_type>(), request.where)));
   }
 
