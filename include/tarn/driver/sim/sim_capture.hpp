@@ -16,6 +16,7 @@
 
 #include "tarn/core/stream.hpp"
 #include "tarn/driver/sim/sim_cost.hpp"
+#include "tarn/driver/sim/sim_tsan.hpp"
 #include "tarn/driver/sim/sim_work.hpp"
 
 namespace tarn::detail {
@@ -50,6 +51,9 @@ struct sim_node {
 class sim_capture {
  public:
   explicit sim_capture(stream_id from) noexcept : origin(from) {}
+  sim_capture(sim_capture const&) = delete;
+  sim_capture& operator=(sim_capture const&) = delete;
+  ~sim_capture() { drop_unordered(nodes_); }
 
   stream_id const origin;  ///< the stream where it began and must end
   bool invalid = false;

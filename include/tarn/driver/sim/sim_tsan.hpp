@@ -26,6 +26,8 @@
 
 extern "C" void AnnotateIgnoreReadsBegin(char const* file, int line);
 extern "C" void AnnotateIgnoreReadsEnd(char const* file, int line);
+extern "C" void AnnotateIgnoreWritesBegin(char const* file, int line);
+extern "C" void AnnotateIgnoreWritesEnd(char const* file, int line);
 #endif
 
 namespace tarn::detail {
@@ -179,8 +181,20 @@ class sim_ordered_work {
   std::unique_ptr<std::shared_ptr<Work>> held_;
 };
 
+/// Destroys what streams have read, such as the work of a graph, without creating an order between them and this thread.
+template <class Held>
+void drop_unordered(Held& held) noexcept {
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+  AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  held = {};
+  AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+}
+
 #else
 
+template <class Held>
+void drop_unordered(Held&) noexcept {}
 struct sim_past {
   constexpr void join(sim_past const&) const noexcept {}
   constexpr void observe() const noexcept {}
