@@ -244,7 +244,8 @@ void resource_contract(MakeResource const& make, CheckRefusal const& check_refus
     void* p = memory.allocate(1000, default_alignment);
     CHECK(p != nullptr);
     memory.deallocate(p, 1000, default_alignment);
-    CHECK(memory.allocate(0, default_alignment) == nullptr);
+    std::size_t const nothing = 0;
+    CHECK(memory.allocate(nothing, default_alignment) == nullptr);
     p = memory.allocate_async(1000, default_alignment, stream);
     CHECK(p != nullptr);
     memory.deallocate_async(p, 1000, default_alignment, stream);

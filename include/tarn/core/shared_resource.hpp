@@ -160,14 +160,14 @@ class shared_resource {
     }
   }
 
-  // The same four calls as CCCL 3.0 (CUDA 13.0) names them. Templates, so that a braced {} never converts to bytes.
+  // The same four calls as CCCL 3.0 (CUDA 13.0) names them.
 
-  template <std::integral Bytes>
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(detail::byte_count bytes,  // for 0 write tarn::stream_ref{}
+                                                  std::size_t alignment = default_alignment,
                                                   attribution call = attribution::current())
     requires(detail::allocates<Layer>())
   {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
+    return allocate_sync(bytes.value, alignment, call);
   }
   template <std::integral Bytes>
   TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,

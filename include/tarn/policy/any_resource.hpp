@@ -186,12 +186,11 @@ class basic_any_resource {
                        attribution call = attribution::current()) noexcept {
     pool_->deallocate_sync(p, bytes, alignment, call);
   }
-  // The same four calls as CCCL 3.0 (CUDA 13.0) names them. Templates, so that a braced {} never converts to bytes.
+  // The same four calls as CCCL 3.0 (CUDA 13.0) names them.
 
-  template <std::integral Bytes>
-  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
+  [[nodiscard]] void* allocate(detail::byte_count bytes, std::size_t alignment = default_alignment,
                                attribution call = attribution::current()) {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
+    return allocate_sync(bytes.value, alignment, call);
   }
   template <std::integral Bytes>
   void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,

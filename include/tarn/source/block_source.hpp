@@ -148,11 +148,10 @@ class block_source {
     detail::give_plain_block(driver_, p);
   }
 
-  // The names of CCCL 3.0 (CUDA 13.0). Templates, so that a braced {} never means bytes.
+  // The names of CCCL 3.0 (CUDA 13.0).
 
-  template <std::integral Bytes>
-  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment) {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment);
+  [[nodiscard]] void* allocate(detail::byte_count bytes, std::size_t alignment = default_alignment) {
+    return allocate_sync(bytes.value, alignment);
   }
   template <std::integral Bytes>
   void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment) noexcept {

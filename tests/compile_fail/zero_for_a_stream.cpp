@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// error: for 0 write tarn::stream_ref{}
+#include "tarn/sim.hpp"
+#include "tarn/tarn.hpp"
+
+int main() {
+  tarn::sim_pool pool;
+  void* const p = pool.allocate(0, 1000);
+  return p == nullptr;
+}
