@@ -1004,6 +1004,7 @@ struct CUstream_st;
 namespace tarn {
 
 namespace detail {
+struct literal_zero;  ///< never defined: a literal 0 converts to a pointer to it, a variable does not
 /// A type with a get() that returns a cudaStream_t, other than tarn's own owners.
 template <class Stream, class Ref>
 concept hands_out_stream = requires(Stream const& s) {
@@ -1031,8 +1032,8 @@ class stream_ref {
   template <class Handle>
     requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
   constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
-  // An int is a count or bytes, as the 0 in allocate(0, 256).
-  stream_ref(int) = delete;  // no stream: write tarn::stream_ref{} for the default stream
+  stream_ref(detail::literal_zero const*) =
+      delete;  // no stream: write tarn::stream_ref{} for the default stream
   /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
   /// convert by themselves and keep the identity.
   template <class Stream>
@@ -1062,6 +1063,17 @@ class stream_ref {
   void* handle_ = nullptr;
   stream_id id_ = unknown_id;
 };
+
+namespace detail {
+/// The bytes of a call that names no stream. A braced {} does not convert, and a literal 0 converts to a stream_ref as well, so that
+/// allocate(0, 256) does not compile.
+struct byte_count {
+  template <std::integral Bytes>
+  constexpr byte_count(Bytes bytes) noexcept : value(static_cast<std::size_t>(bytes)) {}  // NOLINT
+
+  std::size_t value;
+};
+}  // namespace detail
 
 }  // namespace tarn
 
@@ -2766,11 +2778,10 @@ class block_source {
     detail::give_plain_block(driver_, p);
   }
 
-  // The names of CCCL 3.0 (CUDA 13.0). Templates, so that a braced {} never means bytes.
+  // The names of CCCL 3.0 (CUDA 13.0).
 
-  template <std::integral Bytes>
-  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment) {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment);
+  [[nodiscard]] void* allocate(detail::byte_count bytes, std::size_t alignment = default_alignment) {
+    return allocate_sync(bytes.value, alignment);
   }
   template <std::integral Bytes>
   void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment) noexcept {
@@ -4581,6 +4592,7 @@ struct attribution {
 // handler.
 
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 
@@ -4617,6 +4629,14 @@ inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept 
   } else {
     report_misuse(what);
   }
+}
+
+/// Refuses a pointer where a call needs one that allocate() returned.
+[[noreturn]] inline void refuse_pointer(void const* p, char const* call) {
+  message<256> text;
+  text.add(call).add(" of ").add_hex(reinterpret_cast<std::uintptr_t>(p));
+  text.add(": no live block starts there; pass the pointer that allocate() returned");
+  throw misuse(misuse_kind::foreign_pointer, p, text.view());
 }
 }  // namespace detail
 
@@ -6452,14 +6472,14 @@ class shared_resource {
     }
   }
 
-  // The same four calls as CCCL 3.0 (CUDA 13.0) names them. Templates, so that a braced {} never converts to bytes.
+  // The same four calls as CCCL 3.0 (CUDA 13.0) names them.
 
-  template <std::integral Bytes>
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(detail::byte_count bytes,  // for 0 write tarn::stream_ref{}
+                                                  std::size_t alignment = default_alignment,
                                                   attribution call = attribution::current())
     requires(detail::allocates<Layer>())
   {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
+    return allocate_sync(bytes.value, alignment, call);
   }
   template <std::integral Bytes>
   TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
@@ -8434,12 +8454,11 @@ class basic_any_resource {
                        attribution call = attribution::current()) noexcept {
     pool_->deallocate_sync(p, bytes, alignment, call);
   }
-  // The same four calls as CCCL 3.0 (CUDA 13.0) names them. Templates, so that a braced {} never converts to bytes.
+  // The same four calls as CCCL 3.0 (CUDA 13.0) names them.
 
-  template <std::integral Bytes>
-  [[nodiscard]] void* allocate(Bytes bytes, std::size_t alignment = default_alignment,
+  [[nodiscard]] void* allocate(detail::byte_count bytes, std::size_t alignment = default_alignment,
                                attribution call = attribution::current()) {
-    return allocate_sync(static_cast<std::size_t>(bytes), alignment, call);
+    return allocate_sync(bytes.value, alignment, call);
   }
   template <std::integral Bytes>
   void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
@@ -9238,12 +9257,13 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
   void record_stream(void* p, std::size_t bytes, stream_ref stream) {
+    if (p == nullptr) return;
     std::size_t alignment = 0;
     streams_.note(driver(), stream);
     {
       std::lock_guard const guard(mutex_);
       detail::block_record* const b = history_.find(p);
-      if (b == nullptr || b->state != detail::block_state::live) return;  // deallocation will report it
+      if (b == nullptr || b->state != detail::block_state::live) detail::refuse_pointer(p, "record_stream");
       b->used_elsewhere = true;
       alignment = b->alignment;
     }
@@ -9974,6 +9994,8 @@ inline constexpr std::size_t frame_bytes = 64_KiB;
 using run_ref = std::uint32_t;  ///< index of a run; 0 is none
 
 struct run {
+  static constexpr std::size_t none = ~std::size_t{0};
+
   std::uintptr_t address = 0;
   std::uint64_t free_bits[4]{};  ///< one bit per block, set if it is free
   std::uint32_t free_count = 0;
@@ -9994,17 +10016,20 @@ struct run {
     return reinterpret_cast<void*>(address + (word * 64 + bit) * class_bytes(size_class));
   }
 
-  /// Puts a block back. Returns false if `p` is not a block of this run, or is already free.
-  [[nodiscard]] bool put_back(void const* p) noexcept {
+  /// The number of the block that starts at an address of this run; `none` if none does.
+  [[nodiscard]] std::size_t find(void const* p) const noexcept {
     std::size_t const offset = reinterpret_cast<std::uintptr_t>(p) - address;
     std::size_t const bytes = class_bytes(size_class);
     std::size_t const n = offset / bytes;
-    if (offset % bytes != 0 || n >= run_blocks(size_class)) return false;
-    std::uint64_t const bit = std::uint64_t{1} << (n % 64);
-    if ((free_bits[n / 64] & bit) != 0) return false;
-    free_bits[n / 64] |= bit;
+    return offset % bytes == 0 && n < run_blocks(size_class) ? n : none;
+  }
+  [[nodiscard]] bool is_free(std::size_t n) const noexcept {
+    return (free_bits[n / 64] >> (n % 64) & 1) != 0;
+  }
+  /// Puts a block back that is not free.
+  void put_back(std::size_t n) noexcept {
+    free_bits[n / 64] |= std::uint64_t{1} << (n % 64);
     ++free_count;
-    return true;
   }
 };
 
@@ -11248,6 +11273,14 @@ class arena {
     return r;
   }
 
+  /// Whether a block that is not free starts at an address. Those that threads cache are not free here.
+  [[nodiscard]] bool is_block(void const* p) const noexcept {
+    if (blocks.find(reinterpret_cast<std::uintptr_t>(p)) != 0) return true;
+    run_ref const r = runs.find(p);
+    std::size_t const n = r != 0 ? runs[r].find(p) : run::none;
+    return n != run::none && !runs[r].is_free(n);
+  }
+
   /// Returns a block of a run to a stream's domain; the range of an empty run is freed.
   release_result release_small(domain_ref giver, unsigned size_class, void* p) noexcept {
     run_ref const r = runs.find(p);
@@ -11639,7 +11672,10 @@ class arena {
     run& home = runs[r];
     let_go_of_forgotten(home);
     bool const was_full = home.free_count == 0;
-    if (!home.put_back(p)) return release_result::twice;
+    std::size_t const n = home.find(p);
+    if (n == run::none) return release_result::foreign;
+    if (home.is_free(n)) return release_result::twice;
+    home.put_back(n);
     unsigned const size_class = home.size_class;
     run_list& list = streams[home.domain].runs[size_class];
     if (was_full) list.push(runs, r);
@@ -13030,6 +13066,7 @@ struct stream_cache {
   /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
   /// temporary.
   void const* newest_large = nullptr;
+  std::size_t newest_bytes = 0;
   large_magazine of_capture;  ///< empty unless the stream is captured
   magazine magazines[class_count];
 
@@ -13042,6 +13079,10 @@ struct stream_cache {
     }
   }
 
+  /// A block that is freed with another size than its own is the arena's to report.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_keep_large(void const* p, std::size_t bytes) const noexcept {
+    return newest_large == p && newest_bytes == bytes;
+  }
   /// Bytes in the magazines.
   [[nodiscard]] std::size_t held_bytes() const noexcept {
     std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
@@ -13667,7 +13708,10 @@ class front {
     while (batch.count > 1 && has_stream &&
            put_in(*at.cache, *at.of_stream, r.size_class, batch.blocks[batch.count - 1]))
       --batch.count;
-    if (has_stream && r.where == zone::larger) at.of_stream->newest_large = batch.blocks[0];
+    if (has_stream && r.where == zone::larger) {
+      at.of_stream->newest_large = batch.blocks[0];
+      at.of_stream->newest_bytes = r.block;
+    }
     at.cache->lock.leave();
   }
 
@@ -13700,7 +13744,7 @@ class front {
       if (result == kept::no && put_in(cache, of_stream, r.size_class, p)) result = kept::yes;
     } else if (of_stream.of_capture.has(p)) {
       result = kept::twice;
-    } else if (r.alignment <= default_alignment && of_stream.newest_large == p) {
+    } else if (r.alignment <= default_alignment && of_stream.may_keep_large(p, r.block)) {
       void* const before = std::exchange(of_stream.large_block, p);
       if (before == p) {
         result = kept::twice;
@@ -13937,10 +13981,12 @@ class front {
       cache.count_held(size.large_bytes(), 0);
       return true;
     }
-    if (of_stream->large_block != nullptr || of_stream->newest_large != p || of_stream->of_capture.has(p))
+    std::size_t const bytes = size.large_bytes();
+    if (of_stream->large_block != nullptr || !of_stream->may_keep_large(p, bytes) ||
+        of_stream->of_capture.has(p))
       return false;
     of_stream->large_block = p;
-    of_stream->large_bytes = size.large_bytes();
+    of_stream->large_bytes = bytes;
     cache.count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
     cache.count_held(of_stream->large_bytes, 0);
     return true;
@@ -19028,6 +19074,12 @@ class heap {
     return space_.part_of(p);
   }
 
+  /// Whether a block starts at an address; a freed one that a thread caches is still one.
+  [[nodiscard]] bool is_block(void const* p) noexcept {
+    hot_lock const held(hot_);
+    return space_.is_block(p);
+  }
+
   // ---- giving back: never throws, never waits for the growth lock
 
   /// Returns blocks of a size class, all of one part, to the arena. `count` is not 0.
@@ -20554,10 +20606,13 @@ class pool {
 
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
   /// stream. The freed block is deferred until that work is done; other blocks are not. Amortised host cost O(1); host memory
-  /// 140 bytes times the peak number of recorded uses. @throws std::bad_alloc, cuda_error, nothing has changed
+  /// 140 bytes times the peak number of recorded uses.
+  /// @throws misuse  no block starts at `p`, as at an address within one
+  /// @throws std::bad_alloc, cuda_error; nothing has changed
   void record_stream(void* p, std::size_t, stream_ref stream) {
-    if (p == nullptr || heap_.is_lost() || graphs_.record_stream(p, stream)) return;
-    deferred_.record(p, stream);
+    if (p == nullptr || heap_.is_lost()) return;
+    if (!heap_.is_block(p)) detail::refuse_pointer(p, "record_stream");
+    if (!graphs_.record_stream(p, stream)) deferred_.record(p, stream);
   }
 
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
@@ -20861,9 +20916,9 @@ using pool_over = stack<Source, pooled, tracked>;
 /// Where the device has no virtual memory management it uses blocks of cudaMalloc, and only sleep() is refused:
 /// allocator_backend(pool) reports which.
 ///
-/// It reports a double free to the misuse handler if the block has not been handed out again meanwhile: at once, or when the
-/// thread's cached blocks return to the pool. It cannot detect a use after the free, an overrun, or a second free of a block that
-/// has a new owner; `| checked{}` detects these, too.
+/// It reports a double free, and a free with another size or of an address within a block, to the misuse handler if the memory has not
+/// been handed out again meanwhile: at once, or, up to 1 MiB, when the thread's cached blocks return to the pool. It cannot detect a
+/// use after the free, an overrun, or a wrong free of memory that has a new owner; `| checked{}` detects these, too.
 using device_pool = pool_over<cuda_pages>;
 #endif
 
@@ -21152,8 +21207,9 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   void record_stream(void* p, std::size_t bytes, stream_ref stream)
     requires detail::records_streams<Upstream>
   {
+    if (p == nullptr) return;
     std::size_t const alignment = alignment_of(p);
-    if (alignment == 0) return;  // deallocation will report it
+    if (alignment == 0) detail::refuse_pointer(p, "record_stream");
     nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
                                                        fences_.whole_bytes(bytes, alignment), stream});
   }

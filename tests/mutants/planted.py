@@ -1553,6 +1553,20 @@ PLANTED = {
             "      end_visit(*cache);\n      act(*cache);\n",
         ),
         Mutant(
+            "a large block is cached with the size that its free names",
+            "pool/front/magazine.hpp",
+            "newest_large == p && newest_bytes == bytes",
+            "newest_large == p && bytes != 0",
+            finder="tests/pool/pool.cpp",
+        ),
+        Mutant(
+            "a use of an address within a block is recorded for no block",
+            "pool/pool.hpp",
+            '    if (!heap_.is_block(p)) detail::refuse_pointer(p, "record_stream");\n',
+            "",
+            finder="tests/policy/fenced.cpp",
+        ),
+        Mutant(
             "the cached large block is returned before it is removed from the cache",
             "pool/front/front.hpp",
             "    void* const p = is_open(at) ? std::exchange(at.of_stream->large_block, nullptr) : nullptr;\n",

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tarn/policy/fenced.hpp"
 
+#include <concepts>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -8,6 +10,7 @@
 #include "contract/resource_contract.hpp"
 #include "tarn/policy/checked.hpp"
 #include "tarn/policy/limited.hpp"
+#include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/source/host_memory.hpp"
@@ -152,6 +155,38 @@ TEST_CASE("fenced allows the misuse handler to use the memory that reports to it
   CHECK(freed_by_handler::reported == 6);
   CHECK(freed_by_handler::p == nullptr);
   (void)set_misuse_handler(before);
+}
+
+TEMPLATE_TEST_CASE("record_stream refuses what is not the start of a live block", "[policy][record_stream]",
+                   pooled, fenced, checked, poisoned, tracked) {
+  sim_machine const machine;
+  auto pool = sim_pages(machine.driver()) | pooled{};
+  auto memory = [&] {
+    if constexpr (std::same_as<TestType, pooled>) {
+      return pool;
+    } else {
+      return pool | TestType{};
+    }
+  }();
+  tarn_test::test_stream const a(machine.driver()), b(machine.driver());
+  for (std::size_t const bytes : {std::size_t{1000}, std::size_t{200'000}, 64_MiB}) {
+    void* const p = memory.allocate(a, bytes);
+    void* const inner = static_cast<char*>(p) + 512;
+    try {
+      memory.record_stream(inner, 100, b);
+      FAIL("no exception was thrown");
+    } catch (misuse const& error) {
+      CHECK(error.kind() == misuse_kind::foreign_pointer);
+      CHECK(error.pointer() != nullptr);
+      CHECK(std::string_view(error.what()).find("pass the pointer that allocate() returned") !=
+            std::string_view::npos);
+    }
+    int local = 0;
+    CHECK_THROWS_AS(memory.record_stream(&local, 100, b), misuse);
+    CHECK_NOTHROW(memory.record_stream(nullptr, 0, b));
+    memory.record_stream(p, bytes, b);
+    memory.deallocate(a, p, bytes);
+  }
 }
 
 TEST_CASE("fenced forwards record_stream with the address of the pool's block", "[policy][fenced]") {

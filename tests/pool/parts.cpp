@@ -99,8 +99,7 @@ TEST_CASE("range_index::find returns a range that fits and is at most an eighth 
   CHECK(index.find(table, 512, 256) == 0);
 }
 
-TEST_CASE("run_table hands each block out once, and put_back rejects what is not a live block",
-          "[pool][run]") {
+TEST_CASE("run_table hands each block out once, and finds only where blocks start", "[pool][run]") {
   run_table runs;
   runs.make_room();
   unsigned const k = class_of(3000);
@@ -114,12 +113,17 @@ TEST_CASE("run_table hands each block out once, and put_back rejects what is not
   }
   CHECK(seen.size() == run_blocks(k));
   void* const first = seen.begin()->first;
-  CHECK(runs[r].put_back(first));
-  CHECK_FALSE(runs[r].put_back(first));
-  CHECK_FALSE(runs[r].put_back(static_cast<char*>(first) + 1));
   auto* const second = static_cast<char*>(std::next(seen.begin())->first);
-  CHECK_FALSE(runs[r].put_back(second + 256));  // inside a live block
-  CHECK(runs[r].put_back(second));
+  for (void* const p : {first, static_cast<void*>(second)}) {
+    std::size_t const n = runs[r].find(p);
+    REQUIRE(n != run::none);
+    CHECK_FALSE(runs[r].is_free(n));
+    runs[r].put_back(n);
+    CHECK(runs[r].is_free(n));
+  }
+  CHECK(runs[r].free_count == 2);
+  CHECK(runs[r].find(static_cast<char*>(first) + 1) == run::none);
+  CHECK(runs[r].find(second + 256) == run::none);
   runs.remove(r);
   CHECK(runs.find(first) == 0);
 }

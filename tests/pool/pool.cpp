@@ -437,6 +437,32 @@ TEST_CASE("deallocate of a pool reports a double free and the block is not hande
   (void)set_misuse_handler(before);
 }
 
+TEST_CASE("a block that is freed with another size is reported, a small one when the cache is flushed",
+          "[pool][misuse]") {
+  static std::vector<misuse_kind> seen;
+  seen.clear();
+  auto const before = set_misuse_handler([](misuse const& m) { seen.push_back(m.kind()); });
+  {
+    auto memory = sim_pages(sim_machine().driver()) | pooled{};
+    void* const large = memory.allocate({}, 10_MiB);  // the newest large block would be cached
+    memory.deallocate({}, large, 20_MiB);
+    CHECK(seen == std::vector{misuse_kind::wrong_size});
+    void* const other = memory.allocate({}, 20_MiB);
+    CHECK(other != large);
+    memory.deallocate({}, other, 20_MiB);
+    memory.deallocate({}, static_cast<char*>(large) + 4096, 10_MiB);
+    CHECK(seen == std::vector{misuse_kind::wrong_size, misuse_kind::foreign_pointer});
+    seen.clear();
+    memory.deallocate({}, memory.allocate({}, 100), 5000);
+    memory.empty_cache();
+    CHECK(seen == std::vector{misuse_kind::wrong_size});
+    memory.deallocate({}, static_cast<char*>(memory.allocate({}, 5000)) + 256, 5000);
+    memory.empty_cache();
+    CHECK(seen == std::vector{misuse_kind::wrong_size, misuse_kind::foreign_pointer});
+  }
+  (void)set_misuse_handler(before);
+}
+
 TEST_CASE("deallocate of a pool reports two successive frees of a small block at once", "[pool][misuse]") {
   static std::vector<misuse> seen;
   seen.clear();

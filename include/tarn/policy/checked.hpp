@@ -144,12 +144,13 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 
   /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
   void record_stream(void* p, std::size_t bytes, stream_ref stream) {
+    if (p == nullptr) return;
     std::size_t alignment = 0;
     streams_.note(driver(), stream);
     {
       std::lock_guard const guard(mutex_);
       detail::block_record* const b = history_.find(p);
-      if (b == nullptr || b->state != detail::block_state::live) return;  // deallocation will report it
+      if (b == nullptr || b->state != detail::block_state::live) detail::refuse_pointer(p, "record_stream");
       b->used_elsewhere = true;
       alignment = b->alignment;
     }

@@ -21,9 +21,9 @@ using pool_over = stack<Source, pooled, tracked>;
 /// Where the device has no virtual memory management it uses blocks of cudaMalloc, and only sleep() is refused:
 /// allocator_backend(pool) reports which.
 ///
-/// It reports a double free to the misuse handler if the block has not been handed out again meanwhile: at once, or when the
-/// thread's cached blocks return to the pool. It cannot detect a use after the free, an overrun, or a second free of a block that
-/// has a new owner; `| checked{}` detects these, too.
+/// It reports a double free, and a free with another size or of an address within a block, to the misuse handler if the memory has not
+/// been handed out again meanwhile: at once, or, up to 1 MiB, when the thread's cached blocks return to the pool. It cannot detect a
+/// use after the free, an overrun, or a wrong free of memory that has a new owner; `| checked{}` detects these, too.
 using device_pool = pool_over<cuda_pages>;
 #endif
 

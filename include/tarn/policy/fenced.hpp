@@ -82,8 +82,9 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   void record_stream(void* p, std::size_t bytes, stream_ref stream)
     requires detail::records_streams<Upstream>
   {
+    if (p == nullptr) return;
     std::size_t const alignment = alignment_of(p);
-    if (alignment == 0) return;  // deallocation will report it
+    if (alignment == 0) detail::refuse_pointer(p, "record_stream");
     nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
                                                        fences_.whole_bytes(bytes, alignment), stream});
   }

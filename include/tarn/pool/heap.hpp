@@ -137,6 +137,12 @@ class heap {
     return space_.part_of(p);
   }
 
+  /// Whether a block starts at an address; a freed one that a thread caches is still one.
+  [[nodiscard]] bool is_block(void const* p) noexcept {
+    hot_lock const held(hot_);
+    return space_.is_block(p);
+  }
+
   // ---- giving back: never throws, never waits for the growth lock
 
   /// Returns blocks of a size class, all of one part, to the arena. `count` is not 0.

@@ -178,10 +178,13 @@ class pool {
 
   /// Records that work on `stream`, enqueued before the block is deallocated, uses the block although it is freed on another
   /// stream. The freed block is deferred until that work is done; other blocks are not. Amortised host cost O(1); host memory
-  /// 140 bytes times the peak number of recorded uses. @throws std::bad_alloc, cuda_error, nothing has changed
+  /// 140 bytes times the peak number of recorded uses.
+  /// @throws misuse  no block starts at `p`, as at an address within one
+  /// @throws std::bad_alloc, cuda_error; nothing has changed
   void record_stream(void* p, std::size_t, stream_ref stream) {
-    if (p == nullptr || heap_.is_lost() || graphs_.record_stream(p, stream)) return;
-    deferred_.record(p, stream);
+    if (p == nullptr || heap_.is_lost()) return;
+    if (!heap_.is_block(p)) detail::refuse_pointer(p, "record_stream");
+    if (!graphs_.record_stream(p, stream)) deferred_.record(p, stream);
   }
 
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other

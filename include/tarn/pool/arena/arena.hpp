@@ -176,6 +176,14 @@ class arena {
     return r;
   }
 
+  /// Whether a block that is not free starts at an address. Those that threads cache are not free here.
+  [[nodiscard]] bool is_block(void const* p) const noexcept {
+    if (blocks.find(reinterpret_cast<std::uintptr_t>(p)) != 0) return true;
+    run_ref const r = runs.find(p);
+    std::size_t const n = r != 0 ? runs[r].find(p) : run::none;
+    return n != run::none && !runs[r].is_free(n);
+  }
+
   /// Returns a block of a run to a stream's domain; the range of an empty run is freed.
   release_result release_small(domain_ref giver, unsigned size_class, void* p) noexcept {
     run_ref const r = runs.find(p);
@@ -567,7 +575,10 @@ class arena {
     run& home = runs[r];
     let_go_of_forgotten(home);
     bool const was_full = home.free_count == 0;
-    if (!home.put_back(p)) return release_result::twice;
+    std::size_t const n = home.find(p);
+    if (n == run::none) return release_result::foreign;
+    if (home.is_free(n)) return release_result::twice;
+    home.put_back(n);
     unsigned const size_class = home.size_class;
     run_list& list = streams[home.domain].runs[size_class];
     if (was_full) list.push(runs, r);

@@ -28,6 +28,8 @@ inline constexpr std::size_t frame_bytes = 64_KiB;
 using run_ref = std::uint32_t;  ///< index of a run; 0 is none
 
 struct run {
+  static constexpr std::size_t none = ~std::size_t{0};
+
   std::uintptr_t address = 0;
   std::uint64_t free_bits[4]{};  ///< one bit per block, set if it is free
   std::uint32_t free_count = 0;
@@ -48,17 +50,20 @@ struct run {
     return reinterpret_cast<void*>(address + (word * 64 + bit) * class_bytes(size_class));
   }
 
-  /// Puts a block back. Returns false if `p` is not a block of this run, or is already free.
-  [[nodiscard]] bool put_back(void const* p) noexcept {
+  /// The number of the block that starts at an address of this run; `none` if none does.
+  [[nodiscard]] std::size_t find(void const* p) const noexcept {
     std::size_t const offset = reinterpret_cast<std::uintptr_t>(p) - address;
     std::size_t const bytes = class_bytes(size_class);
     std::size_t const n = offset / bytes;
-    if (offset % bytes != 0 || n >= run_blocks(size_class)) return false;
-    std::uint64_t const bit = std::uint64_t{1} << (n % 64);
-    if ((free_bits[n / 64] & bit) != 0) return false;
-    free_bits[n / 64] |= bit;
+    return offset % bytes == 0 && n < run_blocks(size_class) ? n : none;
+  }
+  [[nodiscard]] bool is_free(std::size_t n) const noexcept {
+    return (free_bits[n / 64] >> (n % 64) & 1) != 0;
+  }
+  /// Puts a block back that is not free.
+  void put_back(std::size_t n) noexcept {
+    free_bits[n / 64] |= std::uint64_t{1} << (n % 64);
     ++free_count;
-    return true;
   }
 };
 

@@ -158,7 +158,10 @@ class front {
     while (batch.count > 1 && has_stream &&
            put_in(*at.cache, *at.of_stream, r.size_class, batch.blocks[batch.count - 1]))
       --batch.count;
-    if (has_stream && r.where == zone::larger) at.of_stream->newest_large = batch.blocks[0];
+    if (has_stream && r.where == zone::larger) {
+      at.of_stream->newest_large = batch.blocks[0];
+      at.of_stream->newest_bytes = r.block;
+    }
     at.cache->lock.leave();
   }
 
@@ -191,7 +194,7 @@ class front {
       if (result == kept::no && put_in(cache, of_stream, r.size_class, p)) result = kept::yes;
     } else if (of_stream.of_capture.has(p)) {
       result = kept::twice;
-    } else if (r.alignment <= default_alignment && of_stream.newest_large == p) {
+    } else if (r.alignment <= default_alignment && of_stream.may_keep_large(p, r.block)) {
       void* const before = std::exchange(of_stream.large_block, p);
       if (before == p) {
         result = kept::twice;
@@ -428,10 +431,12 @@ class front {
       cache.count_held(size.large_bytes(), 0);
       return true;
     }
-    if (of_stream->large_block != nullptr || of_stream->newest_large != p || of_stream->of_capture.has(p))
+    std::size_t const bytes = size.large_bytes();
+    if (of_stream->large_block != nullptr || !of_stream->may_keep_large(p, bytes) ||
+        of_stream->of_capture.has(p))
       return false;
     of_stream->large_block = p;
-    of_stream->large_bytes = size.large_bytes();
+    of_stream->large_bytes = bytes;
     cache.count_live(-static_cast<std::int64_t>(of_stream->large_bytes), -1);
     cache.count_held(of_stream->large_bytes, 0);
     return true;

@@ -103,6 +103,7 @@ struct stream_cache {
   /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
   /// temporary.
   void const* newest_large = nullptr;
+  std::size_t newest_bytes = 0;
   large_magazine of_capture;  ///< empty unless the stream is captured
   magazine magazines[class_count];
 
@@ -115,6 +116,10 @@ struct stream_cache {
     }
   }
 
+  /// A block that is freed with another size than its own is the arena's to report.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_keep_large(void const* p, std::size_t bytes) const noexcept {
+    return newest_large == p && newest_bytes == bytes;
+  }
   /// Bytes in the magazines.
   [[nodiscard]] std::size_t held_bytes() const noexcept {
     std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
