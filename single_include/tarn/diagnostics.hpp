@@ -1468,6 +1468,7 @@ template <class Resource>
 // ---- tarn/report/explain_memory.hpp
 // explain_memory: accounts for a device's memory, for example why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -1514,7 +1515,7 @@ struct memory_row {
 
 /// The parts of a device's memory, bytes. Unknown is std::nullopt, never 0. Exact by construction:
 ///   other_processes + process() + set_aside + free + residual() == total, with unknown parts as 0, and
-///   context + other_allocations (or outside_pools, if they are not known separately) + the pools == process().
+///   context + other_allocations (or outside_pools, if they are not known separately) + pools + other_pools == process().
 struct memory_explanation {
   int device = 0;
   std::string source;                    ///< which library reported, or why none could
@@ -1530,11 +1531,14 @@ struct memory_explanation {
       other_allocations;               ///< part of outside_pools: the rest, including modules loaded later
   std::vector<pool_share> pools;       ///< in the device's memory
   std::vector<pool_share> host_pools;  ///< in host or managed memory: not part of the sum
-  std::string gap;                     ///< why processes are unknown; empty if they are known
+  std::size_t other_pools =
+      0;  ///< reserved by pools of this process on the device that are not among `pools`
+  std::size_t other_pool_count = 0;
+  std::string gap;  ///< why processes are unknown; empty if they are known
 
   /// Returns the bytes that all pools hold from the driver.
   [[nodiscard]] std::size_t reserved() const noexcept {
-    std::size_t sum = 0;
+    std::size_t sum = other_pools;
     for (pool_share const& p : pools) sum += p.reserved;
     return sum;
   }
@@ -1569,13 +1573,17 @@ struct memory_explanation {
     if (context) {
       add(2, "context and modules", context, context_how);
       add(2, "other allocations", other_allocations,
-          "the remainder: pools not named here, memory outside tarn, modules loaded later");
+          "the remainder: memory outside tarn, modules loaded later");
     } else {
       add(2, "context, modules, other allocations", outside_pools,
           outside_pools ? "estimated: nvidia-smi's value minus the pools; measure_context() separates them"
                         : "");
     }
     for (pool_share const& p : pools) add_pool(out, p, 2, ", reserved");
+    if (other_pool_count != 0)
+      add(2, "other pools, reserved", other_pools,
+          detail::concat(
+              {std::to_string(other_pool_count), " of this process; pass them to see their parts"}));
     add(1, "set aside by driver and firmware", set_aside);
     add(1, "free", free);
     out.push_back({1, "not accounted for", residual(), missing()});
@@ -1803,9 +1811,7 @@ memory_explanation explain(Subjects const&... subjects) {
       }
       if constexpr (is_memory<Subject>) {
         found_share found = share_of(subject);
-        for (void const* layer : seen) {
-          if (layer == found.layer) return;
-        }
+        if (std::find(seen.begin(), seen.end(), found.layer) != seen.end()) return;
         seen.push_back(found.layer);
         found.share.name = concat({"pool ", std::to_string(++pools)});
         (is_in_device_memory<Subject> ? e.pools : e.host_pools).push_back(std::move(found.share));
@@ -1813,6 +1819,12 @@ memory_explanation explain(Subjects const&... subjects) {
     }
   };
   (take(subjects), ...);
+  other_pools<std::remove_cvref_t<decltype(driver)>>::for_each_reserved(
+      driver, [&](void const* pool, std::size_t bytes) {
+        if (std::find(seen.begin(), seen.end(), pool) != seen.end()) return;
+        e.other_pools += bytes;
+        ++e.other_pool_count;
+      });
 
   status const s = driver.memory_info(e.free, e.total);
   if (!s.ok()) throw cuda_error(s, e.device, source_location{});
@@ -1863,14 +1875,15 @@ context_cost measure(Subjects const&... subjects) {
 
 /// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`)
 /// of one device, pools of host memory, a driver or a device_id if there is no pool yet, and the result of
-/// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one.
+/// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one. Pools of the process on the
+/// device that are not passed are one row.
 ///
 ///   std::cout << tarn::explain_memory(pool);
 ///
 /// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is meaningful only if
 /// nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts are unknown and reported as such.
 /// Creates the device's context if there is none. Cost: NVML is initialised and shut down, 10 to 100 ms; it does not wait for
-/// the device. Thread-safe.
+/// the device, but for threads that grow the pools. Thread-safe.
 /// @throws cuda_error  the driver does not report free memory
 /// @throws misuse      a pool belongs to another device: call it once per device
 template <class... Subjects>

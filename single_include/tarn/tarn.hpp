@@ -18774,8 +18774,8 @@ class pool_growth {
 }  // namespace tarn::detail
 // ---- tarn/pool/other_pools.hpp
 // The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
-// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the growth lock of another pool only if that is
-// free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
+// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the
+// growth lock of another pool only if that is free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
 // what it gives back the lower one can give to the device.
 
 #include <concepts>
@@ -18858,6 +18858,7 @@ template <class Driver>
 class other_pools {
  public:
   using give_back_function = std::size_t (*)(void* pool, std::size_t bytes, giving how) noexcept;
+  using reserved_function = std::size_t (*)(void* pool) noexcept;
 
   /// Where the memory goes that a pool gives back.
   enum class goes_to : std::uint8_t {
@@ -18866,9 +18867,15 @@ class other_pools {
     the_device
   };
 
-  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock.
-  other_pools(Driver const& driver, void* pool, give_back_function give_back, goes_to to)
-      : driver_(driver), pool_(pool), give_back_(give_back), to_(to), has_left_(to < goes_to::another_pool) {
+  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock; `reserved` may.
+  other_pools(Driver const& driver, void* pool, give_back_function give_back, reserved_function reserved,
+              goes_to to)
+      : driver_(driver),
+        pool_(pool),
+        give_back_(give_back),
+        reserved_(reserved),
+        to_(to),
+        has_left_(to < goes_to::another_pool) {
     if (has_left_) return;
     std::lock_guard const guard(all_.mutex);
     next_ = all_.latest;
@@ -18919,28 +18926,26 @@ class other_pools {
   /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
   /// to pools below those that were asked. The caller holds no lock of a pool.
   std::size_t ask(std::size_t bytes, giving how) noexcept {
-    list& all = all_;
     std::size_t given = 0;
     std::size_t to_device = 0;
-    for (other_pools* asked = nullptr; to_device < bytes;) {
-      {
-        std::lock_guard const guard(all.mutex);
-        other_pools* const last = asked;
-        asked = last == nullptr ? all.latest : last->next_;
-        while (asked != nullptr && (asked == this || !is_same_device(asked->driver_, driver_)))
-          asked = asked->next_;
-        if (last != nullptr) --last->calls_;
-        if (asked == nullptr) return given;
-        ++asked->calls_;
-      }
-      std::size_t const by_it = asked->give_back_(asked->pool_, bytes - to_device, how);
+    visit(all_, driver_, this, [&](other_pools& asked) {
+      std::size_t const by_it = asked.give_back_(asked.pool_, bytes - to_device, how);
       given += by_it;
-      if (asked->to_ == goes_to::the_device) to_device += by_it;
-      if (to_device < bytes) continue;
-      std::lock_guard const guard(all.mutex);
-      --asked->calls_;
-    }
+      if (asked.to_ == goes_to::the_device) to_device += by_it;
+      return to_device < bytes;
+    });
     return given;
+  }
+
+  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's device. Waits while a
+  /// thread grows one. The caller holds no lock of a pool; `f` throws nothing.
+  template <class F>
+  static void for_each_reserved(Driver const& driver, F const& f) noexcept {
+    visit(all_pools(), driver, nullptr, [&](other_pools& known) {
+      if (known.to_ == goes_to::the_device)
+        f(static_cast<void const*>(known.pool_), known.reserved_(known.pool_));
+      return true;
+    });
   }
 
  private:
@@ -18960,6 +18965,26 @@ class other_pools {
     static list& all = *::new (static_cast<void*>(storage)) list;
     return all;
   }
+  /// Calls act(pool) for each pool on a device except one, the latest first, until it returns false. No lock is held meanwhile, and
+  /// none of the pools ends while it is called.
+  template <class Act>
+  static void visit(list& all, Driver const& driver, other_pools const* except, Act const& act) noexcept {
+    for (other_pools* at = nullptr;;) {
+      {
+        std::lock_guard const guard(all.mutex);
+        other_pools* const last = at;
+        at = last == nullptr ? all.latest : last->next_;
+        while (at != nullptr && (at == except || !is_same_device(at->driver_, driver))) at = at->next_;
+        if (last != nullptr) --last->calls_;
+        if (at == nullptr) return;
+        ++at->calls_;
+      }
+      if (act(*at)) continue;
+      std::lock_guard const guard(all.mutex);
+      --at->calls_;
+      return;
+    }
+  }
   static bool is_same_device(Driver const& a, Driver const& b) noexcept {
     if constexpr (std::equality_comparable<Driver>) {
       return a == b;
@@ -18974,10 +18999,11 @@ class other_pools {
   Driver const& driver_;
   void* const pool_;
   give_back_function const give_back_;
+  reserved_function const reserved_;
   goes_to const to_;
   // Under the list's mutex:
   other_pools* next_ = nullptr;
-  unsigned calls_ = 0;  ///< of give_back_, in progress
+  unsigned calls_ = 0;  ///< in progress
   bool has_left_;
 };
 
@@ -19458,8 +19484,8 @@ class pool_drain {
     return heap_.shrink(growing, keep_bytes, how);
   }
   /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread grows this pool.
-  static std::size_t give_back_to_others(void* self, std::size_t bytes, giving how) noexcept {
-    auto& drain = *static_cast<pool_drain*>(self);
+  static std::size_t give_back_to_others(void* pool, std::size_t bytes, giving how) noexcept {
+    auto& drain = static_cast<Pool*>(pool)->drain_;
     auto& heap = drain.heap_;
     misuse_report const last = heap.misuse_at_end();
     if (!heap.try_lock_growth()) return 0;
@@ -19471,6 +19497,14 @@ class pool_drain {
     } catch (...) {
       return 0;
     }
+  }
+
+  /// Bytes reserved, for a report about all pools of the process.
+  static std::size_t reserved_of(void* pool) noexcept {
+    auto& heap = static_cast<Pool*>(pool)->heap_;
+    if (heap.is_lost()) return 0;
+    growth_lock const growing = heap.lock_growth();
+    return heap.counters(growing).reserved;
   }
 
   /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
@@ -20514,7 +20548,8 @@ class pool {
 
   explicit pool(Upstream upstream, pooled const& options = {})
       : heap_(std::move(upstream), options),
-        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list()) {}
+        others_(heap_.driver(), this, &drain_type::give_back_to_others, &drain_type::reserved_of,
+                place_in_list()) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 

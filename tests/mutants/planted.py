@@ -838,8 +838,8 @@ PLANTED = {
         Mutant(
             "a pool on another device is asked",
             "pool/other_pools.hpp",
-            "asked == this || !is_same_device(asked->driver_, driver_)",
-            "asked == this",
+            "at == except || !is_same_device(at->driver_, driver)",
+            "at == except || (&driver == nullptr && !is_same_device(at->driver_, driver))",
             finder="tests/pool/other_pools.cpp",
         ),
         Mutant(

@@ -160,6 +160,38 @@ TEST_CASE("explain_memory separates allocations outside the pools if the context
   CHECK(driver.free_device(theirs).ok());
 }
 
+TEST_CASE("explain_memory names what pools hold that were not passed", "[report][explain_memory]") {
+  sim_options two = crowded();
+  two.devices = 2;
+  sim_machine const machine{two};
+  sim_pool mine{sim_pages{machine.driver()}};
+  sim_pool theirs{sim_pages{machine.driver()}};
+  auto above = theirs | pooled{};  // its memory counts in the lower pool
+  auto on_host = sim_pinned_host{machine.driver()} | pooled{};
+  sim_pool elsewhere{sim_pages{machine.driver(1)}};
+  void* const a = mine.allocate({}, 10_MiB);
+  void* const b = above.allocate({}, 20_MiB);
+  void* const c = on_host.allocate({}, 30_MiB);
+  void* const d = elsewhere.allocate({}, 40_MiB);
+  memory_explanation const e = explain_memory(mine);
+  check_sums(e);
+  CHECK(e.other_pools == memory_reserved(theirs));
+  CHECK(e.other_pool_count == 1);
+  CHECK(row_of(e, "other pools, reserved").bytes == static_cast<std::int64_t>(memory_reserved(theirs)));
+  memory_explanation const both = explain_memory(mine, theirs);
+  check_sums(both);
+  CHECK(both.other_pool_count == 0);
+  CHECK(both.reserved() == e.reserved());
+  CHECK(both.outside_pools == e.outside_pools);
+  memory_explanation const device_only = explain_memory(machine.driver());
+  check_sums(device_only);
+  CHECK(device_only.other_pool_count == 2);
+  mine.deallocate({}, a, 10_MiB);
+  above.deallocate({}, b, 20_MiB);
+  on_host.deallocate({}, c, 30_MiB);
+  elsewhere.deallocate({}, d, 40_MiB);
+}
+
 TEST_CASE("explain_memory counts each of any number of pools once, with host memory apart from the total",
           "[report][explain_memory]") {
   sim_machine const machine{crowded()};

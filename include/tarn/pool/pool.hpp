@@ -86,7 +86,8 @@ class pool {
 
   explicit pool(Upstream upstream, pooled const& options = {})
       : heap_(std::move(upstream), options),
-        others_(heap_.driver(), &drain_, &drain_type::give_back_to_others, place_in_list()) {}
+        others_(heap_.driver(), this, &drain_type::give_back_to_others, &drain_type::reserved_of,
+                place_in_list()) {}
   pool(pool const&) = delete;
   pool& operator=(pool const&) = delete;
 

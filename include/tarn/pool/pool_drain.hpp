@@ -40,8 +40,8 @@ class pool_drain {
     return heap_.shrink(growing, keep_bytes, how);
   }
   /// Gives cached memory back to the device for another pool. Returns the bytes given back; 0 while a thread grows this pool.
-  static std::size_t give_back_to_others(void* self, std::size_t bytes, giving how) noexcept {
-    auto& drain = *static_cast<pool_drain*>(self);
+  static std::size_t give_back_to_others(void* pool, std::size_t bytes, giving how) noexcept {
+    auto& drain = static_cast<Pool*>(pool)->drain_;
     auto& heap = drain.heap_;
     misuse_report const last = heap.misuse_at_end();
     if (!heap.try_lock_growth()) return 0;
@@ -53,6 +53,14 @@ class pool_drain {
     } catch (...) {
       return 0;
     }
+  }
+
+  /// Bytes reserved, for a report about all pools of the process.
+  static std::size_t reserved_of(void* pool) noexcept {
+    auto& heap = static_cast<Pool*>(pool)->heap_;
+    if (heap.is_lost()) return 0;
+    growth_lock const growing = heap.lock_growth();
+    return heap.counters(growing).reserved;
   }
 
   /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the

@@ -2,6 +2,7 @@
 #pragma once
 // explain_memory: accounts for a device's memory, for example why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/default_driver.hpp"
 #include "tarn/driver/driver.hpp"
+#include "tarn/pool/other_pools.hpp"
 #include "tarn/report/memory_explanation.hpp"
 #include "tarn/report/stats.hpp"
 
@@ -167,9 +169,7 @@ memory_explanation explain(Subjects const&... subjects) {
       }
       if constexpr (is_memory<Subject>) {
         found_share found = share_of(subject);
-        for (void const* layer : seen) {
-          if (layer == found.layer) return;
-        }
+        if (std::find(seen.begin(), seen.end(), found.layer) != seen.end()) return;
         seen.push_back(found.layer);
         found.share.name = concat({"pool ", std::to_string(++pools)});
         (is_in_device_memory<Subject> ? e.pools : e.host_pools).push_back(std::move(found.share));
@@ -177,6 +177,12 @@ memory_explanation explain(Subjects const&... subjects) {
     }
   };
   (take(subjects), ...);
+  other_pools<std::remove_cvref_t<decltype(driver)>>::for_each_reserved(
+      driver, [&](void const* pool, std::size_t bytes) {
+        if (std::find(seen.begin(), seen.end(), pool) != seen.end()) return;
+        e.other_pools += bytes;
+        ++e.other_pool_count;
+      });
 
   status const s = driver.memory_info(e.free, e.total);
   if (!s.ok()) throw cuda_error(s, e.device, source_location{});
@@ -227,14 +233,15 @@ context_cost measure(Subjects const&... subjects) {
 
 /// Accounts for a device's memory. Takes, in any order, any number of pools (or other memory with `tracked`)
 /// of one device, pools of host memory, a driver or a device_id if there is no pool yet, and the result of
-/// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one.
+/// measure_context(). A pool passed twice counts once; of a pool over another pool pass only the lower one. Pools of the process on the
+/// device that are not passed are one row.
 ///
 ///   std::cout << tarn::explain_memory(pool);
 ///
 /// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is meaningful only if
 /// nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts are unknown and reported as such.
 /// Creates the device's context if there is none. Cost: NVML is initialised and shut down, 10 to 100 ms; it does not wait for
-/// the device. Thread-safe.
+/// the device, but for threads that grow the pools. Thread-safe.
 /// @throws cuda_error  the driver does not report free memory
 /// @throws misuse      a pool belongs to another device: call it once per device
 template <class... Subjects>

@@ -41,7 +41,7 @@ struct memory_row {
 
 /// The parts of a device's memory, bytes. Unknown is std::nullopt, never 0. Exact by construction:
 ///   other_processes + process() + set_aside + free + residual() == total, with unknown parts as 0, and
-///   context + other_allocations (or outside_pools, if they are not known separately) + the pools == process().
+///   context + other_allocations (or outside_pools, if they are not known separately) + pools + other_pools == process().
 struct memory_explanation {
   int device = 0;
   std::string source;                    ///< which library reported, or why none could
@@ -57,11 +57,14 @@ struct memory_explanation {
       other_allocations;               ///< part of outside_pools: the rest, including modules loaded later
   std::vector<pool_share> pools;       ///< in the device's memory
   std::vector<pool_share> host_pools;  ///< in host or managed memory: not part of the sum
-  std::string gap;                     ///< why processes are unknown; empty if they are known
+  std::size_t other_pools =
+      0;  ///< reserved by pools of this process on the device that are not among `pools`
+  std::size_t other_pool_count = 0;
+  std::string gap;  ///< why processes are unknown; empty if they are known
 
   /// Returns the bytes that all pools hold from the driver.
   [[nodiscard]] std::size_t reserved() const noexcept {
-    std::size_t sum = 0;
+    std::size_t sum = other_pools;
     for (pool_share const& p : pools) sum += p.reserved;
     return sum;
   }
@@ -96,13 +99,17 @@ struct memory_explanation {
     if (context) {
       add(2, "context and modules", context, context_how);
       add(2, "other allocations", other_allocations,
-          "the remainder: pools not named here, memory outside tarn, modules loaded later");
+          "the remainder: memory outside tarn, modules loaded later");
     } else {
       add(2, "context, modules, other allocations", outside_pools,
           outside_pools ? "estimated: nvidia-smi's value minus the pools; measure_context() separates them"
                         : "");
     }
     for (pool_share const& p : pools) add_pool(out, p, 2, ", reserved");
+    if (other_pool_count != 0)
+      add(2, "other pools, reserved", other_pools,
+          detail::concat(
+              {std::to_string(other_pool_count), " of this process; pass them to see their parts"}));
     add(1, "set aside by driver and firmware", set_aside);
     add(1, "free", free);
     out.push_back({1, "not accounted for", residual(), missing()});
