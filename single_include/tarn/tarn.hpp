@@ -12912,7 +12912,8 @@ class deferred_blocks {
 // and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
 //
 // A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
-// (owner_lock.hpp). The growth lock protects the list of caches.
+// (owner_lock.hpp). The list of caches has a mutex, which a visitor holds, too: there is one at a time. It is taken after the growth
+// lock and before the hot lock.
 //
 // Over 400 lines: what the owner of a cache and what other threads do with it belong together.
 
@@ -13259,7 +13260,7 @@ struct alignas(cache_line_bytes) thread_cache {
   /// Bytes in the magazines; other threads read it to decide whether to visit.
   std::atomic<std::size_t> held_bytes{0};
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
-  unsigned watches = 0;                    ///< open captures of this thread; under the growth lock
+  unsigned watches = 0;                    ///< open captures of this thread; under the mutex of the list
   std::uint64_t serial = 0;                ///< never reused, unlike the address
   /// The stream of a capture that this thread has opened, so that its calls find it without a lock; unknown_id if none. Set by the owner
   /// thread, which reads the others only for calls on that stream.
@@ -13375,8 +13376,8 @@ inline constinit std::atomic<std::uint32_t> next_pool_number{0};
 struct pool_link {
   fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
-  /// Takes back the cache of an ending thread; returns false if another thread holds the growth lock. Does not wait for that lock
-  /// under the mutex: its holder may be ending a pool below this one, which takes the mutex.
+  /// Takes back the cache of an ending thread; returns false while another thread visits the caches. Does not wait for that under the
+  /// mutex: the visitor may be ending a pool below this one, which takes the mutex.
   bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
   /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
@@ -13662,7 +13663,7 @@ class front {
   };
 
   /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted, or a tool
-  /// watches, or while another thread holds the growth lock; in the last case a later call makes them.
+  /// watches, or while another thread visits the caches; in the last case a later call makes them.
   [[nodiscard]] cache_position open(stream_id id, stream_ref stream) noexcept {
     cache_position at;
     at.cache = local_or_new();
@@ -13760,16 +13761,18 @@ class front {
     return result;
   }
 
-  // ---- all threads, under the growth lock
+  // ---- all threads
 
   /// The blocks in the magazines.
-  [[nodiscard]] idle_blocks idle(growth_lock const&) const noexcept {
+  [[nodiscard]] idle_blocks idle() const noexcept {
+    std::lock_guard const guard(list_mutex_);
     idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
     for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
     return sum;
   }
   /// Blocks that callers hold, as counted by threads' caches.
-  [[nodiscard]] live_count live(growth_lock const&) const noexcept {
+  [[nodiscard]] live_count live() const noexcept {
+    std::lock_guard const guard(list_mutex_);
     live_count sum = retired_live_;
     for (auto const& cache : caches_) {
       sum.bytes += cache->live_bytes.load(std::memory_order_relaxed);
@@ -13777,7 +13780,8 @@ class front {
     }
     return sum;
   }
-  [[nodiscard]] std::size_t host_bytes(growth_lock const&) const noexcept {
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::lock_guard const guard(list_mutex_);
     std::size_t sum = 0;
     for (auto const& cache : caches_)
       sum += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
@@ -13785,30 +13789,39 @@ class front {
   }
 
   /// Returns the blocks of all threads' caches to the heap.
-  void flush_all(growth_lock const& growing) noexcept {
+  void flush_all() noexcept {
+    std::lock_guard const guard(list_mutex_);
     visit_those(
-        growing,
         [](thread_cache const& cache) { return cache.held_bytes.load(std::memory_order_relaxed) != 0; },
         [&](thread_cache& cache) { give_back(cache); });
   }
 
-  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before. At a fork(), which
-  /// takes the growth lock without a growth_lock; see stopped_threads for others.
+  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before.
   void keep_threads_out() noexcept {
-    announce_to_all();
-    for (auto const& cache : caches_) cache->lock.visit();
+    list_mutex_.lock();
+    stop_threads();
   }
   void let_threads_in() noexcept {
-    for (auto const& cache : caches_) end_visit(*cache);
+    let_threads_go_on();
+    list_mutex_.unlock();
   }
+  /// The same at a fork, which has taken the mutex of the list. Returns false if it has not.
+  [[nodiscard]] bool keep_threads_out_at_fork() noexcept {
+    if (!list_mutex_.is_mine()) return false;
+    stop_threads();
+    return true;
+  }
+  void let_threads_in_after_fork() noexcept { let_threads_go_on(); }
   /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again(). The pool is asleep:
   /// threads that have just begun a slow call may still use their caches.
-  void close(growth_lock const&) noexcept {
+  void close() noexcept {
+    std::lock_guard const guard(list_mutex_);
     closed_ = true;
     announce_to_all();
     for (auto const& cache : caches_) empty(*cache);
   }
-  void open_again(growth_lock const&) noexcept {
+  void open_again() noexcept {
+    std::lock_guard const guard(list_mutex_);
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
   }
@@ -13824,14 +13837,16 @@ class front {
   /// No thread has one yet.
   void watch_all() noexcept { watches_all_ = true; }
   /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
-  [[nodiscard]] std::uint64_t watch_this_thread(growth_lock const&) noexcept {
+  [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
     thread_cache* const own = local_or_new();
     if (own == nullptr) return 0;  // it has none, so that every call takes the slow path
+    std::lock_guard const guard(list_mutex_);
     ++own->watches;
     own->lock.watch();
     return own->serial;
   }
-  void end_watch(growth_lock const&, std::uint64_t serial) noexcept {
+  void end_watch(std::uint64_t serial) noexcept {
+    std::lock_guard const guard(list_mutex_);
     for (auto const& cache : caches_) {
       if (cache->serial == serial && --cache->watches == 0 && !watches_all_) cache->lock.end_watch();
     }
@@ -13845,13 +13860,13 @@ class front {
   }
 
   /// Empties the caches of a stream, on all threads that used it. While heap::captured has it, none is made.
-  void drop_stream(growth_lock const& growing, stream_id id) noexcept {
+  void drop_stream(stream_id id) noexcept {
+    std::lock_guard const guard(list_mutex_);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // see thread_cache::announce_stream()
-    visit_those(
-        growing, [&](thread_cache const& cache) { return cache.may_have(id); },
-        [&](thread_cache& cache) {
-          if (stream_cache* const closed = cache.close(id); closed != nullptr) give_back(*closed, id);
-        });
+    visit_those([&](thread_cache const& cache) { return cache.may_have(id); },
+                [&](thread_cache& cache) {
+                  if (stream_cache* const closed = cache.close(id); closed != nullptr) give_back(*closed, id);
+                });
   }
 
   /// What set_capture() noted of the calling thread's capture of a stream; null owner if there is none. Nothing is read of a capture of
@@ -13876,7 +13891,8 @@ class front {
     own->captured_stream.store(stream, std::memory_order_relaxed);
   }
   /// Ends that on whichever thread it was set.
-  void end_capture(growth_lock const&, stream_id captured_as) noexcept {
+  void end_capture(stream_id captured_as) noexcept {
+    std::lock_guard const guard(list_mutex_);
     for (auto const& cache : caches_) {
       if (cache->captured_as.load(std::memory_order_relaxed) != captured_as) continue;
       cache->captured_stream.store(stream_ref::unknown_id, std::memory_order_relaxed);
@@ -13907,10 +13923,10 @@ class front {
       thread_exit& hook = thread_exit::of_this_thread();
       owned made(new thread_cache);
       thread_cache* const cache = made.get();
-      // Do not wait for the lock: its holder may be waiting for work that this thread launches after a deallocation.
-      if (!heap_.try_lock_growth()) return nullptr;
-      growth_lock const growing = heap_.adopt_growth_lock();
-      if (closed_) return nullptr;
+      // Do not wait: a visitor may have every thread stopped for a while.
+      std::unique_lock const guard(list_mutex_, std::try_to_lock);
+      if (!guard.owns_lock() || closed_) [[unlikely]]
+        return nullptr;
       caches_.reserve(caches_.size() + 1);
       cache->serial = ++last_serial_;
       if (watches_all_) cache->lock.watch();
@@ -14016,8 +14032,8 @@ class front {
   bool retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return true;
     misuse_report const last = heap_.misuse_at_end();
-    if (!heap_.try_lock_growth()) return false;
-    growth_lock const growing = heap_.adopt_growth_lock();
+    std::unique_lock const guard(list_mutex_, std::try_to_lock);
+    if (!guard.owns_lock()) return false;
     cache->lock.announce();
     remote_barrier();
     empty(*cache);
@@ -14031,6 +14047,13 @@ class front {
     return true;
   }
 
+  void stop_threads() noexcept {
+    announce_to_all();
+    for (auto const& cache : caches_) cache->lock.visit();
+  }
+  void let_threads_go_on() noexcept {
+    for (auto const& cache : caches_) end_visit(*cache);
+  }
   /// Announces a visit to each cache.
   void announce_to_all() noexcept {
     for (auto const& cache : caches_) cache->lock.announce();
@@ -14038,7 +14061,7 @@ class front {
   }
   /// Calls act(cache) inside the owner lock of each cache that `concerns` accepts. One barrier, if another thread's is among them.
   template <class Concerns, class Act>
-  void visit_those(growth_lock const&, Concerns const& concerns, Act const& act) noexcept {
+  void visit_those(Concerns const& concerns, Act const& act) noexcept {
     thread_cache* const own = local();
     bool any = false;
     for (auto const& cache : caches_) {
@@ -14097,6 +14120,7 @@ class front {
   Heap& heap_;
   counted<pool_link> link_;
   std::uint32_t const number_ = link_->number;
+  mutable fork_mutex list_mutex_;  ///< of what follows
   sequence<owned<thread_cache>> caches_;
   live_count retired_live_;  ///< of threads that have ended
   bool watches_all_ = false;
@@ -14426,6 +14450,7 @@ class end_mark {
 // ---- tarn/pool/graph/graph_captures.hpp
 // The captures that capture_scopes have opened in a pool, with the streams of each.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -14742,13 +14767,17 @@ void collect_for_part(growth_lock const& growing, arena& space, ordering<Driver>
   });
 }
 
-/// Makes all that a stream freed neutral, with its runs, and forgets it: the device has completed the uses.
-inline void retire_stream(growth_lock const& growing, arena& space, domain_ref d) noexcept {
+/// Makes all that a stream freed neutral, with its runs: the device has completed the uses.
+inline void neutralise_all(arena& space, domain_ref d) noexcept {
   stream_domain const& domain = space.streams[d];
   if (domain.foreign_count != 0) space.send_foreign_home(d);
   space.neutralise_ranges(d, domain.completed);
   space.neutralise_runs(d);
-  if (domain.is_empty()) space.streams.forget(growing, d);
+}
+/// The same, and forgets the stream.
+inline void retire_stream(growth_lock const& growing, arena& space, domain_ref d) noexcept {
+  neutralise_all(space, d);
+  if (space.streams[d].is_empty()) space.streams.forget(growing, d);
 }
 
 /// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
@@ -14774,14 +14803,15 @@ void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& orde
 }
 
 /// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
-/// never replayed together with this one.
-inline void end_captured_stream(growth_lock const& growing, arena& space, stream_id kept_as,
-                                part_ref part) noexcept {
+/// never replayed together with this one. Needs no growth lock: the domain stays, to be forgotten.
+inline void end_captured_stream(arena& space, stream_id kept_as, part_ref part) noexcept {
   domain_ref const d = space.streams.find(kept_as, part);
   if (d == neutral) return;
   stream_domain& domain = space.streams[d];
   domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
-  retire_stream(growing, space, d);
+  domain.gone = true;
+  ++domain.generation;  // runs that are wholly handed out are no longer its own
+  neutralise_all(space, d);
 }
 
 /// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
@@ -14849,8 +14879,8 @@ void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, ma
       domain.used = domain.runs_marked = false;
       return;
     }
-    // The domain of a captured stream says that its capture is open.
-    if (domain.climbing || is_capture_stream(domain.id)) return;
+    // The domain of a captured stream says that its capture is open, or is gone.
+    if (domain.climbing || (is_capture_stream(domain.id) && !domain.gone)) return;
     // A destroyed stream with nothing to wait for needs no query.
     bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
     if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) return;
@@ -14937,10 +14967,7 @@ class graph_captures {
   /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
   [[nodiscard]] bool is_memory_scarce(growth_lock const& growing) noexcept {
     std::size_t const reserved = heap_.counters(growing).reserved;
-    if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
-      --captures_with_ample_memory_;
-      return false;
-    }
+    if (reserved <= ample_up_to_ && is_known_ample()) return false;
     std::size_t free = 0;
     std::size_t total = 0;
     if (!heap_.driver().memory_info(free, total).ok()) return false;
@@ -14948,38 +14975,43 @@ class graph_captures {
     ample_up_to_ = reserved + total / 16;
     return free < total / 8;
   }
+  /// The same for a capture that begins while another thread grows the pool: false also where it is not known.
+  [[nodiscard]] bool is_known_ample() noexcept {
+    unsigned left = captures_with_ample_memory_.load(std::memory_order_relaxed);
+    if (left == 0) return false;
+    (void)captures_with_ample_memory_.compare_exchange_strong(left, left - 1, std::memory_order_relaxed);
+    return true;
+  }
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin(growth_lock const& growing, graph_parts& owner, stream_ref stream) {
-    scope& made = add_scope(owner);
+  [[nodiscard]] capture_number begin(graph_parts& owner, stream_ref stream) {
+    capture_number const made = add_scope(owner);
     stream_id kept_as = 0;
     try {
-      kept_as = add_stream(growing, stream, {0, made.number, &owner});
+      kept_as = add_stream(stream, {0, made, &owner});
     } catch (...) {
-      remove_scope(growing, made.number);
+      remove_scope(made);
       throw;
     }
-    made.watched = front_.watch_this_thread(growing);
     front_.set_capture(stream.id(), kept_as, &owner);
     capture_gate::begin_capture();
-    return made.number;
+    return made;
   }
   /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another one's, or too many streams
-  void add(growth_lock const& growing, graph_parts& owner, capture_number number, stream_ref stream) {
-    if (!heap_.captured.has(stream.id())) return (void)add_stream(growing, stream, {0, number, &owner});
-    if (known(stream.id()).owner != &owner)
-      refuse("capture_scope::join (this stream is part of another owner's capture)");
+  void add(graph_parts& owner, capture_number number, stream_ref stream) {
+    captured_stream const at = known(stream.id());
+    if (!at.is_captured()) return (void)add_stream(stream, {0, number, &owner});
+    if (at.owner != &owner) refuse("capture_scope::join (this stream is part of another owner's capture)");
   }
-  void end(growth_lock const& growing, graph_parts& owner, capture_number number) noexcept {
-    for (stream_id kept_as = 0; (kept_as = take_stream(growing, number)) != 0;) {
-      front_.end_capture(growing, kept_as);
-      front_.drop_stream(growing, kept_as);
-      hot_lock const held = heap_.lock_hot();
-      end_captured_stream(growing, heap_.space(held), kept_as, owner.captured);
+  void end(graph_parts& owner, capture_number number) noexcept {
+    for (stream_id kept_as = 0; (kept_as = take_stream(number)) != 0;) {
+      front_.end_capture(kept_as);
+      front_.drop_stream(kept_as);
+      end_order(kept_as, owner.captured);
     }
     capture_gate::end_capture();
     captured_handles::end_capture();
-    remove_scope(growing, number);
+    remove_scope(number);
   }
 
  private:
@@ -15030,7 +15062,6 @@ class graph_captures {
   }
   /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
   [[nodiscard]] captured_stream join(stream_ref stream) {
-    growth_lock const growing = heap_.lock_growth();
     captured_stream of;
     {
       std::lock_guard const guard(mutex_);
@@ -15038,7 +15069,7 @@ class graph_captures {
       if (guessed == nullptr) refuse_unknown();
       of = {0, guessed->number, guessed->owner};
     }
-    if (!heap_.captured.has(stream.id())) (void)add_stream(growing, stream, of);
+    (void)add_stream(stream, of);
     return known(stream.id());
   }
   /// The scope of the calling thread; null if it has none or several. Under the mutex.
@@ -15052,56 +15083,87 @@ class graph_captures {
     return own;
   }
 
-  scope& add_scope(graph_parts& owner) {
-    std::lock_guard const guard(mutex_);
-    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number()});
-    ++last_capture_;
-    ++owner.references;
-    return scopes_.back();
-  }
-  void remove_scope(growth_lock const& growing, capture_number number) noexcept {
-    std::lock_guard const guard(mutex_);
-    for (std::size_t i = 0; i < scopes_.size(); ++i) {
-      if (scopes_[i].number != number) continue;
-      if (scopes_[i].watched != 0) front_.end_watch(growing, scopes_[i].watched);
-      --scopes_[i].owner->references;
-      return scopes_.erase_unordered(i);
-    }
-  }
-  /// Adds a stream and closes its caches. Returns the identity that it has in the capture.
-  stream_id add_stream(growth_lock const& growing, stream_ref stream, captured_stream of) {
-    stream_id const id = stream.id();
-    std::size_t const place = heap_.captured.free_place();
-    if (heap_.captured.has(id)) refuse("capture_scope (this stream is already part of an open one)");
-    if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
-    of.kept_as = capture_stream_id(++last_identity_);
-    of.stream = id;
-    {
-      hot_lock const held = heap_.lock_hot();
-      (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
-                                          of.owner->captured);
-    }
-    captured_handles::add(stream);
+  /// Watches the calls of the calling thread from now on.
+  capture_number add_scope(graph_parts& owner) {
+    scope made{0, &owner, this_thread_number()};
     {
       std::lock_guard const guard(mutex_);
+      made.number = last_capture_ + 1;
+      scopes_.push_back(made);
+      ++last_capture_;
+      ++owner.references;
+    }
+    std::uint64_t const watched = front_.watch_this_thread();
+    std::lock_guard const guard(mutex_);
+    for (scope& s : scopes_) {
+      if (s.number == made.number) s.watched = watched;
+    }
+    return made.number;
+  }
+  void remove_scope(capture_number number) noexcept {
+    std::uint64_t watched = 0;
+    {
+      std::lock_guard const guard(mutex_);
+      for (std::size_t i = 0; i < scopes_.size(); ++i) {
+        if (scopes_[i].number != number) continue;
+        watched = scopes_[i].watched;
+        --scopes_[i].owner->references;
+        scopes_.erase_unordered(i);
+        break;
+      }
+    }
+    if (watched != 0) front_.end_watch(watched);
+  }
+  /// Adds a stream and closes its caches. Returns the identity that it has in the capture.
+  stream_id add_stream(stream_ref stream, captured_stream of) {
+    stream_id const id = stream.id();
+    {
+      std::lock_guard const guard(mutex_);
+      if (std::size_t const at = heap_.captured.find(id); at != captured_streams::most) {
+        if (streams_[at].capture == of.capture) return streams_[at].kept_as;  // another thread added it
+        refuse("capture_scope (this stream is already part of an open one)");
+      }
+      std::size_t const place = heap_.captured.free_place();
+      if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
+      of.kept_as = capture_stream_id(++last_identity_);
+      of.stream = id;
+      {
+        hot_lock const held = heap_.lock_hot();
+        (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
+                                            of.owner->captured);
+      }
+      captured_handles::add(stream);
       streams_[place] = of;
       heap_.captured.set(place, id);
     }
-    front_.drop_stream(growing, id);
+    front_.drop_stream(id);
     return of.kept_as;
   }
   /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
-  stream_id take_stream(growth_lock const&, capture_number number) noexcept {
+  stream_id take_stream(capture_number number) noexcept {
+    std::lock_guard const guard(mutex_);
     for (std::size_t i = 0; i < captured_streams::most; ++i) {
       if (streams_[i].capture != number) continue;
-      std::lock_guard const guard(mutex_);
       heap_.captured.clear(i);
       captured_handles::remove(streams_[i].stream);
-      stream_id const kept_as = streams_[i].kept_as;
-      streams_[i] = {};
-      return kept_as;
+      return std::exchange(streams_[i], {}).kept_as;
     }
     return 0;
+  }
+  /// Ends the order of a stream in its capture. While another thread grows, which may keep the place of its domain, a sweep forgets it
+  /// later.
+  void end_order(stream_id kept_as, part_ref part) noexcept {
+    bool const may_forget = heap_.try_lock_growth();
+    {
+      hot_lock const held = heap_.lock_hot();
+      end_captured_stream(heap_.space(held), kept_as, part);
+    }
+    if (!may_forget) return;
+    growth_lock const growing = heap_.adopt_growth_lock();
+    hot_lock const held = heap_.lock_hot();
+    stream_table& streams = heap_.space(held).streams;
+    domain_ref const d = streams.find(kept_as, part);
+    if (d != neutral && streams[d].is_empty()) streams.forget(growing, d);
   }
 
   [[noreturn]] void refuse_unknown() const { refuse(captured_without_scope); }
@@ -15111,13 +15173,13 @@ class graph_captures {
 
   Heap& heap_;
   Front& front_;
-  mutable fork_mutex mutex_;  ///< of what follows, for threads without the growth lock
+  mutable fork_mutex mutex_;  ///< of what follows; taken before the hot lock
   sequence<scope> scopes_;
   captured_stream streams_[captured_streams::most];  ///< by their places in heap::captured
   capture_number last_capture_ = 0;
   std::uint64_t last_identity_ = 0;
-  unsigned captures_with_ample_memory_ = 0;  ///< for which is_memory_scarce() does not ask
-  std::size_t ample_up_to_ = 0;              ///< bytes reserved
+  std::atomic<unsigned> captures_with_ample_memory_{0};  ///< for which is_memory_scarce() does not ask
+  std::size_t ample_up_to_ = 0;                          ///< bytes reserved; under the growth lock
 };
 
 }  // namespace tarn::detail
@@ -15299,26 +15361,17 @@ class graph_memories {
     if (!heap_.is_lost()) (void)reap(growing, whole, false);
   }
 
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  /// Does not wait for a thread that grows the pool where the device is known to have ample memory. @throws cuda_error, std::bad_alloc:
+  /// nothing has changed
   template <class Pool>
-  [[nodiscard]] capture_number begin_capture(growth_lock const& growing, Pool& whole, graph_parts& owner,
-                                             stream_ref stream) {
-    if (captures_.is_memory_scarce(growing)) {
-      whole.drain_.prepare_for_capture(growing);
-    } else {
-      deferred_.release(growing, false);
-    }
-    {
-      // While the capture is open, nothing can be marked: what is complete now is free for it.
-      hot_lock held = heap_.lock_hot();
-      arena& space = heap_.space(held);
-      part_ref const beside = space.streams.part(owner.captured).beside;
-      for (part_ref const part : {owner.captured, beside}) {
-        if (part != common) collect_finished(growing, space, heap_.order(growing), may_release(held), part);
-      }
+  [[nodiscard]] capture_number begin_capture(Pool& whole, graph_parts& owner, stream_ref stream) {
+    if (heap_.try_lock_growth()) {
+      prepare_for_capture(heap_.adopt_growth_lock(), whole, owner);
+    } else if (!captures_.is_known_ample()) {
+      prepare_for_capture(heap_.lock_growth(), whole, owner);
     }
     blocks_.reserve(owner, deferred_at_least);
-    return captures_.begin(growing, owner, stream);
+    return captures_.begin(owner, stream);
   }
 
   /// Makes the memory of ended owners common, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
@@ -15420,6 +15473,20 @@ class graph_memories {
       count->fetch_add(bytes, std::memory_order_relaxed);
   }
 
+  /// While a capture is open, nothing can be marked: what is complete now is free for it.
+  template <class Pool>
+  void prepare_for_capture(growth_lock const& growing, Pool& whole, graph_parts const& owner) {
+    if (captures_.is_memory_scarce(growing)) {
+      whole.drain_.prepare_for_capture(growing);
+    } else {
+      deferred_.release(growing, false);
+    }
+    hot_lock held = heap_.lock_hot();
+    arena& space = heap_.space(held);
+    for (part_ref const part : {owner.captured, space.streams.part(owner.captured).beside}) {
+      if (part != common) collect_finished(growing, space, heap_.order(growing), may_release(held), part);
+    }
+  }
   /// Starts a mark for all ended owners. Returns false if there are none.
   bool mark_ended() noexcept {
     for (auto const& owner : ended_) {
@@ -15499,8 +15566,7 @@ class graph_owner_of final : public graph_owner {
 
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
-    growth_lock const growing = whole_.heap_.lock_growth();
-    return whole_.graphs_.begin_capture(growing, whole_, parts_, stream);
+    return whole_.graphs_.begin_capture(whole_, parts_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
@@ -15509,16 +15575,14 @@ class graph_owner_of final : public graph_owner {
       status const s = whole_.driver().identify(stream, id);
       if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
     }
-    growth_lock const growing = whole_.heap_.lock_growth();
-    whole_.graphs_.captures().add(growing, parts_, capture, stream_ref::from(stream.handle(), id));
+    whole_.graphs_.captures().add(parts_, capture, stream_ref::from(stream.handle(), id));
   }
   void end_capture(capture_number capture) noexcept override {
-    growth_lock const growing = whole_.heap_.lock_growth();
     if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest
       capture_gate::end_capture();
       return captured_handles::end_capture();
     }
-    whole_.graphs_.captures().end(growing, parts_, capture);
+    whole_.graphs_.captures().end(parts_, capture);
   }
   [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(parts_); }
   /// See graph_memory::allocate(); `bytes` is not 0.
@@ -15750,7 +15814,7 @@ class known_left {
 // heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
 // decides what to do (ladder.hpp).
 //
-// Two locks, in this order:
+// Two locks, in this order, with the mutex of the list of caches between them (front.hpp):
 //
 //   growth lock   One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a handler of the
 //                 upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
@@ -19406,7 +19470,8 @@ class heap {
     if (is_capture_stream(id)) [[unlikely]] {
       // It has one while its capture is open. With it the order of its streams ends.
       found = space_.streams.find(id, part);
-      return {held.held(), found != neutral ? found : neutral_of(held.held(), p)};
+      bool const is_open = found != neutral && !space_.streams[found].gone;
+      return {held.held(), is_open ? found : neutral_of(held.held(), p)};
     }
     try {
       found = space_.streams.get(id, stream, part);
@@ -19470,7 +19535,7 @@ class pool_drain {
   /// the host waits for the uses, and those in quarantine, too.
   void collect(growth_lock const& growing, giving how) noexcept {
     bool const waits = how == giving::what_is_waited_for;
-    pool_.front_.flush_all(growing);
+    pool_.front_.flush_all();
     if (waits) end_quarantine(heap_);
     pool_.deferred_.release(growing, waits);
   }
@@ -19548,7 +19613,7 @@ class pool_drain {
 
 namespace tarn::detail {
 
-/// Made after the growth mutex, which at_fork takes before and releases after it.
+/// Made after the growth mutex and that of the list of caches, which at_fork takes before and releases after it.
 template <class Heap, class Front>
 class pool_fork {
  public:
@@ -19561,7 +19626,7 @@ class pool_fork {
   [[nodiscard]] bool prepare() noexcept {
     if (heap_.is_lost()) return true;
     if (!heap_.holds_growth_lock()) return false;
-    front_.keep_threads_out();
+    if (!front_.keep_threads_out_at_fork()) return false;
     heap_.begin_fork();
     return true;
   }
@@ -19569,7 +19634,7 @@ class pool_fork {
     if (heap_.is_lost()) return;
     heap_.end_fork(side);
     if (side == fork_side::parent) {
-      front_.let_threads_in();
+      front_.let_threads_in_after_fork();
     } else {
       front_.close_in_child();
       capture_gate::forget_other_threads();
@@ -19618,7 +19683,7 @@ void find_segments(growth_lock const& growing, Heap& heap, Front& front, segment
   if (!heap.growth(growing).contains(address)) refuse_segments(wanted);
   if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
   if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
-  front.flush_all(growing);
+  front.flush_all();
   bool are_live = false;
   {
     hot_lock const held = heap.lock_hot();
@@ -19751,11 +19816,11 @@ class pool_sleep {
 
   void refuse_allocations(growth_lock const& growing) noexcept {
     heap_.set_asleep(growing, true);
-    pool_.front_.close(growing);
+    pool_.front_.close();
   }
   void let_allocate(growth_lock const& growing) noexcept {
     heap_.set_asleep(growing, false);
-    pool_.front_.open_again(growing);
+    pool_.front_.open_again();
   }
   /// A handler of the source runs inside a growth, which would continue on memory that is gone.
   void require_no_growth(std::string_view call) const {
@@ -19804,11 +19869,11 @@ template <class Heap, class Front, class Deferred>
 [[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
                                     Deferred const& deferred) {
   pool_state s = static_cast<pool_state const&>(heap.counters(growing));
-  auto live = front.live(growing);
+  auto live = front.live();
   deferred_amount const amount = deferred.now();
   s.deferred = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
   s.deferred_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
-  s.host_bytes = front.host_bytes(growing) + deferred.host_bytes();
+  s.host_bytes = front.host_bytes() + deferred.host_bytes();
   hot_lock const held = heap.lock_hot();
   arena& space = heap.space(held);
   live.bytes += heap.uncached_live(held).bytes;
@@ -19932,10 +19997,10 @@ class ladder {
   }
 
   /// Climbs until a block is found.
+  /// @param idle  what threads cache
   /// @throws out_of_memory  every rung failed, or the request is above a limit; nothing has changed
-  void climb() {
+  void climb(idle_blocks const& idle) {
     kept_domain const kept(space().streams[request_.taker]);
-    idle_blocks const idle = front_.idle(growing_);
     if (take()) return;
     refuse_above_limit();
     if (page_source<source_type>) renew_left();
@@ -20073,7 +20138,7 @@ class ladder {
     if (idle.bytes == 0) return false;
     if (idle.threads != 1 && idle.bytes * idle_part <= counters().reserved) return false;
     unlocked const open(hot_);
-    front_.flush_all(growing_);
+    front_.flush_all();
     return true;
   }
 
@@ -20082,7 +20147,7 @@ class ladder {
     {
       unlocked const open(hot_);
       // Also after rung 1: the lock was released since, and threads have cached blocks again.
-      front_.flush_all(growing_);
+      front_.flush_all();
       end_quarantine(heap_);
       deferred_.release(growing_, true);
     }
@@ -20482,8 +20547,9 @@ class slow_path {
       }
       for (;;) {
         try {
+          idle_blocks const idle = front_.idle();
           hot_lock held = heap_.lock_hot();
-          ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb();
+          ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb(idle);
           return heap_.count_if_uncached(held, request, position.cache == nullptr);
         } catch (out_of_memory const&) {
           if (!graphs_.has_ended() || !graphs_.reap(growing, pool_, true)) throw;
@@ -20666,7 +20732,7 @@ class pool {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
     if (graphs_.has_ended()) (void)graphs_.reap(growing, *this, false);
-    front_.flush_all(growing);
+    front_.flush_all();
     detail::end_quarantine(heap_);
     deferred_.release(growing, false);
     detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));

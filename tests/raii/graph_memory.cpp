@@ -1379,3 +1379,49 @@ TEST_CASE("graph_memory::allocate on a stream of another owner's capture: that g
   CHECK(waiting() == 0);
   d.clean();
 }
+
+TEST_CASE("captures open, run and end while another thread grows the pool", "[graph_memory][threads]") {
+  device d;
+  std::function<void()> meanwhile = [] {};
+  auto pool = basic_malloc<sim_marking_driver>(d.driver) | retry_on_oom{[&](out_of_memory const&, unsigned) {
+                meanwhile();  // inside a growth
+                return false;
+              }} |
+              pooled{};
+  device::stream_type a{d.driver}, b{d.driver};
+  graph_memory memory{pool};
+  void* first = nullptr;
+  void* second = nullptr;
+  {
+    capture c(d.machine, memory, a);  // finds out that memory is ample
+    first = pool.allocate(a, 5 << 20);
+    second = pool.allocate(a, 1000);
+    pool.deallocate(a, first, 5 << 20);
+    pool.deallocate(a, second, 1000);
+  }
+  std::size_t const reserved = memory.state().reserved;
+  unsigned captures = 0;
+  meanwhile = [&] {
+    std::thread([&] {
+      device::stream_type own{d.driver};
+      for (; captures < 40; ++captures) {
+        capture c(d.machine, memory, captures % 2 == 0 ? own : a);
+        void* const p = pool.allocate(c.stream, 5 << 20);
+        void* const q = pool.allocate(c.stream, 1000);
+        CHECK((p == first && q == second));  // what the capture before has freed
+        pool.deallocate(c.stream, p, 5 << 20);
+        pool.deallocate(c.stream, q, 1000);
+      }
+    }).join();
+  };
+  CHECK_THROWS_AS(pool.allocate(b, std::size_t{1} << 40), out_of_memory);
+  CHECK(captures == 40);
+  CHECK(memory.state().reserved == reserved);
+  // The domains that stayed are forgotten: host memory does not grow with captures.
+  auto const host_bytes = [&] { return nearest(pool, pool_call::state{}).host_bytes; };
+  for (int i = 0; i < 100; ++i) capture(d.machine, memory, a);
+  std::size_t const before = host_bytes();
+  for (int i = 0; i < 300; ++i) capture(d.machine, memory, a);
+  CHECK(host_bytes() == before);
+  d.clean();
+}

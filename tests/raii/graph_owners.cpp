@@ -157,7 +157,7 @@ TEST_CASE("a graph memory over plain blocks grows without giving back what the p
   graph_memory memory{pool};
   std::size_t held = 0;
   std::size_t most = 0;
-  for (std::size_t mib = 30; mib <= 60; mib += 10) {
+  for (std::size_t mib = 30; mib <= 150; mib += 20) {
     void* const p = memory.allocate(s, mib << 20);
     most = memory_reserved(pool);
     held = memory.state().reserved;

@@ -4,7 +4,7 @@
 // heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
 // decides what to do (ladder.hpp).
 //
-// Two locks, in this order:
+// Two locks, in this order, with the mutex of the list of caches between them (front.hpp):
 //
 //   growth lock   One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a handler of the
 //                 upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
@@ -443,7 +443,8 @@ class heap {
     if (is_capture_stream(id)) [[unlikely]] {
       // It has one while its capture is open. With it the order of its streams ends.
       found = space_.streams.find(id, part);
-      return {held.held(), found != neutral ? found : neutral_of(held.held(), p)};
+      bool const is_open = found != neutral && !space_.streams[found].gone;
+      return {held.held(), is_open ? found : neutral_of(held.held(), p)};
     }
     try {
       found = space_.streams.get(id, stream, part);

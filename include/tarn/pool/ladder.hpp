@@ -79,10 +79,10 @@ class ladder {
   }
 
   /// Climbs until a block is found.
+  /// @param idle  what threads cache
   /// @throws out_of_memory  every rung failed, or the request is above a limit; nothing has changed
-  void climb() {
+  void climb(idle_blocks const& idle) {
     kept_domain const kept(space().streams[request_.taker]);
-    idle_blocks const idle = front_.idle(growing_);
     if (take()) return;
     refuse_above_limit();
     if (page_source<source_type>) renew_left();
@@ -220,7 +220,7 @@ class ladder {
     if (idle.bytes == 0) return false;
     if (idle.threads != 1 && idle.bytes * idle_part <= counters().reserved) return false;
     unlocked const open(hot_);
-    front_.flush_all(growing_);
+    front_.flush_all();
     return true;
   }
 
@@ -229,7 +229,7 @@ class ladder {
     {
       unlocked const open(hot_);
       // Also after rung 1: the lock was released since, and threads have cached blocks again.
-      front_.flush_all(growing_);
+      front_.flush_all();
       end_quarantine(heap_);
       deferred_.release(growing_, true);
     }

@@ -204,7 +204,7 @@ class pool {
     detail::growth_lock const growing = heap_.lock_growth();
     if (heap_.is_lost() || heap_.is_asleep()) return 0;
     if (graphs_.has_ended()) (void)graphs_.reap(growing, *this, false);
-    front_.flush_all(growing);
+    front_.flush_all();
     detail::end_quarantine(heap_);
     deferred_.release(growing, false);
     detail::memory_bound const left = detail::memory_left(detail::layer_of(heap_.upstream()));

@@ -26,7 +26,7 @@ class pool_drain {
   /// the host waits for the uses, and those in quarantine, too.
   void collect(growth_lock const& growing, giving how) noexcept {
     bool const waits = how == giving::what_is_waited_for;
-    pool_.front_.flush_all(growing);
+    pool_.front_.flush_all();
     if (waits) end_quarantine(heap_);
     pool_.deferred_.release(growing, waits);
   }

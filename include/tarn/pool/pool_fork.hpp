@@ -7,7 +7,7 @@
 
 namespace tarn::detail {
 
-/// Made after the growth mutex, which at_fork takes before and releases after it.
+/// Made after the growth mutex and that of the list of caches, which at_fork takes before and releases after it.
 template <class Heap, class Front>
 class pool_fork {
  public:
@@ -20,7 +20,7 @@ class pool_fork {
   [[nodiscard]] bool prepare() noexcept {
     if (heap_.is_lost()) return true;
     if (!heap_.holds_growth_lock()) return false;
-    front_.keep_threads_out();
+    if (!front_.keep_threads_out_at_fork()) return false;
     heap_.begin_fork();
     return true;
   }
@@ -28,7 +28,7 @@ class pool_fork {
     if (heap_.is_lost()) return;
     heap_.end_fork(side);
     if (side == fork_side::parent) {
-      front_.let_threads_in();
+      front_.let_threads_in_after_fork();
     } else {
       front_.close_in_child();
       capture_gate::forget_other_threads();

@@ -43,7 +43,7 @@ void find_segments(growth_lock const& growing, Heap& heap, Front& front, segment
   if (!heap.growth(growing).contains(address)) refuse_segments(wanted);
   if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
   if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
-  front.flush_all(growing);
+  front.flush_all();
   bool are_live = false;
   {
     hot_lock const held = heap.lock_hot();

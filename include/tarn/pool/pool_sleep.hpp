@@ -132,11 +132,11 @@ class pool_sleep {
 
   void refuse_allocations(growth_lock const& growing) noexcept {
     heap_.set_asleep(growing, true);
-    pool_.front_.close(growing);
+    pool_.front_.close();
   }
   void let_allocate(growth_lock const& growing) noexcept {
     heap_.set_asleep(growing, false);
-    pool_.front_.open_again(growing);
+    pool_.front_.open_again();
   }
   /// A handler of the source runs inside a growth, which would continue on memory that is gone.
   void require_no_growth(std::string_view call) const {

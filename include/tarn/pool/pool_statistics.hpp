@@ -35,11 +35,11 @@ template <class Heap, class Front, class Deferred>
 [[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
                                     Deferred const& deferred) {
   pool_state s = static_cast<pool_state const&>(heap.counters(growing));
-  auto live = front.live(growing);
+  auto live = front.live();
   deferred_amount const amount = deferred.now();
   s.deferred = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
   s.deferred_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
-  s.host_bytes = front.host_bytes(growing) + deferred.host_bytes();
+  s.host_bytes = front.host_bytes() + deferred.host_bytes();
   hot_lock const held = heap.lock_hot();
   arena& space = heap.space(held);
   live.bytes += heap.uncached_live(held).bytes;

@@ -255,8 +255,9 @@ class slow_path {
       }
       for (;;) {
         try {
+          idle_blocks const idle = front_.idle();
           hot_lock held = heap_.lock_hot();
-          ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb();
+          ladder(growing, heap_, front_, deferred_, may_release(held), request, batch).climb(idle);
           return heap_.count_if_uncached(held, request, position.cache == nullptr);
         } catch (out_of_memory const&) {
           if (!graphs_.has_ended() || !graphs_.reap(growing, pool_, true)) throw;

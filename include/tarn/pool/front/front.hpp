@@ -5,7 +5,8 @@
 // and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
 //
 // A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
-// (owner_lock.hpp). The growth lock protects the list of caches.
+// (owner_lock.hpp). The list of caches has a mutex, which a visitor holds, too: there is one at a time. It is taken after the growth
+// lock and before the hot lock.
 //
 // Over 400 lines: what the owner of a cache and what other threads do with it belong together.
 
@@ -15,13 +16,13 @@
 #include <mutex>
 #include <utility>
 
+#include "tarn/core/at_fork.hpp"
 #include "tarn/core/counted.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/front/magazine.hpp"
 #include "tarn/pool/front/thread_cache.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 
 namespace tarn::detail {
@@ -112,7 +113,7 @@ class front {
   };
 
   /// Finds or makes the caches of a stream. There are none if the thread is ending, host memory is exhausted, or a tool
-  /// watches, or while another thread holds the growth lock; in the last case a later call makes them.
+  /// watches, or while another thread visits the caches; in the last case a later call makes them.
   [[nodiscard]] cache_position open(stream_id id, stream_ref stream) noexcept {
     cache_position at;
     at.cache = local_or_new();
@@ -210,16 +211,18 @@ class front {
     return result;
   }
 
-  // ---- all threads, under the growth lock
+  // ---- all threads
 
   /// The blocks in the magazines.
-  [[nodiscard]] idle_blocks idle(growth_lock const&) const noexcept {
+  [[nodiscard]] idle_blocks idle() const noexcept {
+    std::lock_guard const guard(list_mutex_);
     idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
     for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
     return sum;
   }
   /// Blocks that callers hold, as counted by threads' caches.
-  [[nodiscard]] live_count live(growth_lock const&) const noexcept {
+  [[nodiscard]] live_count live() const noexcept {
+    std::lock_guard const guard(list_mutex_);
     live_count sum = retired_live_;
     for (auto const& cache : caches_) {
       sum.bytes += cache->live_bytes.load(std::memory_order_relaxed);
@@ -227,7 +230,8 @@ class front {
     }
     return sum;
   }
-  [[nodiscard]] std::size_t host_bytes(growth_lock const&) const noexcept {
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::lock_guard const guard(list_mutex_);
     std::size_t sum = 0;
     for (auto const& cache : caches_)
       sum += sizeof(*cache) + cache->host_bytes.load(std::memory_order_relaxed);
@@ -235,30 +239,39 @@ class front {
   }
 
   /// Returns the blocks of all threads' caches to the heap.
-  void flush_all(growth_lock const& growing) noexcept {
+  void flush_all() noexcept {
+    std::lock_guard const guard(list_mutex_);
     visit_those(
-        growing,
         [](thread_cache const& cache) { return cache.held_bytes.load(std::memory_order_relaxed) != 0; },
         [&](thread_cache& cache) { give_back(cache); });
   }
 
-  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before. At a fork(), which
-  /// takes the growth lock without a growth_lock; see stopped_threads for others.
+  /// Keeps every thread out of its cache until let_threads_in(). The hot lock is taken after this, never before.
   void keep_threads_out() noexcept {
-    announce_to_all();
-    for (auto const& cache : caches_) cache->lock.visit();
+    list_mutex_.lock();
+    stop_threads();
   }
   void let_threads_in() noexcept {
-    for (auto const& cache : caches_) end_visit(*cache);
+    let_threads_go_on();
+    list_mutex_.unlock();
   }
+  /// The same at a fork, which has taken the mutex of the list. Returns false if it has not.
+  [[nodiscard]] bool keep_threads_out_at_fork() noexcept {
+    if (!list_mutex_.is_mine()) return false;
+    stop_threads();
+    return true;
+  }
+  void let_threads_in_after_fork() noexcept { let_threads_go_on(); }
   /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again(). The pool is asleep:
   /// threads that have just begun a slow call may still use their caches.
-  void close(growth_lock const&) noexcept {
+  void close() noexcept {
+    std::lock_guard const guard(list_mutex_);
     closed_ = true;
     announce_to_all();
     for (auto const& cache : caches_) empty(*cache);
   }
-  void open_again(growth_lock const&) noexcept {
+  void open_again() noexcept {
+    std::lock_guard const guard(list_mutex_);
     closed_ = false;
     for (auto const& cache : caches_) cache->lock.open_again();
   }
@@ -274,14 +287,16 @@ class front {
   /// No thread has one yet.
   void watch_all() noexcept { watches_all_ = true; }
   /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
-  [[nodiscard]] std::uint64_t watch_this_thread(growth_lock const&) noexcept {
+  [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
     thread_cache* const own = local_or_new();
     if (own == nullptr) return 0;  // it has none, so that every call takes the slow path
+    std::lock_guard const guard(list_mutex_);
     ++own->watches;
     own->lock.watch();
     return own->serial;
   }
-  void end_watch(growth_lock const&, std::uint64_t serial) noexcept {
+  void end_watch(std::uint64_t serial) noexcept {
+    std::lock_guard const guard(list_mutex_);
     for (auto const& cache : caches_) {
       if (cache->serial == serial && --cache->watches == 0 && !watches_all_) cache->lock.end_watch();
     }
@@ -295,13 +310,13 @@ class front {
   }
 
   /// Empties the caches of a stream, on all threads that used it. While heap::captured has it, none is made.
-  void drop_stream(growth_lock const& growing, stream_id id) noexcept {
+  void drop_stream(stream_id id) noexcept {
+    std::lock_guard const guard(list_mutex_);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // see thread_cache::announce_stream()
-    visit_those(
-        growing, [&](thread_cache const& cache) { return cache.may_have(id); },
-        [&](thread_cache& cache) {
-          if (stream_cache* const closed = cache.close(id); closed != nullptr) give_back(*closed, id);
-        });
+    visit_those([&](thread_cache const& cache) { return cache.may_have(id); },
+                [&](thread_cache& cache) {
+                  if (stream_cache* const closed = cache.close(id); closed != nullptr) give_back(*closed, id);
+                });
   }
 
   /// What set_capture() noted of the calling thread's capture of a stream; null owner if there is none. Nothing is read of a capture of
@@ -326,7 +341,8 @@ class front {
     own->captured_stream.store(stream, std::memory_order_relaxed);
   }
   /// Ends that on whichever thread it was set.
-  void end_capture(growth_lock const&, stream_id captured_as) noexcept {
+  void end_capture(stream_id captured_as) noexcept {
+    std::lock_guard const guard(list_mutex_);
     for (auto const& cache : caches_) {
       if (cache->captured_as.load(std::memory_order_relaxed) != captured_as) continue;
       cache->captured_stream.store(stream_ref::unknown_id, std::memory_order_relaxed);
@@ -357,10 +373,10 @@ class front {
       thread_exit& hook = thread_exit::of_this_thread();
       owned made(new thread_cache);
       thread_cache* const cache = made.get();
-      // Do not wait for the lock: its holder may be waiting for work that this thread launches after a deallocation.
-      if (!heap_.try_lock_growth()) return nullptr;
-      growth_lock const growing = heap_.adopt_growth_lock();
-      if (closed_) return nullptr;
+      // Do not wait: a visitor may have every thread stopped for a while.
+      std::unique_lock const guard(list_mutex_, std::try_to_lock);
+      if (!guard.owns_lock() || closed_) [[unlikely]]
+        return nullptr;
       caches_.reserve(caches_.size() + 1);
       cache->serial = ++last_serial_;
       if (watches_all_) cache->lock.watch();
@@ -466,8 +482,8 @@ class front {
   bool retire(thread_cache* cache) noexcept {
     if (heap_.is_lost()) return true;
     misuse_report const last = heap_.misuse_at_end();
-    if (!heap_.try_lock_growth()) return false;
-    growth_lock const growing = heap_.adopt_growth_lock();
+    std::unique_lock const guard(list_mutex_, std::try_to_lock);
+    if (!guard.owns_lock()) return false;
     cache->lock.announce();
     remote_barrier();
     empty(*cache);
@@ -481,6 +497,13 @@ class front {
     return true;
   }
 
+  void stop_threads() noexcept {
+    announce_to_all();
+    for (auto const& cache : caches_) cache->lock.visit();
+  }
+  void let_threads_go_on() noexcept {
+    for (auto const& cache : caches_) end_visit(*cache);
+  }
   /// Announces a visit to each cache.
   void announce_to_all() noexcept {
     for (auto const& cache : caches_) cache->lock.announce();
@@ -488,7 +511,7 @@ class front {
   }
   /// Calls act(cache) inside the owner lock of each cache that `concerns` accepts. One barrier, if another thread's is among them.
   template <class Concerns, class Act>
-  void visit_those(growth_lock const&, Concerns const& concerns, Act const& act) noexcept {
+  void visit_those(Concerns const& concerns, Act const& act) noexcept {
     thread_cache* const own = local();
     bool any = false;
     for (auto const& cache : caches_) {
@@ -547,6 +570,7 @@ class front {
   Heap& heap_;
   counted<pool_link> link_;
   std::uint32_t const number_ = link_->number;
+  mutable fork_mutex list_mutex_;  ///< of what follows
   sequence<owned<thread_cache>> caches_;
   live_count retired_live_;  ///< of threads that have ended
   bool watches_all_ = false;

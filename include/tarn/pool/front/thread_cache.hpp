@@ -34,7 +34,7 @@ struct alignas(cache_line_bytes) thread_cache {
   /// Bytes in the magazines; other threads read it to decide whether to visit.
   std::atomic<std::size_t> held_bytes{0};
   std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
-  unsigned watches = 0;                    ///< open captures of this thread; under the growth lock
+  unsigned watches = 0;                    ///< open captures of this thread; under the mutex of the list
   std::uint64_t serial = 0;                ///< never reused, unlike the address
   /// The stream of a capture that this thread has opened, so that its calls find it without a lock; unknown_id if none. Set by the owner
   /// thread, which reads the others only for calls on that stream.
@@ -150,8 +150,8 @@ inline constinit std::atomic<std::uint32_t> next_pool_number{0};
 struct pool_link {
   fork_mutex mutex;
   std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
-  /// Takes back the cache of an ending thread; returns false if another thread holds the growth lock. Does not wait for that lock
-  /// under the mutex: its holder may be ending a pool below this one, which takes the mutex.
+  /// Takes back the cache of an ending thread; returns false while another thread visits the caches. Does not wait for that under the
+  /// mutex: the visitor may be ending a pool below this one, which takes the mutex.
   bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
   /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
   std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);

@@ -2,6 +2,7 @@
 #pragma once
 // The captures that capture_scopes have opened in a pool, with the streams of each.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -94,10 +95,7 @@ class graph_captures {
   /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
   [[nodiscard]] bool is_memory_scarce(growth_lock const& growing) noexcept {
     std::size_t const reserved = heap_.counters(growing).reserved;
-    if (captures_with_ample_memory_ != 0 && reserved <= ample_up_to_) {
-      --captures_with_ample_memory_;
-      return false;
-    }
+    if (reserved <= ample_up_to_ && is_known_ample()) return false;
     std::size_t free = 0;
     std::size_t total = 0;
     if (!heap_.driver().memory_info(free, total).ok()) return false;
@@ -105,38 +103,43 @@ class graph_captures {
     ample_up_to_ = reserved + total / 16;
     return free < total / 8;
   }
+  /// The same for a capture that begins while another thread grows the pool: false also where it is not known.
+  [[nodiscard]] bool is_known_ample() noexcept {
+    unsigned left = captures_with_ample_memory_.load(std::memory_order_relaxed);
+    if (left == 0) return false;
+    (void)captures_with_ample_memory_.compare_exchange_strong(left, left - 1, std::memory_order_relaxed);
+    return true;
+  }
 
   /// @throws cuda_error, std::bad_alloc: nothing has changed
-  [[nodiscard]] capture_number begin(growth_lock const& growing, graph_parts& owner, stream_ref stream) {
-    scope& made = add_scope(owner);
+  [[nodiscard]] capture_number begin(graph_parts& owner, stream_ref stream) {
+    capture_number const made = add_scope(owner);
     stream_id kept_as = 0;
     try {
-      kept_as = add_stream(growing, stream, {0, made.number, &owner});
+      kept_as = add_stream(stream, {0, made, &owner});
     } catch (...) {
-      remove_scope(growing, made.number);
+      remove_scope(made);
       throw;
     }
-    made.watched = front_.watch_this_thread(growing);
     front_.set_capture(stream.id(), kept_as, &owner);
     capture_gate::begin_capture();
-    return made.number;
+    return made;
   }
   /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another one's, or too many streams
-  void add(growth_lock const& growing, graph_parts& owner, capture_number number, stream_ref stream) {
-    if (!heap_.captured.has(stream.id())) return (void)add_stream(growing, stream, {0, number, &owner});
-    if (known(stream.id()).owner != &owner)
-      refuse("capture_scope::join (this stream is part of another owner's capture)");
+  void add(graph_parts& owner, capture_number number, stream_ref stream) {
+    captured_stream const at = known(stream.id());
+    if (!at.is_captured()) return (void)add_stream(stream, {0, number, &owner});
+    if (at.owner != &owner) refuse("capture_scope::join (this stream is part of another owner's capture)");
   }
-  void end(growth_lock const& growing, graph_parts& owner, capture_number number) noexcept {
-    for (stream_id kept_as = 0; (kept_as = take_stream(growing, number)) != 0;) {
-      front_.end_capture(growing, kept_as);
-      front_.drop_stream(growing, kept_as);
-      hot_lock const held = heap_.lock_hot();
-      end_captured_stream(growing, heap_.space(held), kept_as, owner.captured);
+  void end(graph_parts& owner, capture_number number) noexcept {
+    for (stream_id kept_as = 0; (kept_as = take_stream(number)) != 0;) {
+      front_.end_capture(kept_as);
+      front_.drop_stream(kept_as);
+      end_order(kept_as, owner.captured);
     }
     capture_gate::end_capture();
     captured_handles::end_capture();
-    remove_scope(growing, number);
+    remove_scope(number);
   }
 
  private:
@@ -187,7 +190,6 @@ class graph_captures {
   }
   /// Adds a stream to the capture that it must have joined. @throws cuda_error  it is not known which one
   [[nodiscard]] captured_stream join(stream_ref stream) {
-    growth_lock const growing = heap_.lock_growth();
     captured_stream of;
     {
       std::lock_guard const guard(mutex_);
@@ -195,7 +197,7 @@ class graph_captures {
       if (guessed == nullptr) refuse_unknown();
       of = {0, guessed->number, guessed->owner};
     }
-    if (!heap_.captured.has(stream.id())) (void)add_stream(growing, stream, of);
+    (void)add_stream(stream, of);
     return known(stream.id());
   }
   /// The scope of the calling thread; null if it has none or several. Under the mutex.
@@ -209,56 +211,87 @@ class graph_captures {
     return own;
   }
 
-  scope& add_scope(graph_parts& owner) {
-    std::lock_guard const guard(mutex_);
-    scopes_.push_back(scope{last_capture_ + 1, &owner, this_thread_number()});
-    ++last_capture_;
-    ++owner.references;
-    return scopes_.back();
-  }
-  void remove_scope(growth_lock const& growing, capture_number number) noexcept {
-    std::lock_guard const guard(mutex_);
-    for (std::size_t i = 0; i < scopes_.size(); ++i) {
-      if (scopes_[i].number != number) continue;
-      if (scopes_[i].watched != 0) front_.end_watch(growing, scopes_[i].watched);
-      --scopes_[i].owner->references;
-      return scopes_.erase_unordered(i);
-    }
-  }
-  /// Adds a stream and closes its caches. Returns the identity that it has in the capture.
-  stream_id add_stream(growth_lock const& growing, stream_ref stream, captured_stream of) {
-    stream_id const id = stream.id();
-    std::size_t const place = heap_.captured.free_place();
-    if (heap_.captured.has(id)) refuse("capture_scope (this stream is already part of an open one)");
-    if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
-    of.kept_as = capture_stream_id(++last_identity_);
-    of.stream = id;
-    {
-      hot_lock const held = heap_.lock_hot();
-      (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
-                                          of.owner->captured);
-    }
-    captured_handles::add(stream);
+  /// Watches the calls of the calling thread from now on.
+  capture_number add_scope(graph_parts& owner) {
+    scope made{0, &owner, this_thread_number()};
     {
       std::lock_guard const guard(mutex_);
+      made.number = last_capture_ + 1;
+      scopes_.push_back(made);
+      ++last_capture_;
+      ++owner.references;
+    }
+    std::uint64_t const watched = front_.watch_this_thread();
+    std::lock_guard const guard(mutex_);
+    for (scope& s : scopes_) {
+      if (s.number == made.number) s.watched = watched;
+    }
+    return made.number;
+  }
+  void remove_scope(capture_number number) noexcept {
+    std::uint64_t watched = 0;
+    {
+      std::lock_guard const guard(mutex_);
+      for (std::size_t i = 0; i < scopes_.size(); ++i) {
+        if (scopes_[i].number != number) continue;
+        watched = scopes_[i].watched;
+        --scopes_[i].owner->references;
+        scopes_.erase_unordered(i);
+        break;
+      }
+    }
+    if (watched != 0) front_.end_watch(watched);
+  }
+  /// Adds a stream and closes its caches. Returns the identity that it has in the capture.
+  stream_id add_stream(stream_ref stream, captured_stream of) {
+    stream_id const id = stream.id();
+    {
+      std::lock_guard const guard(mutex_);
+      if (std::size_t const at = heap_.captured.find(id); at != captured_streams::most) {
+        if (streams_[at].capture == of.capture) return streams_[at].kept_as;  // another thread added it
+        refuse("capture_scope (this stream is already part of an open one)");
+      }
+      std::size_t const place = heap_.captured.free_place();
+      if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
+      of.kept_as = capture_stream_id(++last_identity_);
+      of.stream = id;
+      {
+        hot_lock const held = heap_.lock_hot();
+        (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
+                                            of.owner->captured);
+      }
+      captured_handles::add(stream);
       streams_[place] = of;
       heap_.captured.set(place, id);
     }
-    front_.drop_stream(growing, id);
+    front_.drop_stream(id);
     return of.kept_as;
   }
   /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
-  stream_id take_stream(growth_lock const&, capture_number number) noexcept {
+  stream_id take_stream(capture_number number) noexcept {
+    std::lock_guard const guard(mutex_);
     for (std::size_t i = 0; i < captured_streams::most; ++i) {
       if (streams_[i].capture != number) continue;
-      std::lock_guard const guard(mutex_);
       heap_.captured.clear(i);
       captured_handles::remove(streams_[i].stream);
-      stream_id const kept_as = streams_[i].kept_as;
-      streams_[i] = {};
-      return kept_as;
+      return std::exchange(streams_[i], {}).kept_as;
     }
     return 0;
+  }
+  /// Ends the order of a stream in its capture. While another thread grows, which may keep the place of its domain, a sweep forgets it
+  /// later.
+  void end_order(stream_id kept_as, part_ref part) noexcept {
+    bool const may_forget = heap_.try_lock_growth();
+    {
+      hot_lock const held = heap_.lock_hot();
+      end_captured_stream(heap_.space(held), kept_as, part);
+    }
+    if (!may_forget) return;
+    growth_lock const growing = heap_.adopt_growth_lock();
+    hot_lock const held = heap_.lock_hot();
+    stream_table& streams = heap_.space(held).streams;
+    domain_ref const d = streams.find(kept_as, part);
+    if (d != neutral && streams[d].is_empty()) streams.forget(growing, d);
   }
 
   [[noreturn]] void refuse_unknown() const { refuse(captured_without_scope); }
@@ -268,13 +301,13 @@ class graph_captures {
 
   Heap& heap_;
   Front& front_;
-  mutable fork_mutex mutex_;  ///< of what follows, for threads without the growth lock
+  mutable fork_mutex mutex_;  ///< of what follows; taken before the hot lock
   sequence<scope> scopes_;
   captured_stream streams_[captured_streams::most];  ///< by their places in heap::captured
   capture_number last_capture_ = 0;
   std::uint64_t last_identity_ = 0;
-  unsigned captures_with_ample_memory_ = 0;  ///< for which is_memory_scarce() does not ask
-  std::size_t ample_up_to_ = 0;              ///< bytes reserved
+  std::atomic<unsigned> captures_with_ample_memory_{0};  ///< for which is_memory_scarce() does not ask
+  std::size_t ample_up_to_ = 0;                          ///< bytes reserved; under the growth lock
 };
 
 }  // namespace tarn::detail

@@ -160,26 +160,17 @@ class graph_memories {
     if (!heap_.is_lost()) (void)reap(growing, whole, false);
   }
 
-  /// @throws cuda_error, std::bad_alloc: nothing has changed
+  /// Does not wait for a thread that grows the pool where the device is known to have ample memory. @throws cuda_error, std::bad_alloc:
+  /// nothing has changed
   template <class Pool>
-  [[nodiscard]] capture_number begin_capture(growth_lock const& growing, Pool& whole, graph_parts& owner,
-                                             stream_ref stream) {
-    if (captures_.is_memory_scarce(growing)) {
-      whole.drain_.prepare_for_capture(growing);
-    } else {
-      deferred_.release(growing, false);
-    }
-    {
-      // While the capture is open, nothing can be marked: what is complete now is free for it.
-      hot_lock held = heap_.lock_hot();
-      arena& space = heap_.space(held);
-      part_ref const beside = space.streams.part(owner.captured).beside;
-      for (part_ref const part : {owner.captured, beside}) {
-        if (part != common) collect_finished(growing, space, heap_.order(growing), may_release(held), part);
-      }
+  [[nodiscard]] capture_number begin_capture(Pool& whole, graph_parts& owner, stream_ref stream) {
+    if (heap_.try_lock_growth()) {
+      prepare_for_capture(heap_.adopt_growth_lock(), whole, owner);
+    } else if (!captures_.is_known_ample()) {
+      prepare_for_capture(heap_.lock_growth(), whole, owner);
     }
     blocks_.reserve(owner, deferred_at_least);
-    return captures_.begin(growing, owner, stream);
+    return captures_.begin(owner, stream);
   }
 
   /// Makes the memory of ended owners common, as far as nothing uses it. `wait` makes the host wait for graphs that still run. Returns
@@ -281,6 +272,20 @@ class graph_memories {
       count->fetch_add(bytes, std::memory_order_relaxed);
   }
 
+  /// While a capture is open, nothing can be marked: what is complete now is free for it.
+  template <class Pool>
+  void prepare_for_capture(growth_lock const& growing, Pool& whole, graph_parts const& owner) {
+    if (captures_.is_memory_scarce(growing)) {
+      whole.drain_.prepare_for_capture(growing);
+    } else {
+      deferred_.release(growing, false);
+    }
+    hot_lock held = heap_.lock_hot();
+    arena& space = heap_.space(held);
+    for (part_ref const part : {owner.captured, space.streams.part(owner.captured).beside}) {
+      if (part != common) collect_finished(growing, space, heap_.order(growing), may_release(held), part);
+    }
+  }
   /// Starts a mark for all ended owners. Returns false if there are none.
   bool mark_ended() noexcept {
     for (auto const& owner : ended_) {

@@ -30,8 +30,7 @@ class graph_owner_of final : public graph_owner {
 
   [[nodiscard]] capture_number begin_capture(stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
-    growth_lock const growing = whole_.heap_.lock_growth();
-    return whole_.graphs_.begin_capture(growing, whole_, parts_, stream);
+    return whole_.graphs_.begin_capture(whole_, parts_, stream);
   }
   void join_capture(capture_number capture, stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
@@ -40,16 +39,14 @@ class graph_owner_of final : public graph_owner {
       status const s = whole_.driver().identify(stream, id);
       if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
     }
-    growth_lock const growing = whole_.heap_.lock_growth();
-    whole_.graphs_.captures().add(growing, parts_, capture, stream_ref::from(stream.handle(), id));
+    whole_.graphs_.captures().add(parts_, capture, stream_ref::from(stream.handle(), id));
   }
   void end_capture(capture_number capture) noexcept override {
-    growth_lock const growing = whole_.heap_.lock_growth();
     if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest
       capture_gate::end_capture();
       return captured_handles::end_capture();
     }
-    whole_.graphs_.captures().end(growing, parts_, capture);
+    whole_.graphs_.captures().end(parts_, capture);
   }
   [[nodiscard]] graph_state state() const override { return whole_.graphs_.state_of(parts_); }
   /// See graph_memory::allocate(); `bytes` is not 0.

@@ -89,13 +89,17 @@ void collect_for_part(growth_lock const& growing, arena& space, ordering<Driver>
   });
 }
 
-/// Makes all that a stream freed neutral, with its runs, and forgets it: the device has completed the uses.
-inline void retire_stream(growth_lock const& growing, arena& space, domain_ref d) noexcept {
+/// Makes all that a stream freed neutral, with its runs: the device has completed the uses.
+inline void neutralise_all(arena& space, domain_ref d) noexcept {
   stream_domain const& domain = space.streams[d];
   if (domain.foreign_count != 0) space.send_foreign_home(d);
   space.neutralise_ranges(d, domain.completed);
   space.neutralise_runs(d);
-  if (domain.is_empty()) space.streams.forget(growing, d);
+}
+/// The same, and forgets the stream.
+inline void retire_stream(growth_lock const& growing, arena& space, domain_ref d) noexcept {
+  neutralise_all(space, d);
+  if (space.streams[d].is_empty()) space.streams.forget(growing, d);
 }
 
 /// Waits on the host for everything that was freed. A block that returns to its run may empty that run in the domain of a
@@ -121,14 +125,15 @@ void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& orde
 }
 
 /// Makes neutral what a captured stream freed: the capture has ended, and its owner's next graph may use the memory, since it is
-/// never replayed together with this one.
-inline void end_captured_stream(growth_lock const& growing, arena& space, stream_id kept_as,
-                                part_ref part) noexcept {
+/// never replayed together with this one. Needs no growth lock: the domain stays, to be forgotten.
+inline void end_captured_stream(arena& space, stream_id kept_as, part_ref part) noexcept {
   domain_ref const d = space.streams.find(kept_as, part);
   if (d == neutral) return;
   stream_domain& domain = space.streams[d];
   domain.freed = domain.completed = domain.epoch++;  // the next stream in this place continues above
-  retire_stream(growing, space, d);
+  domain.gone = true;
+  ++domain.generation;  // runs that are wholly handed out are no longer its own
+  neutralise_all(space, d);
 }
 
 /// Makes the taker's stream wait, on the device, for other streams' frees, and moves them to its domain. For memory that every
@@ -196,8 +201,8 @@ void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, ma
       domain.used = domain.runs_marked = false;
       return;
     }
-    // The domain of a captured stream says that its capture is open.
-    if (domain.climbing || is_capture_stream(domain.id)) return;
+    // The domain of a captured stream says that its capture is open, or is gone.
+    if (domain.climbing || (is_capture_stream(domain.id) && !domain.gone)) return;
     // A destroyed stream with nothing to wait for needs no query.
     bool const is_left_over = domain.gone && domain.is_completed() && domain.holds_no_run();
     if (which == sweep_of::default_streams && !is_default_stream(domain.stream) && !is_left_over) return;
