@@ -998,7 +998,7 @@ PLANTED = {
             finder="tests/pool/memory_left.cpp",
         ),
         Mutant(
-            "a request is refused by what was known before",
+            "what is known to be left is not renewed for a larger request",
             "pool/ladder.hpp",
             "if (may_suffice && !heap_.left(growing_).is_old(reserved)) return;",
             "if ((may_suffice || true) && !heap_.left(growing_).is_old(reserved)) return;",

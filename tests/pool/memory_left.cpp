@@ -196,6 +196,24 @@ TEST_CASE("memory that becomes free below a pool is found by the next request",
   second.deallocate(d.stream, p, 100_MiB);
 }
 
+TEST_CASE("a request for more than is known to be left queries the device again",
+          "[pool][memory_left][page_growth][pages]") {
+  device d;
+  auto first = sim_pages{d.driver} | pooled{};
+  auto second = sim_pages{d.driver} | pooled{};
+  void* const taken = first.allocate(d.stream, 7680_MiB);
+  void* const p = second.allocate(d.stream, 8_MiB);
+  first.deallocate(d.stream, taken, 7680_MiB);
+  first.empty_cache();
+  auto const before = second->state().handles;
+  auto const queries = d.calls(driver_call::memory_info);
+  void* const q = second.allocate(d.stream, 760_MiB);
+  CHECK(d.calls(driver_call::memory_info) == queries + 1);
+  CHECK(second->state().handles == before + 76);  // of 10 MiB; of 2 MiB where 500 MiB are left
+  second.deallocate(d.stream, q, 760_MiB);
+  second.deallocate(d.stream, p, 8_MiB);
+}
+
 TEST_CASE("a pool refuses early only over layers that bound what the device has", "[pool][memory_left]") {
   auto const only_bounds = []<class Memory>(Memory*) {
     return detail::only_bounds<

@@ -142,12 +142,15 @@ TEST_CASE("pools of other devices, machines, host memory and sleeping pools are 
   cache(on_host, {}, 600_MiB);
   void* const live = asleep.allocate(s, 300_MiB);
   tarn::sleep(asleep, contents::discarded);
-  CHECK_THROWS_AS(memory.allocate(s, 1100_MiB), out_of_memory);
+  // Together the two requests are more than the device has, but either alone is not, so that the pool asks for help.
+  void* const half = memory.allocate(s, 600_MiB);
+  CHECK_THROWS_AS(memory.allocate(s, 600_MiB), out_of_memory);
   CHECK(reserved(other_device) == 600_MiB);
   CHECK(reserved(elsewhere) == 600_MiB);
   CHECK(reserved(on_host) >= 600_MiB);
   // A sleeping pool refuses by itself.
   CHECK_THROWS_AS(asleep.allocate(s, 1_MiB), pool_asleep);
+  memory.deallocate(s, half, 600_MiB);
   wake(asleep);
   asleep.deallocate(s, live, 300_MiB);
 }

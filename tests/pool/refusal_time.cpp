@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <map>
 #include <new>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
+#include "tarn/pool/inspection/inspection.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;
@@ -90,6 +92,36 @@ TEST_CASE("pooled refuses in such a time where several streams fail in turn",
   double const few = time_of(300);
   double const many = time_of(30'000);
   CHECK(many < 10 * few + 100);
+}
+
+TEST_CASE("a refused request leaves the ranges of its stream to this stream if no others are free",
+          "[pool][ladder][refusal_time][pages]") {
+  sim_machine const machine{
+      sim_options{.capacity = 32_MiB, .taken = 0, .backing = sim_backing::address_only}};
+  auto memory = sim_pages{machine.driver(0)} | pooled{};
+  detail::own_stream const stream(machine.driver(0));
+  std::vector<void*> blocks;
+  try {
+    for (;;) blocks.push_back(memory.allocate(stream.get(), 512_KiB));
+  } catch (out_of_memory const&) {
+  }
+  REQUIRE(blocks.size() == 64);
+  std::sort(blocks.begin(), blocks.end());
+  for (std::size_t i = 0; i < blocks.size(); i += 2) memory.deallocate(stream.get(), blocks[i], 512_KiB);
+  // The free ranges by the stream that they belong to.
+  auto const ranges = [&] {
+    std::map<stream_id, std::size_t> count;
+    for (auto const& stretch : detail::contents_of(memory).stretches) {
+      for (detail::held_block const& b : stretch.blocks)
+        if (b.use == detail::held_use::cached) ++count[b.stream];
+    }
+    return count;
+  };
+  std::map<stream_id, std::size_t> const own{{stream.get().id(), 32}};
+  REQUIRE(ranges() == own);
+  CHECK_THROWS_AS(memory.allocate(stream.get(), 24_MiB), out_of_memory);
+  CHECK(ranges() == own);
+  for (std::size_t i = 1; i < blocks.size(); i += 2) memory.deallocate(stream.get(), blocks[i], 512_KiB);
 }
 
 TEST_CASE("pooled refuses what a limit below it does not leave without a driver call",
