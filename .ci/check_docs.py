@@ -36,6 +36,13 @@ body = prelude + """
 """
 simulated = [os.environ.get("CXX", "g++"), "-std=c++20", "-DTARN_NO_CUDA", "-DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP",
              "-I", str(root / "include"), "-include", "tarn/sim.hpp"]
+# Where Thrust is: Debian's libthrust-dev, or the one of CUDA.
+thrust = next((f for f in ("/usr/include", "/usr/local/cuda/include/cccl", "/usr/local/cuda/include") if os.path.exists(f"{f}/thrust/sort.h")), None)
+if thrust is None:
+    print("SKIPPED: no Thrust, which the documents use")
+    sys.exit(77)
+if thrust != "/usr/include":
+    simulated += ["-isystem", thrust]
 nvcc = shutil.which("nvcc")
 cuda = pathlib.Path("/usr/local/cuda/lib64/libcudart_static.a")
 
