@@ -375,11 +375,11 @@ run_build() {
   return $status
 }
 
-# counted LOG WHAT: what Catch2 said last, for ./dev evidence.
+# counted LOG WHAT: what Catch2 said last, and how many cases said that they tested nothing, for ./dev evidence.
 counted() {
   local figures
   figures=$(sed -n 's/^All tests passed (\([0-9]*\) assertions in \([0-9]*\) test cases).*/cases=\2 assertions=\1 failed=0/p' "$1" | tail -n 1)
-  echo "evidence: $2 ${figures:-FAILED}" >>"$1"
+  echo "evidence: $2 ${figures:-FAILED} skipped=$(grep -ac 'skipped, nothing was tested' "$1")" >>"$1"
 }
 export -f counted
 
