@@ -2,7 +2,7 @@
 
 #include "tarn/core/combining_lock.hpp"
 
-#include <chrono>
+#include <atomic>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -15,6 +15,23 @@ namespace {
 struct numbered {
   unsigned thread = 0;
   long number = 0;
+};
+
+/// Notes when it is copied, as the lock does to publish it.
+struct noting_update {
+  noting_update() = default;
+  noting_update(unsigned thread_, std::atomic<bool>& copied_) : thread(thread_), copied(&copied_) {}
+  noting_update(noting_update const&) = default;
+  noting_update& operator=(noting_update const& other) noexcept {
+    thread = other.thread;
+    copied = other.copied;
+    *copied = true;
+    return *this;
+  }
+  ~noting_update() = default;
+
+  unsigned thread = 0;
+  std::atomic<bool>* copied = nullptr;
 };
 }  // namespace
 
@@ -52,18 +69,25 @@ TEST_CASE("combining_lock applies each update once, in each thread's order, befo
 
 TEST_CASE("combining_lock runs queued updates on the thread that holds the lock",
           "[core][combining_lock][threads]") {
-  combining_lock<numbered> lock;
-  std::thread other;
   std::thread::id done_by[2];
-  auto const note = [&](numbered const& u) noexcept { done_by[u.thread] = std::this_thread::get_id(); };
-  lock.run({0, 1}, [&](numbered const& u) noexcept {
-    if (u.thread == 0) {
-      other = std::thread([&] { lock.run({1, 1}, note); });
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    }
-    note(u);
-  });
-  other.join();
+  // The lock says that it is about to publish an update, not that it has: a thread may be suspended in between, but not each time.
+  for (int round = 0; round < 1000 && done_by[1] != std::this_thread::get_id(); ++round) {
+    combining_lock<noting_update> lock;
+    std::atomic<bool> is_queued{false};
+    std::thread other;
+    auto const note = [&](noting_update const& u) noexcept {
+      done_by[u.thread] = std::this_thread::get_id();
+    };
+    lock.run({0, is_queued}, [&](noting_update const& u) noexcept {
+      if (u.thread == 0) {
+        other = std::thread([&] { lock.run({1, is_queued}, note); });
+        while (!is_queued) std::this_thread::yield();
+        for (int i = 0; i < 100; ++i) std::this_thread::yield();
+      }
+      note(u);
+    });
+    other.join();
+  }
   CHECK(done_by[0] == std::this_thread::get_id());
   CHECK(done_by[1] == std::this_thread::get_id());
 }

@@ -48,11 +48,11 @@ class gate {
     if (!std::exchange(closed_, false)) return;
     inside_ = true;
     changed_.notify_all();
-    if (!changed_.wait_for(held, std::chrono::seconds(3), [this] { return open_; })) timed_out_ = true;
+    if (!changed_.wait_for(held, std::chrono::seconds(20), [this] { return open_; })) timed_out_ = true;
   }
   void wait_until_inside() {
     std::unique_lock held(mutex_);
-    if (!changed_.wait_for(held, std::chrono::seconds(10), [this] { return inside_; })) timed_out_ = true;
+    if (!changed_.wait_for(held, std::chrono::seconds(20), [this] { return inside_; })) timed_out_ = true;
   }
   void open() {
     std::lock_guard const held(mutex_);

@@ -458,8 +458,8 @@ TEST_CASE("an ending thread does not hold the mutex of pool_link while another o
   pool.link->pool = &pool;
   pool.link->retire = [](void* self, detail::thread_cache*) noexcept {
     auto& p = *static_cast<busy_pool*>(self);
-    ++p.asked;
-    return p.is_free.load();
+    bool const is_first = p.asked++ == 0;  // the other thread has the growth lock
+    return !is_first && p.is_free.load();
   };
   std::thread ending([&pool] { detail::thread_exit::of_this_thread().add(pool.link, &pool.cache); });
   while (pool.asked == 0) std::this_thread::yield();
