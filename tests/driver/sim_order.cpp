@@ -88,6 +88,24 @@ TEST_CASE("sim_order reports unordered reuse on another stream, with the history
   }
 }
 
+TEST_CASE("sim_order sees what a conversion reads and writes", "[driver][sim][order]") {
+  checked t;
+  void* other = nullptr;
+  REQUIRE(t.driver.malloc_device(1_MiB, other).ok());
+  t.give(t.a);
+  t.write(t.a);
+  t.take(t.a);
+  t.give(t.b);
+  SECTION("a write") {
+    REQUIRE(t.driver.convert(t.b, static_cast<float16*>(t.p), static_cast<float const*>(other), 100).ok());
+    CHECK(t.found_one({"write not ordered after an earlier owner's write", "200 B at"}));
+  }
+  SECTION("a read") {
+    REQUIRE(t.driver.convert(t.b, static_cast<float16*>(other), static_cast<float const*>(t.p), 100).ok());
+    CHECK(t.found_one({"read not ordered after an earlier owner's write", "400 B at"}));
+  }
+}
+
 TEST_CASE("a sim_order finding names the block's history and the missing event", "[driver][sim][order]") {
   checked t;
   t.give(t.b);  // block 1

@@ -87,6 +87,25 @@ TEST_CASE("with_history records the sizes, stream, line and time of a live block
   CHECK(r.forgotten_events == 4);
 }
 
+TEST_CASE("with_history records the identity of a stream that came as a handle, and asks for it once",
+          "[policy][with_history]") {
+  sim_machine const machine;
+  basic_stream const stream(machine.driver(0));
+  stream_ref const handle{stream.get()};
+  REQUIRE(handle.id() == stream_ref::unknown_id);
+  stream_id id = 0;
+  REQUIRE(machine.driver(0).identify(handle, id).ok());
+  auto memory = sim_malloc{machine.driver(0)} | pooled{} | with_history{.history = 4};
+  void* const p = memory.allocate(handle, 1000);
+  CHECK(record_of(memory).live.at(0).stream == id);
+  auto const before = machine.calls()[driver_call::identify];
+  void* const q = memory.allocate(handle, 1000);
+  CHECK(machine.calls()[driver_call::identify] == before + 1);
+  memory.deallocate(handle, p, 1000);
+  memory.deallocate(handle, q, 1000);
+  for (history_event const& e : record_of(memory).events) CHECK(e.stream == id);
+}
+
 TEST_CASE("with_history by default counts nanoseconds since its start, and the start since 1970",
           "[policy][with_history]") {
   auto memory = host_memory{} | with_history{};
