@@ -5,6 +5,7 @@
 # tests and must pass.
 #
 #   run.py [--short] [--only TEXT] [--jobs N] [--seeds N] [--list]
+#   run.py --random N [--seed S] [--from K]    N random changes of random lines instead (random_changes.py)
 #
 # Exit status: 0 all found and the tree passes, 1 otherwise, 2 a planted bug is out of date: its text is missing, or does
 # not compile. The last line is machine-readable.
@@ -21,6 +22,7 @@ import threading
 import time
 
 sys.dont_write_bytecode = True
+import random_changes  # noqa: E402
 from planted import PLANTED  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -229,19 +231,82 @@ def passes_as_it_is(options, finders):
     return True
 
 
+# Survivors of the random changes that no test can find: header, old line, new line, reason; then an empty line.
+EXPLAINED = pathlib.Path(__file__).resolve().parent / "explained.txt"
+
+
+def explained():
+    """{(header, old line, new line): reason}"""
+    entries = (e.strip().split("\n", 3) for e in EXPLAINED.read_text().split("\n\n") if e.strip() and e[0] != "#")
+    return {(e[0], e[1].removeprefix("- "), e[2].removeprefix("+ ")): e[3] for e in entries}
+
+
+def found_by(mutant, number, options, reached):
+    """What finds a change, as text; "" if nothing does. @throws OutOfDate  it does not compile"""
+    tests = [t for t in random_changes.tests_that_name(mutant.file) if mutant.file in random_changes.includes(ROOT / t)]
+    programs = [name for name in FINDERS if mutant.file in reached[name]]
+    for finder in [*tests[:4], *programs, *tests[4:]]:  # most are found by the tests that name the header most
+        status, said, *_ = look_for(mutant._replace(finder=finder), number, options)
+        if status not in (0, None):
+            return f"{finder}: {found_in(said)[0] if finder in FINDERS else failed_test_in(said)}"
+    return ""
+
+
+def search_random_change(number, options, reached):
+    """(bug, kind, old line, new line, what found it, how many did not compile, seconds)"""
+    start = time.monotonic()
+    for invalid, (mutant, kind, old, new) in enumerate(random_changes.draws(options.seed, number)):
+        try:
+            found = found_by(mutant, number, options, reached)
+        except OutOfDate:
+            continue
+        return mutant, kind, old, new, found, invalid, time.monotonic() - start
+
+
+def run_random(options):
+    reached = {
+        name: random_changes.includes(*(ROOT / s for s in sources), folders=[f"-I{ROOT / 'tests/simulation/hooked'}"] * (name == "simulation"))
+        for name, sources in FINDERS.items()
+    }
+    reasons = explained()
+    numbers = range(options.first, options.random + 1)
+    count = {"found": 0, "explained": 0, "invalid": 0}
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        waiting = [pool.submit(search_random_change, number, options, reached) for number in numbers]
+        for number, result in zip(numbers, waiting):
+            mutant, kind, old, new, found, invalid, seconds = result.result()
+            reason = reasons.get((mutant.file, old, new))
+            count["invalid"] += invalid
+            count["found"] += bool(found)
+            count["explained"] += bool(not found and reason)
+            print(f"{number:4} {mutant.name}  {kind}  {found or (f'explained: {reason}' if reason else 'SURVIVED')}  {seconds:.0f} s", flush=True)
+            if not found:
+                print(f"     - {old}\n     + {new}", flush=True)
+    survived = len(numbers) - count["found"] - count["explained"]
+    print(f"evidence: random_mutants n={len(numbers)} {' '.join(f'{k}={v}' for k, v in count.items())} survived={survived} seed={options.seed}")
+    return int(20 * survived > len(numbers))
+
+
 def parse():
     parser = argparse.ArgumentParser(description="Plants bugs and lets the random programs find them.")
     parser.add_argument("--short", action="store_true", help="a few planted bugs of different promises")
     parser.add_argument("--only", default="", metavar="TEXT", help="the planted bugs whose names match this regular expression")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), metavar="N", help="built at once (2)")
-    parser.add_argument("--seeds", type=int, default=1500, metavar="N", help="programs tried on each (1500)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="programs tried on each (1500, or 300 on a random change)")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="make N random changes of random lines instead")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the random changes (1)")
+    parser.add_argument("--from", type=int, default=1, dest="first", metavar="K", help="go on at the Kth random change")
     parser.add_argument("--list", action="store_true", help="list the planted bugs and stop")
     parser.add_argument("-v", action="store_true", help="print what was found")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.seeds = options.seeds or (300 if options.random else 1500)
+    return options
 
 
 def main():
     options = parse()
+    if options.random:
+        return run_random(options)
     chosen = [
         (promise, mutant)
         for promise, mutants in PLANTED.items()
