@@ -4,7 +4,7 @@
 # (tests/policy_matrix), or a file of unit tests. This shows that they find such bugs. The unchanged tree then runs the same
 # tests and must pass.
 #
-#   run.py [--short] [--only TEXT] [--jobs N] [--seeds N] [--list]
+#   run.py [--short] [--only TEXT] [--jobs N] [--seeds N] [--list] [--record]
 #   run.py --random N [--seed S] [--from K]    N random changes of random lines instead (random_changes.py)
 #
 # Exit status: 0 all found and the tree passes, 1 otherwise, 2 a planted bug is out of date: its text is missing, or does
@@ -287,6 +287,39 @@ def run_random(options):
     return int(20 * survived > len(numbers))
 
 
+class Record:
+    """The results of one commit in a file of tests/evidence/: a run that is started again leaves out what was found before."""
+
+    def __init__(self, commit):
+        folder = ROOT / "tests" / "evidence"
+        earlier = list(folder.glob(f"mutants_*_{commit}.txt"))
+        self.path = earlier[0] if earlier else folder / f"mutants_{time.strftime('%Y-%m-%d')}_{commit}.txt"
+        self.found = set()
+        if earlier:
+            self.found.update(re.findall(r"^found +\d+ s  (.*?)  by ", self.path.read_text(), re.M))
+            return
+        folder.mkdir(exist_ok=True)
+        cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+        self.note(f"# ./dev mutants --record: commit {commit}, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} x {cpu.group(1) if cpu else 'unknown'}")
+
+    def note(self, line):
+        with open(self.path, "a") as file:
+            file.write(line + "\n")
+
+
+def record_of_this_commit():
+    """None where the tree is not what the commit has."""
+
+    def git(*arguments):
+        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True).stdout.strip()
+
+    commit = git("rev-parse", "--short", "HEAD")
+    if commit and not git("status", "--porcelain", "--", "include", "tests", ":!tests/evidence"):
+        return Record(commit)
+    print("nothing is recorded: include/ or tests/ differs from the commit that the record would name")
+    return None
+
+
 def parse():
     parser = argparse.ArgumentParser(description="Plants bugs and lets the random programs find them.")
     parser.add_argument("--short", action="store_true", help="a few planted bugs of different promises")
@@ -297,6 +330,7 @@ def parse():
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the random changes (1)")
     parser.add_argument("--from", type=int, default=1, dest="first", metavar="K", help="go on at the Kth random change")
     parser.add_argument("--list", action="store_true", help="list the planted bugs and stop")
+    parser.add_argument("--record", action="store_true", help="keep the results in tests/evidence/, and leave out what this commit's record has")
     parser.add_argument("-v", action="store_true", help="print what was found")
     options = parser.parse_args()
     options.seeds = options.seeds or (300 if options.random else 1500)
@@ -321,7 +355,11 @@ def main():
         print("no planted bug has this name")
         return 2
     start = time.monotonic()
-    found, last_seed, last_promise, out_of_date = 0, 0, None, 0
+    record = record_of_this_commit() if options.record else None
+    planted, finders = len(chosen), {mutant.finder for _, mutant in chosen}
+    if record:
+        chosen = [(promise, mutant) for promise, mutant in chosen if mutant.name not in record.found]
+    found, last_seed, last_promise, out_of_date = planted - len(chosen), 0, None, 0
     tried = {mutant.name for _, mutant in chosen}
     for mutant in itertools.chain.from_iterable(PLANTED.values()):  # including those that are not run now
         if mutant.name in tried:
@@ -344,6 +382,8 @@ def main():
             except OutOfDate as error:
                 out_of_date += 1
                 print(f"  OUT OF DATE: {error}", flush=True)
+                if record:
+                    record.note(f"OUT OF DATE  {mutant.name}")
                 continue
             if status == 1 and mutant.finder not in FINDERS:
                 finding = failed_test_in(said)
@@ -360,22 +400,28 @@ def main():
                 ended = {None: "NOT FOUND in time", 0: "NOT FOUND"}.get(status, f"ENDED WITH {status}")
                 cells = f"{ended:45}"
             print(f"  {mutant.name:62} {cells} {built:5.1f}s {looked:5.1f}s", flush=True)
+            if record:
+                said = "found" if status == 1 else "NOT FOUND"
+                record.note(f"{said:9} {built + looked:5.0f} s  {mutant.name}  by {' '.join(cells.split())}")
             if options.v and finding:
                 print(f"      {finding[:200]}")
     # The short list runs on a tree that has already passed the simulation.
-    clean = True if options.short else passes_as_it_is(options, {mutant.finder for _, mutant in chosen})
+    clean = True if options.short else passes_as_it_is(options, finders)
     if not options.short:
         print(f"without a planted bug: {'passes' if clean else 'FAILS'} the same {options.seeds} seeds")
     print(
-        f"{found} of {len(chosen)} planted bugs found, the most hidden one by seed {last_seed},"
+        f"{found} of {planted} planted bugs found, the most hidden one by seed {last_seed},"
         f" in {time.monotonic() - start:.0f} s"
     )
     tree = "not_run" if options.short else "pass" if clean else "fail"
-    print(
-        f"evidence: mutants planted={len(chosen)} found={found} out_of_date={out_of_date} unmutated={tree}"
+    line = (
+        f"evidence: mutants planted={planted} found={found} out_of_date={out_of_date} unmutated={tree}"
         f" seeds={options.seeds} last_seed={last_seed} seconds={time.monotonic() - start:.0f}"
     )
-    return 2 if out_of_date else 0 if found == len(chosen) and clean else 1
+    print(line)
+    if record and planted == sum(map(len, PLANTED.values())):
+        record.note(line)
+    return 2 if out_of_date else 0 if found == planted and clean else 1
 
 
 if __name__ == "__main__":
