@@ -10,7 +10,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
-#include "tarn/source/unique_pages.hpp"
+#include "contract/unique_pages.hpp"
 
 namespace tarn_test {
 
@@ -49,8 +49,8 @@ void page_source_contract(MakeSource const& make, CheckRefusal const& check_refu
 
   SECTION("every byte of mapped pages can be used, and adjacent pages form one block") {
     void* const p = pages.reserve(4 * page);
-    tarn::unique_pages one(pages, page);
-    tarn::unique_pages three(pages, 3 * page);
+    unique_pages one(pages, page);
+    unique_pages three(pages, 3 * page);
     pages.map(p, page, one.get());
     pages.map(at(p, page), 3 * page, three.get());
     CHECK(is_usable(pages, stream, p, 4 * page));
@@ -61,7 +61,7 @@ void page_source_contract(MakeSource const& make, CheckRefusal const& check_refu
 
   SECTION("a handle keeps its contents when it is mapped elsewhere") {
     void* const p = pages.reserve(2 * page);
-    tarn::unique_pages handle(pages, page);
+    unique_pages handle(pages, page);
     pages.map(p, page, handle.get());
     REQUIRE(write(pages, stream, p, 0x3c, page));
     pages.unmap(p, page);
@@ -87,14 +87,14 @@ void page_source_contract(MakeSource const& make, CheckRefusal const& check_refu
     CHECK(refused);
     check_refusal();
     CHECK_THROWS_AS(pages.create(tarn::max_request_bytes + 1), tarn::out_of_memory);
-    tarn::unique_pages small(pages, page);
+    unique_pages small(pages, page);
     CHECK(small);
   }
 
   SECTION("mapping over a mapped page is refused and changes nothing") {
     void* const p = pages.reserve(page);
-    tarn::unique_pages first(pages, page);
-    tarn::unique_pages second(pages, page);
+    unique_pages first(pages, page);
+    unique_pages second(pages, page);
     pages.map(p, page, first.get());
     REQUIRE(write(pages, stream, p, 0x11, page));
     CHECK_THROWS_AS(pages.map(p, page, second.get()), tarn::cuda_error);
@@ -105,12 +105,12 @@ void page_source_contract(MakeSource const& make, CheckRefusal const& check_refu
   }
 
   SECTION("an owner of pages can be moved, emptied and swapped; its pages are released once") {
-    tarn::unique_pages a(pages, page);
+    unique_pages a(pages, page);
     tarn::page_handle const first = a.get();
-    tarn::unique_pages b = std::move(a);
+    unique_pages b = std::move(a);
     CHECK(!a);  // NOLINT: moved-from owners are empty
     CHECK(b.get() == first);
-    tarn::unique_pages c(pages, 2 * page);
+    unique_pages c(pages, 2 * page);
     b.swap(c);
     CHECK(b.bytes() == 2 * page);
     CHECK(c.get() == first);

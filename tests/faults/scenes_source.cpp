@@ -2,6 +2,7 @@
 // The sources alone: blocks of each kind, with and without a stream, and pages by hand.
 #include <optional>
 
+#include "contract/unique_pages.hpp"
 #include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
 #include "tarn/raii/stream.hpp"
@@ -11,7 +12,6 @@
 #include "tarn/source/managed.hpp"
 #include "tarn/source/pinned_host.hpp"
 #include "tarn/source/registered_host.hpp"
-#include "tarn/source/unique_pages.hpp"
 
 namespace tarn_test {
 

@@ -10,11 +10,11 @@
 #include "contract/check_unsupported.hpp"
 #include "contract/page_source_contract.hpp"
 #include "contract/resource_contract.hpp"
+#include "contract/unique_pages.hpp"
 #include "tarn/policy/accessible_from.hpp"
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/source/unique_pages.hpp"
 
 using namespace tarn;
 using namespace tarn_test;

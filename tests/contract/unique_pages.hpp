@@ -7,11 +7,11 @@
 
 #include "tarn/core/resource.hpp"
 
-namespace tarn {
+namespace tarn_test {
 
 /// Owns one physical handle of a page source and destroys it in its destructor. Move-only; moved-from owners are empty. The
 /// handle must not be mapped anywhere at that point: unmap first.
-template <page_source Source>
+template <tarn::page_source Source>
 class unique_pages {
  public:
   /// Creates physical memory. @param bytes a multiple of the source's granularity
@@ -21,7 +21,7 @@ class unique_pages {
 
   unique_pages(unique_pages&& other) noexcept
       : source_(other.source_),
-        handle_(std::exchange(other.handle_, page_handle{})),
+        handle_(std::exchange(other.handle_, tarn::page_handle{})),
         bytes_(std::exchange(other.bytes_, 0)) {}
   unique_pages& operator=(unique_pages&& other) noexcept {
     unique_pages(std::move(other)).swap(*this);
@@ -41,20 +41,20 @@ class unique_pages {
     bytes_ = 0;
   }
   /// Releases ownership of the handle without destroying it.
-  [[nodiscard]] page_handle release() noexcept {
+  [[nodiscard]] tarn::page_handle release() noexcept {
     bytes_ = 0;
     return handle_;
   }
 
-  [[nodiscard]] page_handle get() const noexcept { return handle_; }
+  [[nodiscard]] tarn::page_handle get() const noexcept { return handle_; }
   /// Zero if it owns nothing.
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   explicit operator bool() const noexcept { return bytes_ != 0; }
 
  private:
   Source source_;
-  page_handle handle_{};
+  tarn::page_handle handle_{};
   std::size_t bytes_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace tarn_test
