@@ -7,53 +7,24 @@
 
 namespace tarn {
 
+// Once for each call, in the order of the enumeration. What changes memory comes last.
+#define TARN_DRIVER_CALLS(CALL)                                                                              \
+  CALL(identify), CALL(ask_device), CALL(is_capturing), CALL(create_event), CALL(destroy_event),             \
+      CALL(record_event), CALL(query_event), CALL(wait_event), CALL(synchronize_event),                      \
+      CALL(synchronize_stream), CALL(synchronize_device), CALL(create_stream), CALL(destroy_stream),         \
+      CALL(copy), CALL(fill), CALL(convert), CALL(memory_info), CALL(memory_account), CALL(can_share),       \
+      CALL(can_export_pages), CALL(export_pages), CALL(create_shared_event), CALL(open_shared_event),        \
+      CALL(export_dma_buf), CALL(uuid), CALL(page_granularity), CALL(reserve_range), CALL(release_range),    \
+      CALL(create_pages), CALL(destroy_pages), CALL(map_pages), CALL(unmap_pages), CALL(share_pages),        \
+      CALL(import_pages), CALL(malloc_device), CALL(free_device), CALL(malloc_async), CALL(free_async),      \
+      CALL(malloc_pinned), CALL(free_pinned), CALL(malloc_managed), CALL(free_managed), CALL(register_host), \
+      CALL(unregister_host)
+
+#define TARN_ENUMERATOR(call) call
+#define TARN_NAME(call) #call
+
 /// A call of the driver contract (driver/driver.hpp); device() is not included, it only reads a member.
-enum class driver_call : std::uint8_t {
-  identify,
-  ask_device,
-  is_capturing,
-  create_event,
-  destroy_event,
-  record_event,
-  query_event,
-  wait_event,
-  synchronize_event,
-  synchronize_stream,
-  synchronize_device,
-  create_stream,
-  destroy_stream,
-  copy,
-  fill,
-  convert,
-  memory_info,
-  memory_account,
-  can_share,
-  can_export_pages,
-  export_pages,
-  create_shared_event,
-  open_shared_event,
-  export_dma_buf,
-  uuid,
-  page_granularity,
-  reserve_range,
-  release_range,
-  create_pages,
-  destroy_pages,
-  map_pages,
-  unmap_pages,
-  share_pages,
-  import_pages,
-  malloc_device,
-  free_device,
-  malloc_async,
-  free_async,
-  malloc_pinned,
-  free_pinned,
-  malloc_managed,
-  free_managed,
-  register_host,
-  unregister_host
-};
+enum class driver_call : std::uint8_t { TARN_DRIVER_CALLS(TARN_ENUMERATOR) };
 
 /// Number of calls.
 inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::unregister_host) + 1;
@@ -65,53 +36,14 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
 
 /// Returns the call's name in the contract; static storage.
 [[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
-  constexpr char const* names[] = {"identify",
-                                   "ask_device",
-                                   "is_capturing",
-                                   "create_event",
-                                   "destroy_event",
-                                   "record_event",
-                                   "query_event",
-                                   "wait_event",
-                                   "synchronize_event",
-                                   "synchronize_stream",
-                                   "synchronize_device",
-                                   "create_stream",
-                                   "destroy_stream",
-                                   "copy",
-                                   "fill",
-                                   "convert",
-                                   "memory_info",
-                                   "memory_account",
-                                   "can_share",
-                                   "can_export_pages",
-                                   "export_pages",
-                                   "create_shared_event",
-                                   "open_shared_event",
-                                   "export_dma_buf",
-                                   "uuid",
-                                   "page_granularity",
-                                   "reserve_range",
-                                   "release_range",
-                                   "create_pages",
-                                   "destroy_pages",
-                                   "map_pages",
-                                   "unmap_pages",
-                                   "share_pages",
-                                   "import_pages",
-                                   "malloc_device",
-                                   "free_device",
-                                   "malloc_async",
-                                   "free_async",
-                                   "malloc_pinned",
-                                   "free_pinned",
-                                   "malloc_managed",
-                                   "free_managed",
-                                   "register_host",
-                                   "unregister_host"};
+  constexpr char const* names[] = {TARN_DRIVER_CALLS(TARN_NAME)};
   static_assert(sizeof(names) / sizeof(names[0]) == driver_call_count);
   return names[static_cast<std::size_t>(call)];
 }
+
+#undef TARN_DRIVER_CALLS
+#undef TARN_ENUMERATOR
+#undef TARN_NAME
 
 /// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change
 /// anything.
