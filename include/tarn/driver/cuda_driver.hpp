@@ -194,25 +194,19 @@ class basic_cuda_driver {
   }
 
   status create_event(event_handle& event) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
     cudaEvent_t made = nullptr;
     // Without timing: half the cost, and no wait of the stream for a timestamp.
-    status const s = detail::cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming),
-                                         "cudaEventCreateWithFlags");
+    status const s = on_device("cudaEventCreateWithFlags", device_,
+                               [&] { return cudaEventCreateWithFlags(&made, cudaEventDisableTiming); });
     if (s.ok()) event = made;
     return s;
   }
   status destroy_event(event_handle event) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaEventDestroy(native(event)), "cudaEventDestroy");
+    return on_device("cudaEventDestroy", device_, [&] { return cudaEventDestroy(native(event)); });
   }
   status record_event(event_handle event, stream_ref stream) const noexcept {
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaEventRecord(native(event), handle), "cudaEventRecord");
+    return on_device("cudaEventRecord", device_for(stream),
+                     [&] { return cudaEventRecord(native(event), reach(stream)); });
   }
   /// Marks all work submitted to the device so far, on every stream, including destroyed ones; uses no stream handle. Fails
   /// while any stream is captured; `unsupported` before CUDA 12.5.
@@ -233,36 +227,23 @@ class basic_cuda_driver {
     return s;
   }
   status query_event(event_handle event) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaEventQuery(native(event)), "cudaEventQuery");
+    return beside_captures("cudaEventQuery", device_, [&] { return cudaEventQuery(native(event)); });
   }
   status wait_event(stream_ref stream, event_handle event) const noexcept {
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaStreamWaitEvent(handle, native(event), 0), "cudaStreamWaitEvent");
+    return on_device("cudaStreamWaitEvent", device_for(stream),
+                     [&] { return cudaStreamWaitEvent(reach(stream), native(event), 0); });
   }
   status synchronize_event(event_handle event) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
+    return beside_captures("cudaEventSynchronize", device_,
+                           [&] { return cudaEventSynchronize(native(event)); });
   }
   /// Must not be called for a stream that is being captured: that ends the capture.
   status synchronize_stream(stream_ref stream) const noexcept {
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaStreamSynchronize(handle), "cudaStreamSynchronize");
+    return beside_captures("cudaStreamSynchronize", device_for(stream),
+                           [&] { return cudaStreamSynchronize(reach(stream)); });
   }
   status synchronize_device() const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    return beside_captures("cudaDeviceSynchronize", device_, [&] { return cudaDeviceSynchronize(); });
   }
   /// The new stream_ref holds the stream's identity.
   status create_stream(stream_ref& stream) const noexcept {
@@ -309,26 +290,22 @@ class basic_cuda_driver {
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
     // Memory that did not come from cudaMalloc can only be copied with its device current.
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)),
-                               "cudaMemcpyAsync");
+    return on_device("cudaMemcpyAsync", device_for(stream),
+                     [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)); });
   }
   /// Copies from another device's memory to this device's, on a stream of this device. Unlike copy() it needs no peer access:
   /// pages mapped for their own device only may be copied.
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream)),
-                               "cudaMemcpyPeerAsync");
+    return on_device("cudaMemcpyPeerAsync", device_for(stream), [&] {
+      return cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream));
+    });
   }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
+    return on_device("cudaMemsetAsync", device_for(stream),
+                     [&] { return cudaMemsetAsync(to, byte, bytes, reach(stream)); });
   }
   /// Converts elements on the device. Defined in driver/cuda_convert.hpp, compiled by nvcc.
   template <class To, class From>
@@ -338,10 +315,7 @@ class basic_cuda_driver {
   /// free, a cudaMalloc of 1 GiB failed (H200, driver 580).
   [[nodiscard]] static constexpr std::size_t allocation_overhead() noexcept { return 16_MiB; }
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return beside_captures("cudaMemGetInfo", device_, [&] { return cudaMemGetInfo(&free, &total); });
   }
   /// Reports NVML's figures. Loads NVML at run time; a program that calls this links libdl if that is a separate library (glibc
   /// before 2.34). unsupported: NVML is missing or does not know the device.
@@ -377,13 +351,7 @@ class basic_cuda_driver {
   /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs, WDDM before 2020)
   /// or driver has no virtual memory management; a pool over pages then uses malloc_device().
   status page_granularity(std::size_t& bytes) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    status s;
-    {
-      detail::beside_capture const permission;
-      s = detail::cuda_status(cudaFree(nullptr), "cudaFree");
-    }
+    status s = beside_captures("cudaFree", device_, [] { return cudaFree(nullptr); });
     if (!s.ok()) return s;
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages() || !attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
@@ -398,35 +366,31 @@ class basic_cuda_driver {
     return s;
   }
   status reserve_range(std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemAddressReserve");
     CUdeviceptr address = 0;
-    status const s =
-        detail::cuda_status(calls.reserve(&address, bytes, alignment, 0, 0), "cuMemAddressReserve");
+    status const s = on_pages("cuMemAddressReserve", [&](auto const& calls) {
+      return calls.reserve(&address, bytes, alignment, 0, 0);
+    });
     if (s.ok()) p = reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
     return s;
   }
   status release_range(void* p, std::size_t bytes) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemAddressFree");
-    return detail::cuda_status(calls.unreserve(address_of(p), bytes), "cuMemAddressFree");
+    return on_pages("cuMemAddressFree",
+                    [&](auto const& calls) { return calls.unreserve(address_of(p), bytes); });
   }
   status create_pages(std::size_t bytes, page_handle& handle) const noexcept {
     return create_pages(bytes, allocation_handle_type::none, handle);
   }
   status create_pages(std::size_t bytes, allocation_handle_type type, page_handle& handle) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemCreate");
-    CUmemAllocationProp const properties = page_properties(type);
     CUmemGenericAllocationHandle made = 0;
-    status const s = detail::cuda_status(calls.create(&made, bytes, &properties, 0), "cuMemCreate");
+    status const s = on_pages("cuMemCreate", [&](auto const& calls) {
+      CUmemAllocationProp const properties = page_properties(type);
+      return calls.create(&made, bytes, &properties, 0);
+    });
     if (s.ok()) handle = made;
     return s;
   }
   status destroy_pages(page_handle handle) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemRelease");
-    return detail::cuda_status(calls.release(handle), "cuMemRelease");
+    return on_pages("cuMemRelease", [&](auto const& calls) { return calls.release(handle); });
   }
   /// Maps the whole handle (cuMemMap's offset must be 0) and grants this device read and write access. If granting access
   /// fails, nothing is mapped.
@@ -441,9 +405,7 @@ class basic_cuda_driver {
     return s;
   }
   status unmap_pages(void* p, std::size_t bytes) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemUnmap");
-    return detail::cuda_status(calls.unmap(address_of(p), bytes), "cuMemUnmap");
+    return on_pages("cuMemUnmap", [&](auto const& calls) { return calls.unmap(address_of(p), bytes); });
   }
   /// Reports whether another device can access this device's pages, over NVLink or PCIe. If so, initialises the other device's
   /// primary context, without which it could not use the mapping.
@@ -456,10 +418,7 @@ class basic_cuda_driver {
     status s =
         detail::cuda_status(cudaDeviceCanAccessPeer(&can, other.value, device_), "cudaDeviceCanAccessPeer");
     if (s.ok() && can != 0) {
-      detail::on_device const there(other.value);
-      if (!there.entered().ok()) return there.entered();
-      detail::beside_capture const permission;
-      s = detail::cuda_status(cudaFree(nullptr), "cudaFree");
+      s = beside_captures("cudaFree", other.value, [] { return cudaFree(nullptr); });
     }
     if (s.ok()) yes = can != 0;
     return s;
@@ -467,10 +426,9 @@ class basic_cuda_driver {
   /// Grants another device read and write access to the mapping at [p, p + bytes), until it is unmapped. This device keeps its
   /// access.
   status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemSetAccess");
     CUmemAccessDesc const access{memory_of(other.value), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    return detail::cuda_status(calls.set_access(address_of(p), bytes, &access, 1), "cuMemSetAccess");
+    return on_pages("cuMemSetAccess",
+                    [&](auto const& calls) { return calls.set_access(address_of(p), bytes, &access, 1); });
   }
 
   // Pages and events of other processes.
@@ -493,24 +451,22 @@ class basic_cuda_driver {
     return yes ? destroy_pages(trial) : status{};
   }
   status export_pages(page_handle handle, page_export& exported) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemExportToShareableHandle");
     bool const by_fabric = exported.type == allocation_handle_type::fabric;
     void* const into = by_fabric ? static_cast<void*>(exported.fabric.data()) : &exported.descriptor;
-    return detail::cuda_status(calls.export_handle(into, handle, native(exported.type), 0),
-                               "cuMemExportToShareableHandle");
+    return on_pages("cuMemExportToShareableHandle", [&](auto const& calls) {
+      return calls.export_handle(into, handle, native(exported.type), 0);
+    });
   }
   status import_pages(page_export const& exported, page_handle& handle) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemImportFromShareableHandle");
     page_export copy =
         exported;  // CUDA takes a fabric token by a pointer to non-const, and a descriptor in place of one
     void* const from = copy.type == allocation_handle_type::fabric
                            ? static_cast<void*>(copy.fabric.data())
                            : reinterpret_cast<void*>(static_cast<std::intptr_t>(copy.descriptor));
     CUmemGenericAllocationHandle made = 0;
-    status const s = detail::cuda_status(calls.import_handle(&made, from, native(copy.type)),
-                                         "cuMemImportFromShareableHandle");
+    status const s = on_pages("cuMemImportFromShareableHandle", [&](auto const& calls) {
+      return calls.import_handle(&made, from, native(copy.type));
+    });
     if (s.ok()) handle = made;
     return s;
   }
@@ -534,12 +490,11 @@ class basic_cuda_driver {
     return {};
   }
   status open_shared_event(shared_event_token const& token, event_handle& event) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
     cudaIpcEventHandle_t exported{};
     std::memcpy(&exported, token.data(), sizeof exported);
     cudaEvent_t opened = nullptr;
-    status const s = detail::cuda_status(cudaIpcOpenEventHandle(&opened, exported), "cudaIpcOpenEventHandle");
+    status const s = on_device("cudaIpcOpenEventHandle", device_,
+                               [&] { return cudaIpcOpenEventHandle(&opened, exported); });
     if (s.ok()) event = opened;
     return s;
   }
@@ -565,17 +520,11 @@ class basic_cuda_driver {
   // Blocks.
 
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaMalloc(&p, bytes), "cudaMalloc");
+    return beside_captures("cudaMalloc", device_, [&] { return cudaMalloc(&p, bytes); });
   }
   /// Makes the memory's device current, like every free: otherwise a thread new to CUDA would initialise device 0's context.
   status free_device(void* p) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaFree(p), "cudaFree");
+    return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
   }
   /// Whether the device has memory pools; some virtual GPUs and Jetson devices do not. True if CUDA does not answer: the first
   /// allocation then reports why. Creates no context.
@@ -587,16 +536,11 @@ class basic_cuda_driver {
   }
   /// On a stream that is being captured this becomes a graph node, and the graph owns the memory.
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaMallocAsync(&p, bytes, handle), "cudaMallocAsync");
+    return on_device("cudaMallocAsync", device_for(stream),
+                     [&] { return cudaMallocAsync(&p, bytes, reach(stream)); });
   }
   status free_async(void* p, stream_ref stream) const noexcept {
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaFreeAsync(p, handle), "cudaFreeAsync");
+    return on_device("cudaFreeAsync", device_for(stream), [&] { return cudaFreeAsync(p, reach(stream)); });
   }
   /// Sets the bytes that the device's default memory pool, used by malloc_async, keeps at a synchronisation instead of
   /// releasing them. The pool and its setting are process-wide. CUDA's default is 0.
@@ -611,45 +555,30 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
                                "cudaMemPoolSetAttribute");
   }
-  /// Portable: pinned for the contexts of all devices.
+  /// Portable: pinned for the contexts of all devices. Without on_device() a context would be created on the current one.
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
-    detail::on_device const here(device_);  // without it, a context would be created on the current device
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), "cudaHostAlloc");
+    return beside_captures("cudaHostAlloc", device_,
+                           [&] { return cudaHostAlloc(&p, bytes, cudaHostAllocPortable); });
   }
   status free_pinned(void* p) const noexcept {
     if (p == nullptr) return {};
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
+    return beside_captures("cudaFreeHost", device_, [&] { return cudaFreeHost(p); });
   }
   /// Pins existing host memory, for the contexts of all devices.
   status register_host(void* p, std::size_t bytes) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaHostRegister(p, bytes, cudaHostRegisterPortable), "cudaHostRegister");
+    return beside_captures("cudaHostRegister", device_,
+                           [&] { return cudaHostRegister(p, bytes, cudaHostRegisterPortable); });
   }
   status unregister_host(void* p) const noexcept {
     if (p == nullptr) return {};
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaHostUnregister(p), "cudaHostUnregister");
+    return beside_captures("cudaHostUnregister", device_, [&] { return cudaHostUnregister(p); });
   }
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaMallocManaged(&p, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
+    return beside_captures("cudaMallocManaged", device_,
+                           [&] { return cudaMallocManaged(&p, bytes, cudaMemAttachGlobal); });
   }
   status free_managed(void* p) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaFree(p), "cudaFree");
+    return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
   }
 
   /// Drivers are equal if they are of the same device.
@@ -658,6 +587,27 @@ class basic_cuda_driver {
   }
 
  private:
+  /// Makes a call with a device current. Its result is a cudaError_t or CUresult of the function `name`.
+  template <class Call>
+  static status on_device(char const* name, int device, Call const& call) noexcept {
+    detail::on_device const here(device);
+    return here.entered().ok() ? detail::cuda_status(call(), name) : here.entered();
+  }
+  /// Likewise, and captures on other threads stay valid.
+  template <class Call>
+  static status beside_captures(char const* name, int device, Call const& call) noexcept {
+    return on_device(name, device, [&] {
+      detail::beside_capture const permission;
+      return call();
+    });
+  }
+  /// Makes a call of virtual memory management, if the driver library has it.
+  template <class Call>
+  static status on_pages(char const* name, Call const& call) noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    return calls.has_pages() ? detail::cuda_status(call(calls), name) : detail::cuda_lacks(name);
+  }
+
   // Identities of default streams. cudaStreamGetId counts up from 1 and never reaches the upper half:
   //   bits 63..62   10 legacy, 11 per-thread
   //   bits 61..54   device
