@@ -589,58 +589,42 @@ enum class sim_code : int {
   captured_event = 907
 };
 
+struct sim_error {
+  sim_code code;
+  failure kind;
+  char const* name;
+};
+inline constexpr sim_error sim_errors[] = {
+    {sim_code::invalid_value, failure::other, "cudaErrorInvalidValue"},
+    {sim_code::out_of_memory, failure::out_of_memory, "cudaErrorMemoryAllocation"},
+    {sim_code::forked, failure::forked, "cudaErrorInitializationError"},
+    {sim_code::unloading, failure::unloading, "cudaErrorCudartUnloading"},
+    {sim_code::invalid_device, failure::no_device, "cudaErrorInvalidDevice"},
+    {sim_code::operating_system, failure::other, "cudaErrorOperatingSystem"},
+    {sim_code::invalid_handle, failure::other, "cudaErrorInvalidResourceHandle"},
+    {sim_code::not_ready, failure::not_ready, "cudaErrorNotReady"},
+    {sim_code::illegal_address, failure::other, "cudaErrorIllegalAddress"},
+    {sim_code::already_registered, failure::other, "cudaErrorHostMemoryAlreadyRegistered"},
+    {sim_code::not_registered, failure::other, "cudaErrorHostMemoryNotRegistered"},
+    {sim_code::not_permitted, failure::other, "cudaErrorNotPermitted"},
+    {sim_code::not_supported, failure::unsupported, "cudaErrorNotSupported"},
+    {sim_code::capture_unsupported, failure::other, "cudaErrorStreamCaptureUnsupported"},
+    {sim_code::capture_invalidated, failure::other, "cudaErrorStreamCaptureInvalidated"},
+    {sim_code::capture_merge, failure::other, "cudaErrorStreamCaptureMerge"},
+    {sim_code::capture_unmatched, failure::other, "cudaErrorStreamCaptureUnmatched"},
+    {sim_code::capture_unjoined, failure::other, "cudaErrorStreamCaptureUnjoined"},
+    {sim_code::capture_isolation, failure::other, "cudaErrorStreamCaptureIsolation"},
+    {sim_code::capture_implicit, failure::other, "cudaErrorStreamCaptureImplicit"},
+    {sim_code::captured_event, failure::other, "cudaErrorCapturedEvent"},
+};
+
 /// Converts a code to a status of the driver contract.
 [[nodiscard]] constexpr status sim_status(sim_code code, char const* call) noexcept {
-  auto const make = [&](failure kind, char const* name) {
-    return status{kind, static_cast<int>(code), name, call};
-  };
-  switch (code) {
-    case sim_code::ok:
-      return {};
-    case sim_code::invalid_value:
-      return make(failure::other, "cudaErrorInvalidValue");
-    case sim_code::out_of_memory:
-      return make(failure::out_of_memory, "cudaErrorMemoryAllocation");
-    case sim_code::forked:
-      return make(failure::forked, "cudaErrorInitializationError");
-    case sim_code::unloading:
-      return make(failure::unloading, "cudaErrorCudartUnloading");
-    case sim_code::invalid_device:
-      return make(failure::no_device, "cudaErrorInvalidDevice");
-    case sim_code::operating_system:
-      return make(failure::other, "cudaErrorOperatingSystem");
-    case sim_code::invalid_handle:
-      return make(failure::other, "cudaErrorInvalidResourceHandle");
-    case sim_code::not_ready:
-      return make(failure::not_ready, "cudaErrorNotReady");
-    case sim_code::illegal_address:
-      return make(failure::other, "cudaErrorIllegalAddress");
-    case sim_code::already_registered:
-      return make(failure::other, "cudaErrorHostMemoryAlreadyRegistered");
-    case sim_code::not_registered:
-      return make(failure::other, "cudaErrorHostMemoryNotRegistered");
-    case sim_code::not_permitted:
-      return make(failure::other, "cudaErrorNotPermitted");
-    case sim_code::not_supported:
-      return make(failure::unsupported, "cudaErrorNotSupported");
-    case sim_code::capture_unsupported:
-      return make(failure::other, "cudaErrorStreamCaptureUnsupported");
-    case sim_code::capture_invalidated:
-      return make(failure::other, "cudaErrorStreamCaptureInvalidated");
-    case sim_code::capture_merge:
-      return make(failure::other, "cudaErrorStreamCaptureMerge");
-    case sim_code::capture_unmatched:
-      return make(failure::other, "cudaErrorStreamCaptureUnmatched");
-    case sim_code::capture_unjoined:
-      return make(failure::other, "cudaErrorStreamCaptureUnjoined");
-    case sim_code::capture_isolation:
-      return make(failure::other, "cudaErrorStreamCaptureIsolation");
-    case sim_code::capture_implicit:
-      return make(failure::other, "cudaErrorStreamCaptureImplicit");
-    case sim_code::captured_event:
-      return make(failure::other, "cudaErrorCapturedEvent");
+  if (code == sim_code::ok) return {};
+  for (sim_error const& e : sim_errors) {
+    if (e.code == code) return {e.kind, static_cast<int>(code), e.name, call};
   }
-  return make(failure::other, "cudaErrorUnknown");
+  return {failure::other, static_cast<int>(code), "cudaErrorUnknown", call};
 }
 
 }  // namespace tarn::detail
@@ -1475,52 +1459,29 @@ enum class overflow : std::uint8_t {
   to_largest  ///< the largest number of the same sign, as cuda_fp8's types do (__NV_SATFINITE)
 };
 
+/// What a format consists of: a sign, an exponent, and a mantissa without its leading bit.
+template <class Bits, int ExponentBits, int MantissaBits, overflow OnOverflow = overflow::to_infinity,
+          top_exponent Top = top_exponent::infinity_and_nan>
+struct float_format {
+  using bits_type = Bits;
+  static constexpr int exponent_bits = ExponentBits;
+  static constexpr int mantissa_bits = MantissaBits;
+  static constexpr overflow on_overflow = OnOverflow;
+  static constexpr top_exponent top = Top;
+};
+
 /// IEEE 754 binary32, the format of float.
-struct binary32 {
-  using bits_type = std::uint32_t;
-  static constexpr int exponent_bits = 8;
-  static constexpr int mantissa_bits = 23;
-  static constexpr top_exponent top = top_exponent::infinity_and_nan;
-};
+struct binary32 : float_format<std::uint32_t, 8, 23> {};
 /// IEEE 754 binary64, the format of double.
-struct binary64 {
-  using bits_type = std::uint64_t;
-  static constexpr int exponent_bits = 11;
-  static constexpr int mantissa_bits = 52;
-  static constexpr top_exponent top = top_exponent::infinity_and_nan;
-};
+struct binary64 : float_format<std::uint64_t, 11, 52> {};
 /// IEEE 754 binary16: 11 significant bits, up to 65,504.
-struct binary16 {
-  using bits_type = std::uint16_t;
-  static constexpr int exponent_bits = 5;
-  static constexpr int mantissa_bits = 10;
-  static constexpr top_exponent top = top_exponent::infinity_and_nan;
-  static constexpr overflow on_overflow = overflow::to_infinity;
-};
+struct binary16 : float_format<std::uint16_t, 5, 10> {};
 /// The upper half of a binary32: 8 significant bits, the range of float.
-struct brain16 {
-  using bits_type = std::uint16_t;
-  static constexpr int exponent_bits = 8;
-  static constexpr int mantissa_bits = 7;
-  static constexpr top_exponent top = top_exponent::infinity_and_nan;
-  static constexpr overflow on_overflow = overflow::to_infinity;
-};
+struct brain16 : float_format<std::uint16_t, 8, 7> {};
 /// OCP E4M3 (FN): 4 significant bits, up to 448, no infinities.
-struct ocp_e4m3 {
-  using bits_type = std::uint8_t;
-  static constexpr int exponent_bits = 4;
-  static constexpr int mantissa_bits = 3;
-  static constexpr top_exponent top = top_exponent::numbers_and_nan;
-  static constexpr overflow on_overflow = overflow::to_largest;
-};
+struct ocp_e4m3 : float_format<std::uint8_t, 4, 3, overflow::to_largest, top_exponent::numbers_and_nan> {};
 /// OCP E5M2: 3 significant bits, up to 57,344. It has infinities, but no conversion produces one.
-struct ocp_e5m2 {
-  using bits_type = std::uint8_t;
-  static constexpr int exponent_bits = 5;
-  static constexpr int mantissa_bits = 2;
-  static constexpr top_exponent top = top_exponent::infinity_and_nan;
-  static constexpr overflow on_overflow = overflow::to_largest;
-};
+struct ocp_e5m2 : float_format<std::uint8_t, 5, 2, overflow::to_largest> {};
 
 namespace detail {
 

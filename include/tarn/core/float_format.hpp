@@ -22,52 +22,29 @@ enum class overflow : std::uint8_t {
   to_largest  ///< the largest number of the same sign, as cuda_fp8's types do (__NV_SATFINITE)
 };
 
+/// What a format consists of: a sign, an exponent, and a mantissa without its leading bit.
+template <class Bits, int ExponentBits, int MantissaBits, overflow OnOverflow = overflow::to_infinity,
+          top_exponent Top = top_exponent::infinity_and_nan>
+struct float_format {
+  using bits_type = Bits;
+  static constexpr int exponent_bits = ExponentBits;
+  static constexpr int mantissa_bits = MantissaBits;
+  static constexpr overflow on_overflow = OnOverflow;
+  static constexpr top_exponent top = Top;
+};
+
 /// IEEE 754 binary32, the format of float.
-struct binary32 {
-  using bits_type = std::uint32_t;
-  static constexpr int exponent_bits = 8;
-  static constexpr int mantissa_bits = 23;
-  static constexpr top_exponent top = top_exponent::infinity_and_nan;
-};
+struct binary32 : float_format<std::uint32_t, 8, 23> {};
 /// IEEE 754 binary64, the format of double.
-struct binary64 {
-  using bits_type = std::uint64_t;
-  static constexpr int exponent_bits = 11;
-  static constexpr int mantissa_bits = 52;
-  static constexpr top_exponent top = top_exponent::infinity_and_nan;
-};
+struct binary64 : float_format<std::uint64_t, 11, 52> {};
 /// IEEE 754 binary16: 11 significant bits, up to 65,504.
-struct binary16 {
-  using bits_type = std::uint16_t;
-  static constexpr int exponent_bits = 5;
-  static constexpr int mantissa_bits = 10;
-  static constexpr top_exponent top = top_exponent::infinity_and_nan;
-  static constexpr overflow on_overflow = overflow::to_infinity;
-};
+struct binary16 : float_format<std::uint16_t, 5, 10> {};
 /// The upper half of a binary32: 8 significant bits, the range of float.
-struct brain16 {
-  using bits_type = std::uint16_t;
-  static constexpr int exponent_bits = 8;
-  static constexpr int mantissa_bits = 7;
-  static constexpr top_exponent top = top_exponent::infinity_and_nan;
-  static constexpr overflow on_overflow = overflow::to_infinity;
-};
+struct brain16 : float_format<std::uint16_t, 8, 7> {};
 /// OCP E4M3 (FN): 4 significant bits, up to 448, no infinities.
-struct ocp_e4m3 {
-  using bits_type = std::uint8_t;
-  static constexpr int exponent_bits = 4;
-  static constexpr int mantissa_bits = 3;
-  static constexpr top_exponent top = top_exponent::numbers_and_nan;
-  static constexpr overflow on_overflow = overflow::to_largest;
-};
+struct ocp_e4m3 : float_format<std::uint8_t, 4, 3, overflow::to_largest, top_exponent::numbers_and_nan> {};
 /// OCP E5M2: 3 significant bits, up to 57,344. It has infinities, but no conversion produces one.
-struct ocp_e5m2 {
-  using bits_type = std::uint8_t;
-  static constexpr int exponent_bits = 5;
-  static constexpr int mantissa_bits = 2;
-  static constexpr top_exponent top = top_exponent::infinity_and_nan;
-  static constexpr overflow on_overflow = overflow::to_largest;
-};
+struct ocp_e5m2 : float_format<std::uint8_t, 5, 2, overflow::to_largest> {};
 
 namespace detail {
 

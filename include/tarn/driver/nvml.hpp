@@ -57,34 +57,30 @@ struct nvml_calls {
 
 inline constexpr int nvml_insufficient_size = 7;
 
+struct nvml_error {
+  int code;
+  char const* name;
+};
+inline constexpr nvml_error nvml_errors[] = {
+    {1, "NVML_ERROR_UNINITIALIZED"},
+    {2, "NVML_ERROR_INVALID_ARGUMENT"},
+    {3, "NVML_ERROR_NOT_SUPPORTED"},
+    {4, "NVML_ERROR_NO_PERMISSION"},
+    {6, "NVML_ERROR_NOT_FOUND"},
+    {nvml_insufficient_size, "NVML_ERROR_INSUFFICIENT_SIZE"},
+    {9, "NVML_ERROR_DRIVER_NOT_LOADED"},
+    {12, "NVML_ERROR_LIBRARY_NOT_FOUND"},
+    {13, "NVML_ERROR_FUNCTION_NOT_FOUND"},
+    {15, "NVML_ERROR_GPU_IS_LOST"},
+    {18, "NVML_ERROR_LIB_RM_VERSION_MISMATCH"},
+};
+
 /// Returns nvml.h's name for the codes expected here.
 [[nodiscard]] constexpr char const* nvml_name(int code) noexcept {
-  switch (code) {
-    case 1:
-      return "NVML_ERROR_UNINITIALIZED";
-    case 2:
-      return "NVML_ERROR_INVALID_ARGUMENT";
-    case 3:
-      return "NVML_ERROR_NOT_SUPPORTED";
-    case 4:
-      return "NVML_ERROR_NO_PERMISSION";
-    case 6:
-      return "NVML_ERROR_NOT_FOUND";
-    case nvml_insufficient_size:
-      return "NVML_ERROR_INSUFFICIENT_SIZE";
-    case 9:
-      return "NVML_ERROR_DRIVER_NOT_LOADED";
-    case 12:
-      return "NVML_ERROR_LIBRARY_NOT_FOUND";
-    case 13:
-      return "NVML_ERROR_FUNCTION_NOT_FOUND";
-    case 15:
-      return "NVML_ERROR_GPU_IS_LOST";
-    case 18:
-      return "NVML_ERROR_LIB_RM_VERSION_MISMATCH";
-    default:
-      return "an NVML error";
+  for (nvml_error const& e : nvml_errors) {
+    if (e.code == code) return e.name;
   }
+  return "an NVML error";
 }
 [[nodiscard]] constexpr status nvml_failed(int code, char const* call) noexcept {
   return {failure::unsupported, code, nvml_name(code), call};

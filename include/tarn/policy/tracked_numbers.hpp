@@ -370,13 +370,7 @@ class tracked_numbers {
   std::uint64_t used_ = 0;    ///< places whose slots have counted
   unsigned owner_ = unowned;  ///< place of the thread that knows all sums
   bool overlapped_ = false;
-  at_fork member_{
-      this,
-      [](void* self) noexcept {
-        static_cast<tracked_numbers*>(self)->lock_.lock();
-        return true;
-      },
-      [](void* self, fork_side) noexcept { static_cast<tracked_numbers*>(self)->lock_.unlock(); }};
+  held_at_fork<combining_lock<tracked_update>> member_{lock_};
 };
 
 }  // namespace tarn::detail

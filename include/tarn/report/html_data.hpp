@@ -142,19 +142,9 @@ class html_data {
     return address == 0 ? 0 : ((address - base_) >> shift_) + 1;
   }
   static code code_of(snapshot_event_kind kind) noexcept {
-    switch (kind) {
-      case snapshot_event_kind::allocate:
-        return code::allocate;
-      case snapshot_event_kind::free:
-        return code::free_unlisted;
-      case snapshot_event_kind::refused:
-        return code::refused;
-      case snapshot_event_kind::reserve:
-        return code::reserve;
-      case snapshot_event_kind::release:
-        break;
-    }
-    return code::release;
+    constexpr code codes[] = {code::allocate, code::free_unlisted, code::refused, code::reserve,
+                              code::release};
+    return codes[static_cast<std::size_t>(kind)];
   }
   std::uint32_t stream_index(stream_id id) {
     auto const [at, added] = stream_at_.try_emplace(id, static_cast<std::uint32_t>(streams_.size()));

@@ -37,18 +37,8 @@ namespace detail {
   return kind == segment_kind::view ? "view" : "upstream";
 }
 [[nodiscard]] constexpr char const* name_of(snapshot_event_kind kind) noexcept {
-  switch (kind) {
-    case snapshot_event_kind::allocate:
-      return "allocate";
-    case snapshot_event_kind::free:
-      return "free";
-    case snapshot_event_kind::refused:
-      return "refused";
-    case snapshot_event_kind::reserve:
-      return "reserve";
-    default:
-      return "release";
-  }
+  constexpr char const* names[] = {"allocate", "free", "refused", "reserve", "release"};
+  return names[static_cast<std::size_t>(kind)];
 }
 
 inline void write_pool(json_text& json, pool_state const& p) {
