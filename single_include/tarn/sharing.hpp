@@ -14,7 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -478,17 +478,10 @@ class shared_event {
   shared_event(shared_event_token const& token, D driver) : driver_(std::move(driver)) {
     must_succeed(driver_, driver_.open_shared_event(token, event_));
   }
-  shared_event(shared_event&& other) noexcept
-      : driver_(other.driver_), process_(other.process_), event_(std::exchange(other.event_, nullptr)) {}
-  shared_event& operator=(shared_event&& other) noexcept {
-    shared_event taken(std::move(other));
-    std::swap(driver_, taken.driver_);
-    std::swap(process_, taken.process_);
-    std::swap(event_, taken.event_);
-    return *this;
-  }
+  shared_event(shared_event const&) = delete;
+  shared_event& operator=(shared_event const&) = delete;
   ~shared_event() {
-    if (event_ != nullptr && process_.is_this()) (void)driver_.destroy_event(event_);
+    if (process_.is_this()) (void)driver_.destroy_event(event_);
   }
 
   /// @throws cuda_error
@@ -569,17 +562,9 @@ inline constexpr char const* several_handles =
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-/// A process that becomes known once. Thread-safe, except for moves.
+/// A process that becomes known once. Thread-safe.
 class known_process {
  public:
-  known_process() noexcept = default;
-  known_process(known_process&& other) noexcept : id_(other.id_), state_(other.state_.load()) {}
-  known_process& operator=(known_process&& other) noexcept {
-    id_ = other.id_;
-    state_.store(other.state_.load());
-    return *this;
-  }
-  ~known_process() = default;
   /// The first call counts.
   void set(process_identity const& id) noexcept {
     state before = state::unknown;
@@ -644,8 +629,8 @@ class [[nodiscard]] exported_block {
       require_alignment(p, alignment);
       describe(bytes, alignment);
       if (ready == nullptr) return;
-      ready_.emplace(driver_, description_.ready);
-      done_.emplace(driver_, description_.done);
+      ready_ = std::make_unique<event>(driver_, description_.ready);
+      done_ = std::make_unique<event>(driver_, description_.done);
       description_.has_events = true;
       ready_->record(*ready);
     });
@@ -672,7 +657,7 @@ class [[nodiscard]] exported_block {
   /// @throws sharing_error (importer_ended), cuda_error as above
   void wait_done(stream_ref stream, source_location where = source_location::current()) const {
     detail::called_from(where, [&] {
-      event_of(done_).wait(stream, sharing_failure::importer_ended, [&] { return importer_.has_ended(); });
+      event_of(done_).wait(stream, sharing_failure::importer_ended, [&] { return importer_->has_ended(); });
     });
   }
   /// The caller waits, on the host, for the last record_done() of the importer. Notices within 20 ms that a known importer has ended.
@@ -681,19 +666,19 @@ class [[nodiscard]] exported_block {
                         source_location where = source_location::current()) const {
     detail::called_from(where, [&] {
       event_of(done_).synchronize(timeout, sharing_failure::importer_ended,
-                                  [&] { return importer_.has_ended(); });
+                                  [&] { return importer_->has_ended(); });
     });
   }
   /// The process that imports the block, so that its end is noticed. send_block() calls this; of several calls the first counts.
-  void set_importer(process_identity const& importer) const noexcept { importer_.set(importer); }
+  void set_importer(process_identity const& importer) const noexcept {
+    if (importer_ != nullptr) importer_->set(importer);
+  }
 
  private:
-  using event = std::optional<detail::shared_event<driver_type>>;
+  using event = detail::shared_event<driver_type>;
 
-  [[nodiscard]] auto& event_of(event const& e) const {
-    if (!e)
-      throw cuda_error(detail::unsupported_call(detail::no_events), driver_.device().value,
-                       source_location{});
+  [[nodiscard]] event const& event_of(std::unique_ptr<event> const& e) const {
+    if (e == nullptr) refuse(detail::no_events);
     return *e;
   }
   [[noreturn]] void refuse(char const* why) const {
@@ -729,7 +714,7 @@ class [[nodiscard]] exported_block {
       exported.type = type;
       status const s = driver_.export_pages(handles_.front(), exported);
       if (!s.ok() && s.code == invalid_value) continue;
-      if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
+      detail::must_succeed(driver_, s);
       exported_pages const closed(exported);
       description_.type = type;
       return;
@@ -743,9 +728,9 @@ class [[nodiscard]] exported_block {
   page_pin<Memory> pin_;
   block_description description_{};
   std::vector<page_handle> handles_{};
-  event ready_{};
-  event done_{};
-  mutable detail::known_process importer_{};
+  std::unique_ptr<event> ready_{};
+  std::unique_ptr<event> done_{};
+  std::unique_ptr<detail::known_process> importer_ = std::make_unique<detail::known_process>();
 };
 
 /// Exports a block of a pool over pages, for other processes. The stream's work so far is what importers wait for.
@@ -795,8 +780,7 @@ class [[nodiscard]] dma_buf {
     auto const segments = pin_.segments();
     auto const driver = pin_.driver();
     if (segments.size() != 1) {
-      throw cuda_error(detail::unsupported_call(detail::several_handles), driver.device().value,
-                       source_location{});
+      detail::must_succeed(driver, detail::unsupported_call(detail::several_handles));
     }
     // Within the handle, whose address and size are multiples of larger pages.
     auto const address = reinterpret_cast<std::uintptr_t>(segments.front().address);
@@ -829,7 +813,7 @@ class [[nodiscard]] dma_buf {
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
+#include <memory>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -998,19 +982,8 @@ template <sharing_driver D>
 class imported_mapping {
  public:
   explicit imported_mapping(D driver) noexcept : driver_(std::move(driver)) {}
-  imported_mapping(imported_mapping&& other) noexcept : driver_(other.driver_) { swap(other); }
-  imported_mapping& operator=(imported_mapping other) noexcept {
-    swap(other);
-    return *this;
-  }
-  void swap(imported_mapping& other) noexcept {
-    std::swap(driver_, other.driver_);
-    std::swap(process_, other.process_);
-    std::swap(range_, other.range_);
-    std::swap(bytes_, other.bytes_);
-    sizes_.swap(other.sizes_);
-    std::swap(mapped_, other.mapped_);
-  }
+  imported_mapping(imported_mapping const&) = delete;
+  imported_mapping& operator=(imported_mapping const&) = delete;
   /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a capture still forbids to wait
   /// for the work, the memory stays mapped for good. A forked child unmaps nothing.
   ~imported_mapping() {
@@ -1051,10 +1024,7 @@ class imported_mapping {
     must_succeed(driver_, s);
     next_ += sizes_[mapped_++];
   }
-  [[nodiscard]] void* data(std::size_t offset) const noexcept {
-    return range_ != nullptr ? static_cast<char*>(range_) + offset : nullptr;
-  }
-  [[nodiscard]] D const& driver() const noexcept { return driver_; }
+  [[nodiscard]] void* data(std::size_t offset) const noexcept { return static_cast<char*>(range_) + offset; }
 
  private:
   D driver_;
@@ -1103,28 +1073,31 @@ class [[nodiscard]] imported_block {
   /// See import_block().
   template <class Next>
   imported_block(D driver, block_description const& d, Next&& next, source_location where)
-      : mapping_(std::move(driver)), offset_(d.offset), bytes_(d.bytes), exporter_(d.exporter) {
+      : driver_(std::move(driver)), offset_(d.offset), bytes_(d.bytes), exporter_(d.exporter) {
     detail::called_from(where, [&] {
-      detail::require_importable(mapping_.driver(), d);
-      mapping_.reserve(d.handles, d.offset, d.alignment);
+      detail::require_importable(driver_, d);
+      mapping_ = std::make_unique<mapping>(driver_);
+      mapping_->reserve(d.handles, d.offset, d.alignment);
       for (std::size_t i = 0; i < d.handles.size(); ++i) {
         exported_pages const pages = next(i);
         if (pages.get().type != d.type) {
           throw sharing_error(sharing_failure::wrong_pages,
                               "the pages are not of the type that the description says");
         }
-        mapping_.add(pages.get());
+        mapping_->add(pages.get());
       }
       if (!d.has_events) return;
-      ready_.emplace(d.ready, mapping_.driver());
-      done_.emplace(d.done, mapping_.driver());
+      ready_ = std::make_unique<event>(d.ready, driver_);
+      done_ = std::make_unique<event>(d.done, driver_);
     });
   }
 
-  [[nodiscard]] void* data() const noexcept { return mapping_.data(offset_); }
+  [[nodiscard]] void* data() const noexcept {
+    return mapping_ != nullptr ? mapping_->data(offset_) : nullptr;
+  }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return data() != nullptr ? bytes_ : 0; }
   /// Whether the exporter gave a stream.
-  [[nodiscard]] bool has_events() const noexcept { return data() != nullptr && ready_.has_value(); }
+  [[nodiscard]] bool has_events() const noexcept { return ready_ != nullptr; }
   /// Later work on the stream waits for what the exporter recorded last. If that process has ended before that work, this throws; if
   /// it is killed later and before its work has ended, the stream may wait forever.
   /// @throws sharing_error (exporter_ended), cuda_error (unsupported: exported without a stream)
@@ -1148,21 +1121,21 @@ class [[nodiscard]] imported_block {
   }
 
  private:
-  using event = std::optional<detail::shared_event<D>>;
+  using event = detail::shared_event<D>;
+  using mapping = detail::imported_mapping<D>;
   [[nodiscard]] bool exporter_has_ended() const noexcept { return detail::has_ended(exporter_); }
-  [[nodiscard]] auto& event_of(event const& e) const {
-    if (!e)
-      throw cuda_error(detail::unsupported_call(detail::no_events), mapping_.driver().device().value,
-                       source_location{});
+  [[nodiscard]] event const& event_of(std::unique_ptr<event> const& e) const {
+    if (e == nullptr) detail::must_succeed(driver_, detail::unsupported_call(detail::no_events));
     return *e;
   }
 
-  detail::imported_mapping<D> mapping_;
+  D driver_;
+  std::unique_ptr<mapping> mapping_{};
   std::size_t offset_;
   std::size_t bytes_;
   process_identity exporter_;
-  event ready_{};
-  event done_{};
+  std::unique_ptr<event> ready_{};
+  std::unique_ptr<event> done_{};
 };
 
 /// Imports a block that another process has exported, on the device of `memory` (a source or any memory over it).

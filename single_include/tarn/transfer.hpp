@@ -468,10 +468,7 @@ class batch_collector {
 
   /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
-    if (!started_) {
-      started_ = true;
-      if (end_ != 0) start();
-    }
+    if (!std::exchange(started_, true) && end_ != 0) start();
     return iterator(*this);
   }
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
@@ -541,30 +538,20 @@ template <class T, std::size_t N, class Memory>
   requires resource<Memory>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
                                    stream_ref stream, source_location where = source_location::current()) {
-  using pinned = basic_pinned<typename Memory::driver_type>;
-  return detail::called_from(where, [&] {
-    return batch_collector<std::remove_const_t<T>, pinned, typename Memory::driver_type>(
-        from, options, memory.driver(), stream, pinned(memory.driver()), where);
-  });
+  return collect_batches(from, options, memory, stream,
+                         basic_pinned<typename Memory::driver_type>(memory.driver()), where);
 }
 template <class T, class Memory>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
                                    stream_ref stream, source_location where = source_location::current()) {
-  using pinned = basic_pinned<typename Memory::driver_type>;
-  return detail::called_from(where, [&] {
-    return batch_collector<T, pinned, typename Memory::driver_type>(
-        from.span(), options, from.resource().driver(), stream, pinned(from.resource().driver()), where);
-  });
+  return collect_batches(from.span(), options, from.resource(), stream, where);
 }
 template <class T, class Memory, class Pinned>
   requires resource<Pinned>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
                                    stream_ref stream, Pinned pinned,
                                    source_location where = source_location::current()) {
-  return detail::called_from(where, [&] {
-    return batch_collector<T, Pinned, typename Memory::driver_type>(
-        from.span(), options, from.resource().driver(), stream, std::move(pinned), where);
-  });
+  return collect_batches(from.span(), options, from.resource(), stream, std::move(pinned), where);
 }
 // clang-format off
 template <class T, class Memory, class... Rest>
@@ -2177,7 +2164,8 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
-  detail::require_no_overlap(source, count * sizeof(T), target, count * sizeof(T),
+  std::size_t const bytes = count * sizeof(T);
+  detail::require_no_overlap(source, bytes, target, bytes,
                              "the target of a copy overlaps its source; copy through a separate buffer",
                              where);
   using driver_type = typename ToResource::driver_type;
@@ -2189,10 +2177,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
     if (apart) {
       detail::in_turn(
           on_source,
-          [&] {
-            status const s = theirs.copy(from.stream(), target, source, count * sizeof(T));
-            if (!s.ok()) throw cuda_error(s, theirs.device().value, where);
-          },
+          [&] { detail::must_succeed(theirs, theirs.copy(from.stream(), target, source, bytes), where); },
           where, on_target);
       return;
     }
@@ -2205,12 +2190,12 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
                       requires {
                         driver.copy_from_device(to.stream(), target, device_id{}, source, count);
                       }) {
-          s = apart ? driver.copy_from_device(to.stream(), target, theirs.device(), source, count * sizeof(T))
-                    : driver.copy(to.stream(), target, source, count * sizeof(T));
+          s = apart ? driver.copy_from_device(to.stream(), target, theirs.device(), source, bytes)
+                    : driver.copy(to.stream(), target, source, bytes);
         } else {
-          s = driver.copy(to.stream(), target, source, count * sizeof(T));
+          s = driver.copy(to.stream(), target, source, bytes);
         }
-        if (!s.ok()) throw cuda_error(s, driver.device().value, where);
+        detail::must_succeed(driver, s, where);
       },
       where, on_source);
 }
@@ -3450,10 +3435,7 @@ class batch_stream {
 
   /// Starts the loop on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
-    if (!started_) {
-      started_ = true;
-      if (end_ != 0) start();
-    }
+    if (!std::exchange(started_, true) && end_ != 0) start();
     return iterator(*this);
   }
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
@@ -3652,11 +3634,8 @@ template <class Source, class Memory>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
                                   stream_ref stream, source_location where = source_location::current()) {
   basic_pinned<typename Memory::driver_type> pinned(memory.driver());
-  return detail::called_from(where, [&] {
-    return batch_stream<detail::batch_source_of<Source>, Memory, decltype(pinned)>(
-        detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
-        std::move(pinned), where);
-  });
+  return stream_batches(std::forward<Source>(source), options, std::move(memory), stream, std::move(pinned),
+                        where);
 }
 
 }  // namespace tarn

@@ -49,10 +49,7 @@ class batch_collector {
 
   /// Starts the copies on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
-    if (!started_) {
-      started_ = true;
-      if (end_ != 0) start();
-    }
+    if (!std::exchange(started_, true) && end_ != 0) start();
     return iterator(*this);
   }
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
@@ -122,30 +119,20 @@ template <class T, std::size_t N, class Memory>
   requires resource<Memory>
 [[nodiscard]] auto collect_batches(std::span<T, N> from, batch_options const& options, Memory const& memory,
                                    stream_ref stream, source_location where = source_location::current()) {
-  using pinned = basic_pinned<typename Memory::driver_type>;
-  return detail::called_from(where, [&] {
-    return batch_collector<std::remove_const_t<T>, pinned, typename Memory::driver_type>(
-        from, options, memory.driver(), stream, pinned(memory.driver()), where);
-  });
+  return collect_batches(from, options, memory, stream,
+                         basic_pinned<typename Memory::driver_type>(memory.driver()), where);
 }
 template <class T, class Memory>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
                                    stream_ref stream, source_location where = source_location::current()) {
-  using pinned = basic_pinned<typename Memory::driver_type>;
-  return detail::called_from(where, [&] {
-    return batch_collector<T, pinned, typename Memory::driver_type>(
-        from.span(), options, from.resource().driver(), stream, pinned(from.resource().driver()), where);
-  });
+  return collect_batches(from.span(), options, from.resource(), stream, where);
 }
 template <class T, class Memory, class Pinned>
   requires resource<Pinned>
 [[nodiscard]] auto collect_batches(device_buffer<T, Memory> const& from, batch_options const& options,
                                    stream_ref stream, Pinned pinned,
                                    source_location where = source_location::current()) {
-  return detail::called_from(where, [&] {
-    return batch_collector<T, Pinned, typename Memory::driver_type>(
-        from.span(), options, from.resource().driver(), stream, std::move(pinned), where);
-  });
+  return collect_batches(from.span(), options, from.resource(), stream, std::move(pinned), where);
 }
 // clang-format off
 template <class T, class Memory, class... Rest>

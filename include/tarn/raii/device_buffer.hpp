@@ -115,26 +115,14 @@ class device_buffer {
   /// @param stream  orders the copy, the release of the old block, and later work
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
   void resize(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
-    detail::called_from<Resource>(call, [&] {
-      if (count > capacity_) {
-        relocate(count, stream);
-      } else {
-        set_stream(stream);
-      }
-    });
+    reserve(count, stream, call);
     size_ = count;
   }
   void resize(std::size_t count, attribution call = attribution::current()) { resize(count, stream_, call); }
 
   /// Reserves capacity for `count` elements; size() is unchanged. Strong guarantee, as resize().
   void reserve(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
-    detail::called_from<Resource>(call, [&] {
-      if (count > capacity_) {
-        relocate(count, stream);
-      } else {
-        set_stream(stream);
-      }
-    });
+    move_to(count > capacity_ ? count : capacity_, stream, call);
   }
   void reserve(std::size_t count, attribution call = attribution::current()) {
     reserve(count, stream_, call);
@@ -142,13 +130,7 @@ class device_buffer {
 
   /// Releases unused capacity by moving to a block of size() elements. Strong guarantee.
   void shrink_to_fit(stream_ref stream, attribution call = attribution::current()) {
-    detail::called_from<Resource>(call, [&] {
-      if (size_ < capacity_) {
-        relocate(size_, stream);
-      } else {
-        set_stream(stream);
-      }
-    });
+    move_to(size_, stream, call);
   }
   void shrink_to_fit(attribution call = attribution::current()) { shrink_to_fit(stream_, call); }
 
@@ -217,9 +199,8 @@ class device_buffer {
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
-    status const s =
-        detail::fill_in_order(driver(), stream_, data_, std::to_integer<unsigned char>(value), bytes());
-    if (!s.ok()) throw cuda_error(s, driver().device().value, where);
+    auto const byte = std::to_integer<unsigned char>(value);
+    detail::must_succeed(driver(), detail::fill_in_order(driver(), stream_, data_, byte, bytes()), where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
@@ -274,7 +255,7 @@ class device_buffer {
       device_id const theirs = other.resource().driver().device();
       if (theirs == driver().device()) return false;
       status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), bytes());
-      if (!s.ok()) throw cuda_error(s, driver().device().value, where);
+      detail::must_succeed(driver(), s, where);
       return true;
     }
     return false;
@@ -285,7 +266,16 @@ class device_buffer {
     return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
            other.resource().driver().device() != driver().device();
   }
-  /// Moves to a block of `count` elements on `stream`.
+  /// Moves to a block of `count` elements on `stream`, or only to `stream` if the block has that many.
+  void move_to(std::size_t count, stream_ref stream, attribution const& call) {
+    detail::called_from<Resource>(call, [&] {
+      if (count != capacity_) {
+        relocate(count, stream);
+      } else {
+        set_stream(stream);
+      }
+    });
+  }
   void relocate(std::size_t count, stream_ref stream) {
     device_buffer moved(memory_, count, stream, alignment_);
     moved.size_ = detail::min_of(size_, count);

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -45,17 +45,9 @@ inline constexpr char const* several_handles =
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-/// A process that becomes known once. Thread-safe, except for moves.
+/// A process that becomes known once. Thread-safe.
 class known_process {
  public:
-  known_process() noexcept = default;
-  known_process(known_process&& other) noexcept : id_(other.id_), state_(other.state_.load()) {}
-  known_process& operator=(known_process&& other) noexcept {
-    id_ = other.id_;
-    state_.store(other.state_.load());
-    return *this;
-  }
-  ~known_process() = default;
   /// The first call counts.
   void set(process_identity const& id) noexcept {
     state before = state::unknown;
@@ -120,8 +112,8 @@ class [[nodiscard]] exported_block {
       require_alignment(p, alignment);
       describe(bytes, alignment);
       if (ready == nullptr) return;
-      ready_.emplace(driver_, description_.ready);
-      done_.emplace(driver_, description_.done);
+      ready_ = std::make_unique<event>(driver_, description_.ready);
+      done_ = std::make_unique<event>(driver_, description_.done);
       description_.has_events = true;
       ready_->record(*ready);
     });
@@ -148,7 +140,7 @@ class [[nodiscard]] exported_block {
   /// @throws sharing_error (importer_ended), cuda_error as above
   void wait_done(stream_ref stream, source_location where = source_location::current()) const {
     detail::called_from(where, [&] {
-      event_of(done_).wait(stream, sharing_failure::importer_ended, [&] { return importer_.has_ended(); });
+      event_of(done_).wait(stream, sharing_failure::importer_ended, [&] { return importer_->has_ended(); });
     });
   }
   /// The caller waits, on the host, for the last record_done() of the importer. Notices within 20 ms that a known importer has ended.
@@ -157,19 +149,19 @@ class [[nodiscard]] exported_block {
                         source_location where = source_location::current()) const {
     detail::called_from(where, [&] {
       event_of(done_).synchronize(timeout, sharing_failure::importer_ended,
-                                  [&] { return importer_.has_ended(); });
+                                  [&] { return importer_->has_ended(); });
     });
   }
   /// The process that imports the block, so that its end is noticed. send_block() calls this; of several calls the first counts.
-  void set_importer(process_identity const& importer) const noexcept { importer_.set(importer); }
+  void set_importer(process_identity const& importer) const noexcept {
+    if (importer_ != nullptr) importer_->set(importer);
+  }
 
  private:
-  using event = std::optional<detail::shared_event<driver_type>>;
+  using event = detail::shared_event<driver_type>;
 
-  [[nodiscard]] auto& event_of(event const& e) const {
-    if (!e)
-      throw cuda_error(detail::unsupported_call(detail::no_events), driver_.device().value,
-                       source_location{});
+  [[nodiscard]] event const& event_of(std::unique_ptr<event> const& e) const {
+    if (e == nullptr) refuse(detail::no_events);
     return *e;
   }
   [[noreturn]] void refuse(char const* why) const {
@@ -205,7 +197,7 @@ class [[nodiscard]] exported_block {
       exported.type = type;
       status const s = driver_.export_pages(handles_.front(), exported);
       if (!s.ok() && s.code == invalid_value) continue;
-      if (!s.ok()) throw cuda_error(s, driver_.device().value, source_location{});
+      detail::must_succeed(driver_, s);
       exported_pages const closed(exported);
       description_.type = type;
       return;
@@ -219,9 +211,9 @@ class [[nodiscard]] exported_block {
   page_pin<Memory> pin_;
   block_description description_{};
   std::vector<page_handle> handles_{};
-  event ready_{};
-  event done_{};
-  mutable detail::known_process importer_{};
+  std::unique_ptr<event> ready_{};
+  std::unique_ptr<event> done_{};
+  std::unique_ptr<detail::known_process> importer_ = std::make_unique<detail::known_process>();
 };
 
 /// Exports a block of a pool over pages, for other processes. The stream's work so far is what importers wait for.
@@ -271,8 +263,7 @@ class [[nodiscard]] dma_buf {
     auto const segments = pin_.segments();
     auto const driver = pin_.driver();
     if (segments.size() != 1) {
-      throw cuda_error(detail::unsupported_call(detail::several_handles), driver.device().value,
-                       source_location{});
+      detail::must_succeed(driver, detail::unsupported_call(detail::several_handles));
     }
     // Within the handle, whose address and size are multiples of larger pages.
     auto const address = reinterpret_cast<std::uintptr_t>(segments.front().address);

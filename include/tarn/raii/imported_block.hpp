@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
+#include <memory>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -40,19 +40,8 @@ template <sharing_driver D>
 class imported_mapping {
  public:
   explicit imported_mapping(D driver) noexcept : driver_(std::move(driver)) {}
-  imported_mapping(imported_mapping&& other) noexcept : driver_(other.driver_) { swap(other); }
-  imported_mapping& operator=(imported_mapping other) noexcept {
-    swap(other);
-    return *this;
-  }
-  void swap(imported_mapping& other) noexcept {
-    std::swap(driver_, other.driver_);
-    std::swap(process_, other.process_);
-    std::swap(range_, other.range_);
-    std::swap(bytes_, other.bytes_);
-    sizes_.swap(other.sizes_);
-    std::swap(mapped_, other.mapped_);
-  }
+  imported_mapping(imported_mapping const&) = delete;
+  imported_mapping& operator=(imported_mapping const&) = delete;
   /// Waits for the device's work, which may use the memory, and for captures in scopes, up to 10 s. If a capture still forbids to wait
   /// for the work, the memory stays mapped for good. A forked child unmaps nothing.
   ~imported_mapping() {
@@ -93,10 +82,7 @@ class imported_mapping {
     must_succeed(driver_, s);
     next_ += sizes_[mapped_++];
   }
-  [[nodiscard]] void* data(std::size_t offset) const noexcept {
-    return range_ != nullptr ? static_cast<char*>(range_) + offset : nullptr;
-  }
-  [[nodiscard]] D const& driver() const noexcept { return driver_; }
+  [[nodiscard]] void* data(std::size_t offset) const noexcept { return static_cast<char*>(range_) + offset; }
 
  private:
   D driver_;
@@ -145,28 +131,31 @@ class [[nodiscard]] imported_block {
   /// See import_block().
   template <class Next>
   imported_block(D driver, block_description const& d, Next&& next, source_location where)
-      : mapping_(std::move(driver)), offset_(d.offset), bytes_(d.bytes), exporter_(d.exporter) {
+      : driver_(std::move(driver)), offset_(d.offset), bytes_(d.bytes), exporter_(d.exporter) {
     detail::called_from(where, [&] {
-      detail::require_importable(mapping_.driver(), d);
-      mapping_.reserve(d.handles, d.offset, d.alignment);
+      detail::require_importable(driver_, d);
+      mapping_ = std::make_unique<mapping>(driver_);
+      mapping_->reserve(d.handles, d.offset, d.alignment);
       for (std::size_t i = 0; i < d.handles.size(); ++i) {
         exported_pages const pages = next(i);
         if (pages.get().type != d.type) {
           throw sharing_error(sharing_failure::wrong_pages,
                               "the pages are not of the type that the description says");
         }
-        mapping_.add(pages.get());
+        mapping_->add(pages.get());
       }
       if (!d.has_events) return;
-      ready_.emplace(d.ready, mapping_.driver());
-      done_.emplace(d.done, mapping_.driver());
+      ready_ = std::make_unique<event>(d.ready, driver_);
+      done_ = std::make_unique<event>(d.done, driver_);
     });
   }
 
-  [[nodiscard]] void* data() const noexcept { return mapping_.data(offset_); }
+  [[nodiscard]] void* data() const noexcept {
+    return mapping_ != nullptr ? mapping_->data(offset_) : nullptr;
+  }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return data() != nullptr ? bytes_ : 0; }
   /// Whether the exporter gave a stream.
-  [[nodiscard]] bool has_events() const noexcept { return data() != nullptr && ready_.has_value(); }
+  [[nodiscard]] bool has_events() const noexcept { return ready_ != nullptr; }
   /// Later work on the stream waits for what the exporter recorded last. If that process has ended before that work, this throws; if
   /// it is killed later and before its work has ended, the stream may wait forever.
   /// @throws sharing_error (exporter_ended), cuda_error (unsupported: exported without a stream)
@@ -190,21 +179,21 @@ class [[nodiscard]] imported_block {
   }
 
  private:
-  using event = std::optional<detail::shared_event<D>>;
+  using event = detail::shared_event<D>;
+  using mapping = detail::imported_mapping<D>;
   [[nodiscard]] bool exporter_has_ended() const noexcept { return detail::has_ended(exporter_); }
-  [[nodiscard]] auto& event_of(event const& e) const {
-    if (!e)
-      throw cuda_error(detail::unsupported_call(detail::no_events), mapping_.driver().device().value,
-                       source_location{});
+  [[nodiscard]] event const& event_of(std::unique_ptr<event> const& e) const {
+    if (e == nullptr) detail::must_succeed(driver_, detail::unsupported_call(detail::no_events));
     return *e;
   }
 
-  detail::imported_mapping<D> mapping_;
+  D driver_;
+  std::unique_ptr<mapping> mapping_{};
   std::size_t offset_;
   std::size_t bytes_;
   process_identity exporter_;
-  event ready_{};
-  event done_{};
+  std::unique_ptr<event> ready_{};
+  std::unique_ptr<event> done_{};
 };
 
 /// Imports a block that another process has exported, on the device of `memory` (a source or any memory over it).

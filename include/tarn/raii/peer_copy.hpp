@@ -49,7 +49,8 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
   auto const& driver = to.resource().driver();
   T const* const source = from.data() + from_first;
   T* const target = to.data() + to_first;
-  detail::require_no_overlap(source, count * sizeof(T), target, count * sizeof(T),
+  std::size_t const bytes = count * sizeof(T);
+  detail::require_no_overlap(source, bytes, target, bytes,
                              "the target of a copy overlaps its source; copy through a separate buffer",
                              where);
   using driver_type = typename ToResource::driver_type;
@@ -61,10 +62,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
     if (apart) {
       detail::in_turn(
           on_source,
-          [&] {
-            status const s = theirs.copy(from.stream(), target, source, count * sizeof(T));
-            if (!s.ok()) throw cuda_error(s, theirs.device().value, where);
-          },
+          [&] { detail::must_succeed(theirs, theirs.copy(from.stream(), target, source, bytes), where); },
           where, on_target);
       return;
     }
@@ -77,12 +75,12 @@ void peer_copy(device_buffer<T, FromResource> const& from, std::size_t from_firs
                       requires {
                         driver.copy_from_device(to.stream(), target, device_id{}, source, count);
                       }) {
-          s = apart ? driver.copy_from_device(to.stream(), target, theirs.device(), source, count * sizeof(T))
-                    : driver.copy(to.stream(), target, source, count * sizeof(T));
+          s = apart ? driver.copy_from_device(to.stream(), target, theirs.device(), source, bytes)
+                    : driver.copy(to.stream(), target, source, bytes);
         } else {
-          s = driver.copy(to.stream(), target, source, count * sizeof(T));
+          s = driver.copy(to.stream(), target, source, bytes);
         }
-        if (!s.ok()) throw cuda_error(s, driver.device().value, where);
+        detail::must_succeed(driver, s, where);
       },
       where, on_source);
 }

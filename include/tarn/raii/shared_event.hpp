@@ -31,17 +31,10 @@ class shared_event {
   shared_event(shared_event_token const& token, D driver) : driver_(std::move(driver)) {
     must_succeed(driver_, driver_.open_shared_event(token, event_));
   }
-  shared_event(shared_event&& other) noexcept
-      : driver_(other.driver_), process_(other.process_), event_(std::exchange(other.event_, nullptr)) {}
-  shared_event& operator=(shared_event&& other) noexcept {
-    shared_event taken(std::move(other));
-    std::swap(driver_, taken.driver_);
-    std::swap(process_, taken.process_);
-    std::swap(event_, taken.event_);
-    return *this;
-  }
+  shared_event(shared_event const&) = delete;
+  shared_event& operator=(shared_event const&) = delete;
   ~shared_event() {
-    if (event_ != nullptr && process_.is_this()) (void)driver_.destroy_event(event_);
+    if (process_.is_this()) (void)driver_.destroy_event(event_);
   }
 
   /// @throws cuda_error

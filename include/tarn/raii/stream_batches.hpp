@@ -66,10 +66,7 @@ class batch_stream {
 
   /// Starts the loop on the first call. A later call returns an iterator at the current batch.
   [[nodiscard]] iterator begin() {
-    if (!started_) {
-      started_ = true;
-      if (end_ != 0) start();
-    }
+    if (!std::exchange(started_, true) && end_ != 0) start();
     return iterator(*this);
   }
   [[nodiscard]] std::default_sentinel_t end() const noexcept { return {}; }
@@ -268,11 +265,8 @@ template <class Source, class Memory>
 [[nodiscard]] auto stream_batches(Source&& source, batch_options const& options, Memory memory,
                                   stream_ref stream, source_location where = source_location::current()) {
   basic_pinned<typename Memory::driver_type> pinned(memory.driver());
-  return detail::called_from(where, [&] {
-    return batch_stream<detail::batch_source_of<Source>, Memory, decltype(pinned)>(
-        detail::as_batch_source(std::forward<Source>(source)), options, std::move(memory), stream,
-        std::move(pinned), where);
-  });
+  return stream_batches(std::forward<Source>(source), options, std::move(memory), stream, std::move(pinned),
+                        where);
 }
 
 }  // namespace tarn
