@@ -15,9 +15,12 @@
 
 namespace tarn::detail {
 
+/// Where the text stands. In a script element `<`, `>` and `&` are escaped, so that no text can end the element or begin a comment.
+enum class json_in : std::uint8_t { file, script };
+
 class json_text {
  public:
-  explicit json_text(std::ostream& out) : out_(out) {}
+  explicit json_text(std::ostream& out, json_in where = json_in::file) : out_(out), where_(where) {}
   json_text(json_text const&) = delete;
   json_text& operator=(json_text const&) = delete;
 
@@ -128,10 +131,11 @@ class json_text {
     text_ += '"';
   }
   void escape(char c) {
+    bool const is_markup = where_ == json_in::script && (c == '<' || c == '>' || c == '&' || c == '\x7F');
     if (c == '"' || c == '\\') {
       text_ += '\\';
       text_ += c;
-    } else if (static_cast<unsigned char>(c) >= 0x20) {
+    } else if (static_cast<unsigned char>(c) >= 0x20 && !is_markup) {
       text_ += c;
     } else {
       text_ += "\\u00";
@@ -141,6 +145,7 @@ class json_text {
   }
 
   std::ostream& out_;
+  json_in const where_;
   std::string text_;
   bool follows_ = false;
   bool starts_line_ = false;

@@ -10,10 +10,11 @@
 
 #include "tarn/core/resource.hpp"
 #include "tarn/report/html_data.hpp"
-#include "tarn/report/script_text.hpp"
+#include "tarn/report/json_text.hpp"
 #include "tarn/report/snapshot.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/report/timeline_page.hpp"
+#include "tarn/report/utf8.hpp"
 #include "tarn/report/write_file.hpp"
 
 namespace tarn {
@@ -30,72 +31,55 @@ struct timeline_html_options {
 
 namespace detail {
 
-/// Returns everything except the columns of numbers, as JSON.
-[[nodiscard]] inline std::string html_info(snapshot const& s, html_data const& data, time_axis time) {
-  std::string json = "{\"format\":1";
-  auto const number = [&](char const* name, std::uint64_t value) {
-    json.append(",\"").append(name).append("\":").append(std::to_string(value));
-  };
-  auto const list = [&](char const* name, auto const& items, auto write) {
-    json.append(",\"").append(name).append("\":[");
-    char const* comma = "";
-    for (auto const& item : items) {
-      json += comma;
-      comma = ",";
-      write(item);
-    }
-    json += ']';
-  };
-  auto const text = [&](char const* name, std::string_view value) {
-    json.append(",\"").append(name).append("\":");
-    add_script_string(json, value);
-  };
-  text("title", s.title);
-  text("device", std::to_string(s.device));
-  text("clock", time == time_axis::calls ? "calls" : "time");
+/// Writes everything except the columns of numbers, as JSON.
+inline void write_html_info(std::ostream& out, snapshot const& s, html_data const& data, time_axis time) {
+  json_text json(out, json_in::script);
+  json.begin_object().field("format", 1).field("title", s.title).field("device", std::to_string(s.device));
+  json.field("clock", time == time_axis::calls ? "calls" : "time");
   // Addresses and stream identities may need more than the 53 bits of a JavaScript number, so they are text.
-  text("base", std::to_string(data.base()));
-  text("nullStream", std::to_string(s.null_stream));
-  number("shift", data.shift());
-  number("started", s.started_ns);
-  number("now", s.now_ns);
-  number("events", s.events.size());
-  number("forgotten", s.forgotten_events);
-  number("segments", s.segments.size());
-  number("shapes", data.shapes());
-  list("streams", data.streams(),
-       [&](stream_id id) { json.append("\"").append(std::to_string(id)).append("\""); });
-  list("tags", s.tags, [&](history_tag const& tag) {
-    json += "{\"name\":";
-    add_script_string(json, tag.name);
-    number("bytes", tag.bytes);
-    number("peak", tag.peak_bytes);
-    number("requested", tag.requested);
-    number("blocks", tag.blocks);
-    number("allocations", tag.allocations);
-    json += '}';
-  });
-  list("locations", s.locations, [&](auto const& frames) {
-    json += '[';
-    char const* comma = "[";
-    for (history_frame const& frame : frames) {
-      json += comma;
-      comma = ",[";
-      add_script_string(json, frame.file);
-      json.append(",").append(std::to_string(frame.line)).append(",");
-      add_script_string(json, frame.function);
-      json += ']';
+  json.field("base", std::to_string(data.base())).field("nullStream", std::to_string(s.null_stream));
+  json.field("shift", data.shift()).field("started", s.started_ns).field("now", s.now_ns);
+  json.field("events", s.events.size()).field("forgotten", s.forgotten_events);
+  json.field("segments", s.segments.size()).field("shapes", data.shapes());
+  json.key("streams").begin_array();
+  for (stream_id const id : data.streams()) json.text(std::to_string(id));
+  json.end_array().key("tags").begin_array();
+  for (history_tag const& t : s.tags) {
+    json.begin_object().field("name", t.name).field("bytes", t.bytes).field("peak", t.peak_bytes);
+    json.field("requested", t.requested).field("blocks", t.blocks).field("allocations", t.allocations);
+    json.end_object();
+  }
+  json.end_array().key("locations").begin_array();
+  for (auto const& frames : s.locations) {
+    json.begin_array();
+    for (history_frame const& f : frames) {
+      json.begin_array().text(f.file).number(f.line).text(f.function).end_array();
     }
-    json += ']';
-  });
-  list("counts", pool_numbers, [&](pool_number const& n) {
-    json.append("\"").append(n.unit == number_unit::count ? n.name : "").append("\"");
-  });
-  json.append(R"(,"pool":{"reserved_small":)").append(std::to_string(s.pool.smaller.reserved.current));
-  number("reserved_large", static_cast<std::uint64_t>(s.pool.larger.reserved.current));
-  for (pool_number const& n : pool_numbers) number(n.name, s.pool.*n.value);
-  json += "}}";
-  return json;
+    json.end_array();
+  }
+  json.end_array().key("counts").begin_array();
+  for (pool_number const& n : pool_numbers) json.text(n.unit == number_unit::count ? n.name : "");
+  json.end_array().key("pool").begin_object().field("reserved_small", s.pool.smaller.reserved.current);
+  json.field("reserved_large", s.pool.larger.reserved.current);
+  for (pool_number const& n : pool_numbers) json.field(n.name, s.pool.*n.value);
+  json.end_object().end_object().flush();
+}
+
+/// Appends text for an HTML element that contains only text, such as a title. @throws std::bad_alloc
+inline void add_html_text(std::string& to, std::string_view text) {
+  for (char const c : as_utf8(text)) {
+    if (c == '<') {
+      to += "&lt;";
+    } else if (c == '>') {
+      to += "&gt;";
+    } else if (c == '&') {
+      to += "&amp;";
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      to += "\xEF\xBF\xBD";
+    } else {
+      to += c;
+    }
+  }
 }
 
 }  // namespace detail
@@ -113,25 +97,11 @@ inline void write_timeline_html(std::ostream& out, snapshot const& s, timeline_h
   detail::html_data data(s);
   for (detail::html_part const& part : detail::html_page) {
     out << part.text;
-    switch (part.then) {
-      case detail::html_slot::title:
-        out << title;
-        break;
-      case detail::html_slot::events:
-        data.write_events(out);
-        break;
-      case detail::html_slot::blocks:
-        data.write_blocks(out);
-        break;
-      case detail::html_slot::shapes:
-        data.write_shapes(out);
-        break;
-      case detail::html_slot::info:
-        out << detail::html_info(s, data, options.time);
-        break;
-      case detail::html_slot::none:
-        break;
-    }
+    if (part.then == detail::html_slot::title) out << title;
+    if (part.then == detail::html_slot::events) data.write_events(out);
+    if (part.then == detail::html_slot::blocks) data.write_blocks(out);
+    if (part.then == detail::html_slot::shapes) data.write_shapes(out);
+    if (part.then == detail::html_slot::info) detail::write_html_info(out, s, data, options.time);
   }
 }
 
