@@ -448,16 +448,9 @@ class sim_memory_tool {
     ++calls_;
     auto const it = heaps_.find(address(heap));
     if (it == heaps_.end()) return wrong_notification("the end of an unknown heap", address(heap));
-    drop_regions(it->first, it->second);
+    regions_.erase(regions_.lower_bound(it->first), regions_.lower_bound(it->first + it->second));
     allow(it->first, it->second);
     heaps_.erase(it);
-  }
-  void reset_heap(void* heap) {
-    ++calls_;
-    auto const it = heaps_.find(address(heap));
-    if (it == heaps_.end()) return wrong_notification("a reset of an unknown heap", address(heap));
-    drop_regions(it->first, it->second);
-    forbid(it->first, it->second);
   }
   void register_region(void* heap, void const* p, std::size_t bytes) {
     ++calls_;
@@ -526,9 +519,6 @@ class sim_memory_tool {
       if (before->first + before->second > begin) return before;
     }
     return it != all.end() && it->first < begin + bytes ? it : all.end();
-  }
-  void drop_regions(std::uintptr_t begin, std::size_t bytes) {
-    regions_.erase(regions_.lower_bound(begin), regions_.lower_bound(begin + bytes));
   }
   void wrong_notification(char const* what, std::uintptr_t at) {
     message<96> text;
@@ -794,8 +784,10 @@ class sim_memory {
     auto const behind = physical_.find(handle);
     if (behind == physical_.end() || behind->second.destroyed) return sim_code::invalid_value;
     if (bytes != behind->second.bytes || begin % granularity_ != 0) return sim_code::invalid_value;
-    auto const reserved = range_of(begin, bytes);
-    if (reserved == ranges_.end()) return sim_code::invalid_value;
+    auto const reserved = containing(ranges_, begin);
+    if (reserved == ranges_.end() || bytes > reserved->second.bytes - (begin - reserved->first)) {
+      return sim_code::invalid_value;
+    }
     auto const next = maps_.lower_bound(begin);
     if (next != maps_.end() && next->first < begin + bytes) return sim_code::invalid_value;
     if (next != maps_.begin()) {
@@ -818,7 +810,7 @@ class sim_memory {
     auto const it = maps_.find(address(p));
     if (it == maps_.end() || it->second.bytes != bytes) return sim_code::invalid_value;
     device_space_.decommit(it->first, bytes);
-    --range_of(it->first, bytes)->second.maps;
+    --containing(ranges_, it->first)->second.maps;
     auto const behind = physical_.find(it->second.handle);
     --behind->second.maps;
     maps_.erase(it);
@@ -892,7 +884,7 @@ class sim_memory {
     if (bytes > max_request_bytes || bytes > host_room()) return sim_code::out_of_memory;
     auto const next = blocks_.lower_bound(begin);
     bool const overlaps =
-        (next != blocks_.end() && next->first < begin + bytes) || block_of(begin) != blocks_.end();
+        (next != blocks_.end() && next->first < begin + bytes) || containing(blocks_, begin) != blocks_.end();
     if (overlaps) return sim_code::already_registered;
     blocks_.emplace(
         begin, block{bytes, bytes, bytes, 0, host_page_bytes(), next_key_, device, sim_kind::registered});
@@ -921,17 +913,15 @@ class sim_memory {
 
   /// Returns true if the whole range lies in one block of that kind.
   [[nodiscard]] bool in_block(void const* p, std::size_t bytes, sim_kind kind) const noexcept {
-    auto const it = block_of(address(p));
+    auto const it = containing(blocks_, address(p));
     return it != blocks_.end() && it->second.kind == kind &&
            bytes <= it->second.bytes - (address(p) - it->first);
   }
 
   /// Returns true if the first byte belongs to the machine: mapped, reserved or in a block.
   [[nodiscard]] bool knows(void const* p) const noexcept {
-    std::uintptr_t const a = address(p);
-    if (block_of(a) != blocks_.end()) return true;
-    auto const it = ranges_.upper_bound(a);
-    return it != ranges_.begin() && std::prev(it)->first + std::prev(it)->second.bytes > a;
+    return containing(blocks_, address(p)) != blocks_.end() ||
+           containing(ranges_, address(p)) != ranges_.end();
   }
   /// Returns true if device work may access the whole range.
   [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
@@ -941,13 +931,13 @@ class sim_memory {
   /// the machine is real.
   [[nodiscard]] bool is_real(void const* p) const noexcept {
     if (backing_ == sim_backing::host_backed || !knows(p)) return true;
-    auto const it = block_of(address(p));
+    auto const it = containing(blocks_, address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
 
   /// Returns true for pinned, registered and managed memory.
   [[nodiscard]] bool is_on_host(void const* p) const noexcept {
-    auto const it = block_of(address(p));
+    auto const it = containing(blocks_, address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
   /// As cuMemSetAccess for another device: requires whole mappings without a gap.
@@ -964,16 +954,16 @@ class sim_memory {
 
   /// Returns the device that owns the memory; -1 for host memory and for addresses without memory.
   [[nodiscard]] int device_of(void const* p) const noexcept {
-    if (auto const it = block_of(address(p)); it != blocks_.end()) {
+    if (auto const it = containing(blocks_, address(p)); it != blocks_.end()) {
       return on_host(it->second.kind) ? -1 : it->second.device;
     }
-    auto const it = map_of(address(p));
+    auto const it = containing(maps_, address(p));
     return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
   }
   /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device and those they
   /// were shared with.
   [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
-    auto const it = map_of(address(p));
+    auto const it = containing(maps_, address(p));
     if (it == maps_.end() || physical_.find(it->second.handle)->second.device == device) return true;
     for (int const other : it->second.others) {
       if (other == device) return true;
@@ -992,7 +982,7 @@ class sim_memory {
     std::uintptr_t at = address(p);
     if (bytes > max_request_bytes) return false;
     std::uintptr_t const end = at + bytes;
-    if (auto const it = block_of(at); it != blocks_.end()) {
+    if (auto const it = containing(blocks_, at); it != blocks_.end()) {
       std::size_t const offset = at - it->first;
       if (bytes > it->second.bytes - offset) return false;
       visit(piece{it->second.key + offset, bytes});
@@ -1063,24 +1053,13 @@ class sim_memory {
     d.used += bytes;
     if (d.used > d.peak_used) d.peak_used = d.used;
   }
-  std::map<std::uintptr_t, range>::iterator range_of(std::uintptr_t begin, std::size_t bytes) noexcept {
-    auto it = ranges_.upper_bound(begin);
-    if (it == ranges_.begin()) return ranges_.end();
+  /// The entry whose bytes contain an address, or the end.
+  template <class Map>
+  [[nodiscard]] static auto containing(Map& map, std::uintptr_t at) noexcept -> decltype(map.end()) {
+    auto it = map.upper_bound(at);
+    if (it == map.begin()) return map.end();
     --it;
-    std::size_t const offset = begin - it->first;
-    return offset < it->second.bytes && bytes <= it->second.bytes - offset ? it : ranges_.end();
-  }
-  [[nodiscard]] block_map::const_iterator block_of(std::uintptr_t at) const noexcept {
-    auto it = blocks_.upper_bound(at);
-    if (it == blocks_.begin()) return blocks_.end();
-    --it;
-    return at - it->first < it->second.bytes ? it : blocks_.end();
-  }
-  [[nodiscard]] std::map<std::uintptr_t, mapping>::const_iterator map_of(std::uintptr_t at) const noexcept {
-    auto it = maps_.upper_bound(at);
-    if (it == maps_.begin()) return maps_.end();
-    --it;
-    return at - it->first < it->second.bytes ? it : maps_.end();
+    return at - it->first < it->second.bytes ? it : map.end();
   }
   void note_gone(std::uint64_t key, std::size_t bytes) {
     if (watched_) gone_.push_back({key, bytes});
@@ -1416,9 +1395,7 @@ namespace tarn::detail {
 // ---- tarn/driver/sim/sim_convert.hpp
 // Element conversion as simulated work: a kernel whose reads and writes the order checker records.
 
-#include <atomic>
 #include <cstddef>
-#include <vector>
 
 // ---- tarn/core/element.hpp
 #ifndef TARN_SINGLE_CORE_ELEMENT_HPP
@@ -1762,17 +1739,6 @@ struct sim_access {
 
 namespace tarn::detail {
 
-/// The effect of an operation when it becomes due. Shared by the replays of a graph.
-struct sim_work {
-  virtual ~sim_work() = default;
-  /// Checks that the accessed memory exists.
-  virtual sim_code check_access(sim_memory& memory) noexcept = 0;
-  /// Performs the operation, after check() succeeded.
-  virtual void act() noexcept = 0;
-  /// The accesses, for the order checker.
-  [[nodiscard]] virtual std::vector<sim_access> const& accesses() const noexcept = 0;
-};
-
 /// True while the calling thread runs a simulated kernel, where driver calls are not permitted. Atomic only because
 /// ThreadSanitizer treats the kernel as another thread.
 inline thread_local std::atomic<bool> sim_inside_work{false};
@@ -1786,49 +1752,58 @@ inline void show_tool(sim_memory const& memory, sim_access const& a) noexcept {
   }
 }
 
+/// The effect of an operation when it becomes due. Shared by the replays of a graph.
+struct sim_work {
+  virtual ~sim_work() = default;
+  /// Checks that the accessed memory exists, and passes the accesses to the tool.
+  virtual sim_code check_access(sim_memory& memory) noexcept {
+    for (sim_access const& a : touched) {
+      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
+      show_tool(memory, a);
+    }
+    return sim_code::ok;
+  }
+  /// Performs the operation, after check_access() succeeded.
+  virtual void act() noexcept = 0;
+
+  std::vector<sim_access> touched;  ///< for the order checker, too
+};
+
 /// A kernel: the bytes that it declares to access, and its effect on the host.
 template <class F>
 struct sim_kernel final : sim_work {
-  sim_kernel(std::initializer_list<sim_access> what, F f) : touched(what), body(std::move(f)) {}
-  sim_code check_access(sim_memory& memory) noexcept override {
-    for (sim_access const& a : touched) {
-      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
-      show_tool(memory, a);
-    }
-    return sim_code::ok;
-  }
+  sim_kernel(std::initializer_list<sim_access> what, F f) : body(std::move(f)) { touched = what; }
   void act() noexcept override { body(); }
-  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
-  std::vector<sim_access> touched;
   F body;
 };
 
-/// A copy, or a fill if there is no source.
-struct sim_transfer_work final : sim_work {
+/// An operation on elements, which has no effect unless all of them are real.
+struct sim_element_work : sim_work {
   sim_code check_access(sim_memory& memory) noexcept override {
-    for (sim_access const& a : touched) {
-      if (!memory.accessible(a.p, a.bytes)) return sim_code::illegal_address;
-      show_tool(memory, a);
-    }
-    if (!memory.is_real(to) || (from != nullptr && !memory.is_real(from)))
-      real.store(false, std::memory_order_relaxed);
-    return sim_code::ok;
+    if (!memory.is_real(to) || !memory.is_real(from)) real.store(false, std::memory_order_relaxed);
+    return sim_work::check_access(memory);
   }
-  void act() noexcept override {
-    if (!real.load(std::memory_order_relaxed)) return;
+  void act() noexcept final {
+    if (real.load(std::memory_order_relaxed)) write();
+  }
+  virtual void write() noexcept = 0;
+
+  void* to = nullptr;
+  void const* from = nullptr;
+  std::atomic<bool> real{true};  ///< atomic for the same reason as sim_inside_work
+};
+
+/// A copy, or a fill if there is no source.
+struct sim_transfer_work final : sim_element_work {
+  void write() noexcept override {
     if (from != nullptr) {
       std::memmove(to, from, bytes);
     } else {
       std::memset(to, byte, bytes);
     }
   }
-  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched; }
-  std::vector<sim_access> touched;
-  void* to = nullptr;
-  void const* from = nullptr;
   int byte = 0;
   std::size_t bytes = 0;
-  std::atomic<bool> real{true};  ///< atomic for the same reason as sim_inside_work
 };
 
 }  // namespace tarn::detail
@@ -1836,38 +1811,29 @@ struct sim_transfer_work final : sim_work {
 namespace tarn::detail {
 
 template <class To, class From>
-class sim_conversion final : public sim_work {
+class sim_conversion final : public sim_element_work {
  public:
-  sim_conversion(To* to, From const* from, std::size_t count, int device)
-      : touched_{sim_reads(from, count * sizeof(From)), sim_writes(to, count * sizeof(To))},
-        to_(to),
-        from_(from),
-        count_(count),
-        device_(device) {}
+  sim_conversion(To* target, From const* source, std::size_t count, int device)
+      : count_(count), device_(device) {
+    to = target;
+    from = source;
+    touched = {sim_reads(from, count * sizeof(From)), sim_writes(to, count * sizeof(To))};
+  }
 
   sim_code check_access(sim_memory& memory) noexcept override {
-    for (sim_access const& a : touched_) {
-      if (!memory.accessible(a.p, a.bytes) || !memory.is_reachable(a.p, device_)) {
-        return sim_code::illegal_address;
-      }
-      show_tool(memory, a);
+    for (sim_access const& a : touched) {
+      if (!memory.is_reachable(a.p, device_)) return sim_code::illegal_address;
     }
-    if (!memory.is_real(to_) || !memory.is_real(from_)) real_.store(false, std::memory_order_relaxed);
-    return sim_code::ok;
+    return sim_element_work::check_access(memory);
   }
-  void act() noexcept override {
-    if (!real_.load(std::memory_order_relaxed)) return;
-    for (std::size_t i = 0; i < count_; ++i) to_[i] = element_cast<To>(from_[i]);
+  void write() noexcept override {
+    for (std::size_t i = 0; i < count_; ++i)
+      static_cast<To*>(to)[i] = element_cast<To>(static_cast<From const*>(from)[i]);
   }
-  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched_; }
 
  private:
-  std::vector<sim_access> touched_;
-  To* to_;
-  From const* from_;
   std::size_t count_;
   int device_;
-  std::atomic<bool> real_{true};  ///< atomic for the same reason as sim_inside_work
 };
 
 }  // namespace tarn::detail
@@ -3116,7 +3082,7 @@ class sim_replay {
     if (order_ != nullptr) {
       order_->tick(agent);
       sim_order::recorded const captured{n.owners, graph_.holds};
-      for (sim_access const& a : n.work->accesses()) order_->access(memory_, a, agent, &captured);
+      for (sim_access const& a : n.work->touched) order_->access(memory_, a, agent, &captured);
       m.clock = order_->clock(agent);
     }
     // Streams destroy the work that they ran; this work belongs to the graph.
@@ -3515,7 +3481,7 @@ class sim_streams : public sim_stream_table {
     sim_nanoseconds const end = start_on(stream) + duration + delay_on(stream, schedule_);
     if (order_ != nullptr) {
       order_->tick(stream.agent);
-      for (sim_access const& a : work->accesses()) order_->access(memory_, a, stream.agent);
+      for (sim_access const& a : work->touched) order_->access(memory_, a, stream.agent);
     }
     timeline_.add(end, stream.device, std::move(work), stream.context, stream.past, stream.id);
     finish_on(stream, end);
@@ -3881,10 +3847,7 @@ class sim_machine {
   /// Virtual time, nanoseconds. May also be called inside simulated work.
   [[nodiscard]] sim_nanoseconds now() const noexcept { return state_->streams.now(); }
   /// Advances the host's time; device work that ends in that time takes effect.
-  void advance(sim_nanoseconds by) const {
-    std::lock_guard const lock(state_->mutex);
-    state_->streams.advance(by);
-  }
+  void advance(sim_nanoseconds by) const { hold()->streams.advance(by); }
 
   // Work. A default stream is device 0's here; sim_driver::launch uses its own device's.
 
@@ -3926,48 +3889,32 @@ class sim_machine {
   /// Ends the capture; returns an error if it was invalidated, or if work of it is not joined to `stream`.
   status end_capture(stream_ref stream, sim_graph& graph) const { return end_capture_on(0, stream, graph); }
   /// Number of driver calls recorded into graphs; for an allocator each one is an error.
-  [[nodiscard]] std::size_t captured_calls() const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->streams.captured();
-  }
+  [[nodiscard]] std::size_t captured_calls() const { return hold()->streams.captured(); }
   /// Number of captures that a call has invalidated so far.
-  [[nodiscard]] std::size_t invalidated_captures() const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->streams.invalidated();
-  }
+  [[nodiscard]] std::size_t invalidated_captures() const { return hold()->streams.invalidated(); }
 
   // Memory.
 
   /// Sets how much of the device others hold; if it exceeds the free memory, all further allocations fail.
   void take_memory(device_id device, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
-    if (has(device)) state_->memory.usage(device.value).taken = bytes;
+    if (has(device)) hold()->memory.usage(device.value).taken = bytes;
   }
   void set_capacity(device_id device, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
-    if (has(device)) state_->memory.usage(device.value).capacity = bytes;
+    if (has(device)) hold()->memory.usage(device.value).capacity = bytes;
   }
   [[nodiscard]] sim_usage usage(device_id device = {}) const {
-    std::lock_guard const lock(state_->mutex);
-    return has(device) ? state_->memory.usage(device.value) : sim_usage{};
+    return has(device) ? hold()->memory.usage(device.value) : sim_usage{};
   }
   // Failures of real machines.
 
   /// Breaks a device like a kernel's illegal access: every call on it fails until repair().
   void break_device(device_id device) const {
-    std::lock_guard const lock(state_->mutex);
-    if (has(device)) state_->streams.fault(device.value) = detail::sim_code::illegal_address;
+    if (has(device)) hold()->streams.fault(device.value) = detail::sim_code::illegal_address;
   }
   /// Simulates the driver at process exit: every call on any device fails with `unloading` until repair().
-  void unload() const {
-    std::lock_guard const lock(state_->mutex);
-    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::unloading;
-  }
+  void unload() const { set_faults(detail::sim_code::unloading); }
   /// Undoes break_device(), unload() and illegal accesses; memory and streams are unchanged.
-  void repair() const {
-    std::lock_guard const lock(state_->mutex);
-    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::ok;
-  }
+  void repair() const { set_faults(detail::sim_code::ok); }
 
   void reset_peak(device_id device = {}) const {
     std::lock_guard const lock(state_->mutex);
@@ -3977,8 +3924,7 @@ class sim_machine {
   }
   /// Returns true if simulated work may access the whole range.
   [[nodiscard]] bool is_accessible(void const* p, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->memory.accessible(p, bytes);
+    return hold()->memory.accessible(p, bytes);
   }
   [[nodiscard]] sim_leaks leaks() const {
     std::lock_guard const lock(state_->mutex);
@@ -3999,19 +3945,10 @@ class sim_machine {
 
   // Counters.
 
-  [[nodiscard]] sim_calls calls() const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->calls;
-  }
-  void reset_calls() const {
-    std::lock_guard const lock(state_->mutex);
-    state_->calls = {};
-  }
+  [[nodiscard]] sim_calls calls() const { return hold()->calls; }
+  void reset_calls() const { hold()->calls = {}; }
   /// Number of enqueued operations that have not ended.
-  [[nodiscard]] std::size_t pending() const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->streams.pending();
-  }
+  [[nodiscard]] std::size_t pending() const { return hold()->streams.pending(); }
 
   // The order checker; without sim_checks::stream_order these do nothing.
 
@@ -4027,34 +3964,28 @@ class sim_machine {
   /// Records that the memory of graphs holds bytes: only captures may allocate them, and replays may use them although they are
   /// free. `holder`, unless null, names that memory; bytes cannot have two.
   void graph_holds(void const* p, std::size_t bytes, void const* holder = nullptr) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->order->graph_holds(state_->memory, p, bytes, holder);
+    if (state_->order) hold()->order->graph_holds(state_->memory, p, bytes, holder);
   }
   /// Records that bytes that graphs held have new physical memory: the pool has slept, or was compacted.
   void graph_holds_again(void const* p, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->order->graph_holds_again(state_->memory, p, bytes);
+    if (state_->order) hold()->order->graph_holds_again(state_->memory, p, bytes);
   }
   /// Records that graphs hold bytes, whose physical memory may have other addresses, too: graph_released() of those changes nothing until
   /// this is called again with false.
   void graph_stays(void const* p, std::size_t bytes, bool stays) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->order->graph_stays(state_->memory, p, bytes, stays);
+    if (state_->order) hold()->order->graph_stays(state_->memory, p, bytes, stays);
   }
   /// Records that no graph holds the bytes any more: replays must not access them.
   void graph_released(void const* p, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->order->graph_released(state_->memory, p, bytes);
+    if (state_->order) hold()->order->graph_released(state_->memory, p, bytes);
   }
   /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token later, like the
   /// release and acquire of a mutex.
   void publish(void const* token) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->streams.publish(token);
+    if (state_->order) hold()->streams.publish(token);
   }
   void observe(void const* token) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->streams.observe(token);
+    if (state_->order) hold()->streams.observe(token);
   }
   /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the checker.
   [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
@@ -4065,17 +3996,14 @@ class sim_machine {
   }
   /// Findings of the checker so far, in order; empty if there are none.
   [[nodiscard]] std::vector<std::string> findings() const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->order ? state_->order->findings() : std::vector<std::string>{};
+    return state_->order ? hold()->order->findings() : std::vector<std::string>{};
   }
 
   // The memory tool; without sim_tool::attached these return nothing.
 
   /// Findings of the tool so far, in order.
   [[nodiscard]] std::vector<std::string> tool_findings() const {
-    std::lock_guard const lock(state_->mutex);
-    auto const* const tool = state_->memory.tool();
-    return tool != nullptr ? tool->findings() : std::vector<std::string>{};
+    return state_->memory.tool() != nullptr ? hold()->memory.tool()->findings() : std::vector<std::string>{};
   }
   [[nodiscard]] sim_tool_counts tool_counts() const {
     std::lock_guard const lock(state_->mutex);
@@ -4088,6 +4016,23 @@ class sim_machine {
 
  private:
   friend class sim_driver;
+
+  /// The machine's state, whose lock it holds.
+  class locked {
+   public:
+    explicit locked(detail::sim_state& state) : lock_(state.mutex), state_(state) {}
+    detail::sim_state* operator->() const noexcept { return &state_; }
+
+   private:
+    std::lock_guard<detail::fork_mutex> lock_;
+    detail::sim_state& state_;
+  };
+  /// For one statement: `hold()->streams`. What the constructor of the state has set needs no lock.
+  [[nodiscard]] locked hold() const { return locked(*state_); }
+  void set_faults(detail::sim_code code) const {
+    std::lock_guard const lock(state_->mutex);
+    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = code;
+  }
 
   [[nodiscard]] bool has(device_id device) const noexcept {
     return device.value >= 0 && device.value < state_->options.devices;
@@ -4170,9 +4115,6 @@ class sim_driver {
     void unregister_heap(void* heap) const noexcept {
       notify([&](detail::sim_memory_tool& tool) { tool.unregister_heap(heap); });
     }
-    void reset_heap(void* heap) const noexcept {
-      notify([&](detail::sim_memory_tool& tool) { tool.reset_heap(heap); });
-    }
     void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
       notify([&](detail::sim_memory_tool& tool) { tool.register_region(heap, p, bytes); });
     }
@@ -4238,8 +4180,7 @@ class sim_driver {
   [[nodiscard]] device_id known_device(stream_ref stream) const noexcept {
     if (machine_.options().devices < 2) return device_;
     if (!detail::is_default_stream(stream)) return devices_of_streams().find(stream.id());
-    std::lock_guard const lock(machine_.state_->mutex);
-    return machine_.state_->streams.find(stream, device_.value)->device;
+    return machine_.hold()->streams.find(stream, device_.value)->device;
   }
   /// Where an existing stream lives. As CUDA, refuses a captured stream, and invalidates the capture.
   status ask_device(stream_ref stream, device_id& device) const noexcept {
@@ -4254,18 +4195,16 @@ class sim_driver {
   }
   /// As cuda_driver's: the current device, or this one where nothing has used the current one yet.
   [[nodiscard]] device_id named_device() const noexcept {
-    detail::sim_state& m = *machine_.state_;
-    std::lock_guard const lock(m.mutex);
-    return machine_.has(current()) && m.has_context[static_cast<std::size_t>(current().value)] ? current()
-                                                                                               : device_;
+    auto const m = machine_.hold();
+    return machine_.has(current()) && m->has_context[static_cast<std::size_t>(current().value)] ? current()
+                                                                                                : device_;
   }
   /// Makes this the driver of another device of the machine.
   void retarget(device_id device) noexcept { device_ = device; }
   /// As cuda_driver's: the identity of an existing stream, without a call of the device.
   [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
-    detail::sim_state& m = *machine_.state_;
-    std::lock_guard const lock(m.mutex);
-    auto* const s = m.streams.find(stream_ref::from(handle), device_.value);
+    auto const m = machine_.hold();
+    auto* const s = m->streams.find(stream_ref::from(handle), device_.value);
     return s != nullptr ? s->id : stream_id{stream_ref::unknown_id};
   }
   status is_capturing(stream_ref stream, bool& capturing) const noexcept {
@@ -4495,20 +4434,12 @@ class sim_driver {
   }
   /// Waits for the device, as cudaFree does.
   status free_device(void* p) const noexcept {
-    return call(driver_call::free_device, 0, [&](state& m) {
-      if (p == nullptr) return code::ok;
-      std::size_t bytes = 0;
-      if (!m.memory.find_block(p, detail::sim_kind::device, bytes)) return code::invalid_value;
-      m.charge_more(costs().free_device.at(bytes));
-      m.streams.join_device(device_.value);
-      return m.memory.release(p, detail::sim_kind::device);
-    });
+    return free_block(driver_call::free_device, p, detail::sim_kind::device);
   }
   /// Whether memory holds what was written to it: not device memory that is addresses only.
   [[nodiscard]] bool has_contents(void const* p) const noexcept {
     if (machine_.options().backing == sim_backing::host_backed) return true;
-    std::lock_guard const lock(machine_.state_->mutex);
-    return machine_.state_->memory.is_real(p);
+    return machine_.hold()->memory.is_real(p);
   }
   [[nodiscard]] bool has_memory_pools() const noexcept {
     return machine_.state_->options.memory_pools == sim_memory_pools::available;
@@ -4544,7 +4475,7 @@ class sim_driver {
   }
   /// Waits for the device, as cudaFreeHost does.
   status free_pinned(void* p) const noexcept {
-    return free_host(driver_call::free_pinned, p, detail::sim_kind::pinned);
+    return free_block(driver_call::free_pinned, p, detail::sim_kind::pinned);
   }
   /// Copies treat the memory as pinned from now on. Unregistering does not wait, since CUDA documents no wait: work that
   /// accesses the memory afterwards is an illegal access.
@@ -4569,7 +4500,7 @@ class sim_driver {
   }
   /// Waits for the device, as cudaFree does.
   status free_managed(void* p) const noexcept {
-    return free_host(driver_call::free_managed, p, detail::sim_kind::managed);
+    return free_block(driver_call::free_managed, p, detail::sim_kind::managed);
   }
 
   /// Launches as sim_machine::launch does, with this device's default streams.
@@ -4599,9 +4530,7 @@ class sim_driver {
 
  protected:
   [[nodiscard]] bool is_made(stream_ref stream) const noexcept {
-    detail::sim_state& m = *machine_.state_;
-    std::lock_guard const lock(m.mutex);
-    return m.streams.has(stream);
+    return machine_.hold()->streams.has(stream);
   }
   /// Marks all work of the device; see sim_marking_driver.
   status record_all_work(event_handle event) const noexcept {
@@ -4734,12 +4663,14 @@ class sim_driver {
                        sim_nanoseconds duration) {
     return m.streams.enqueue(s, duration, std::move(work), detail::sim_streams::caller::driver);
   }
-  status free_host(driver_call which, void* p, detail::sim_kind kind) const noexcept {
+  status free_block(driver_call which, void* p, detail::sim_kind kind) const noexcept {
     return call(which, 0, [&](state& m) {
       if (p == nullptr) return code::ok;
       std::size_t bytes = 0;
       if (!m.memory.find_block(p, kind, bytes)) return code::invalid_value;
-      m.charge_more(kind == detail::sim_kind::pinned ? costs().free_pinned.at(bytes) : costs().free_managed);
+      m.charge_more(kind == detail::sim_kind::managed  ? costs().free_managed
+                    : kind == detail::sim_kind::pinned ? costs().free_pinned.at(bytes)
+                                                       : costs().free_device.at(bytes));
       m.streams.join_device(device_.value);
       return m.memory.release(p, kind);
     });

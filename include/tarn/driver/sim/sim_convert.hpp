@@ -2,9 +2,7 @@
 #pragma once
 // Element conversion as simulated work: a kernel whose reads and writes the order checker records.
 
-#include <atomic>
 #include <cstddef>
-#include <vector>
 
 #include "tarn/core/element.hpp"
 #include "tarn/driver/sim/sim_work.hpp"
@@ -12,38 +10,29 @@
 namespace tarn::detail {
 
 template <class To, class From>
-class sim_conversion final : public sim_work {
+class sim_conversion final : public sim_element_work {
  public:
-  sim_conversion(To* to, From const* from, std::size_t count, int device)
-      : touched_{sim_reads(from, count * sizeof(From)), sim_writes(to, count * sizeof(To))},
-        to_(to),
-        from_(from),
-        count_(count),
-        device_(device) {}
+  sim_conversion(To* target, From const* source, std::size_t count, int device)
+      : count_(count), device_(device) {
+    to = target;
+    from = source;
+    touched = {sim_reads(from, count * sizeof(From)), sim_writes(to, count * sizeof(To))};
+  }
 
   sim_code check_access(sim_memory& memory) noexcept override {
-    for (sim_access const& a : touched_) {
-      if (!memory.accessible(a.p, a.bytes) || !memory.is_reachable(a.p, device_)) {
-        return sim_code::illegal_address;
-      }
-      show_tool(memory, a);
+    for (sim_access const& a : touched) {
+      if (!memory.is_reachable(a.p, device_)) return sim_code::illegal_address;
     }
-    if (!memory.is_real(to_) || !memory.is_real(from_)) real_.store(false, std::memory_order_relaxed);
-    return sim_code::ok;
+    return sim_element_work::check_access(memory);
   }
-  void act() noexcept override {
-    if (!real_.load(std::memory_order_relaxed)) return;
-    for (std::size_t i = 0; i < count_; ++i) to_[i] = element_cast<To>(from_[i]);
+  void write() noexcept override {
+    for (std::size_t i = 0; i < count_; ++i)
+      static_cast<To*>(to)[i] = element_cast<To>(static_cast<From const*>(from)[i]);
   }
-  [[nodiscard]] std::vector<sim_access> const& accesses() const noexcept override { return touched_; }
 
  private:
-  std::vector<sim_access> touched_;
-  To* to_;
-  From const* from_;
   std::size_t count_;
   int device_;
-  std::atomic<bool> real_{true};  ///< atomic for the same reason as sim_inside_work
 };
 
 }  // namespace tarn::detail

@@ -48,9 +48,6 @@ class sim_driver {
     void unregister_heap(void* heap) const noexcept {
       notify([&](detail::sim_memory_tool& tool) { tool.unregister_heap(heap); });
     }
-    void reset_heap(void* heap) const noexcept {
-      notify([&](detail::sim_memory_tool& tool) { tool.reset_heap(heap); });
-    }
     void register_region(void* heap, void const* p, std::size_t bytes) const noexcept {
       notify([&](detail::sim_memory_tool& tool) { tool.register_region(heap, p, bytes); });
     }
@@ -116,8 +113,7 @@ class sim_driver {
   [[nodiscard]] device_id known_device(stream_ref stream) const noexcept {
     if (machine_.options().devices < 2) return device_;
     if (!detail::is_default_stream(stream)) return devices_of_streams().find(stream.id());
-    std::lock_guard const lock(machine_.state_->mutex);
-    return machine_.state_->streams.find(stream, device_.value)->device;
+    return machine_.hold()->streams.find(stream, device_.value)->device;
   }
   /// Where an existing stream lives. As CUDA, refuses a captured stream, and invalidates the capture.
   status ask_device(stream_ref stream, device_id& device) const noexcept {
@@ -132,18 +128,16 @@ class sim_driver {
   }
   /// As cuda_driver's: the current device, or this one where nothing has used the current one yet.
   [[nodiscard]] device_id named_device() const noexcept {
-    detail::sim_state& m = *machine_.state_;
-    std::lock_guard const lock(m.mutex);
-    return machine_.has(current()) && m.has_context[static_cast<std::size_t>(current().value)] ? current()
-                                                                                               : device_;
+    auto const m = machine_.hold();
+    return machine_.has(current()) && m->has_context[static_cast<std::size_t>(current().value)] ? current()
+                                                                                                : device_;
   }
   /// Makes this the driver of another device of the machine.
   void retarget(device_id device) noexcept { device_ = device; }
   /// As cuda_driver's: the identity of an existing stream, without a call of the device.
   [[nodiscard]] stream_id made_identity(void* handle) const noexcept {
-    detail::sim_state& m = *machine_.state_;
-    std::lock_guard const lock(m.mutex);
-    auto* const s = m.streams.find(stream_ref::from(handle), device_.value);
+    auto const m = machine_.hold();
+    auto* const s = m->streams.find(stream_ref::from(handle), device_.value);
     return s != nullptr ? s->id : stream_id{stream_ref::unknown_id};
   }
   status is_capturing(stream_ref stream, bool& capturing) const noexcept {
@@ -373,20 +367,12 @@ class sim_driver {
   }
   /// Waits for the device, as cudaFree does.
   status free_device(void* p) const noexcept {
-    return call(driver_call::free_device, 0, [&](state& m) {
-      if (p == nullptr) return code::ok;
-      std::size_t bytes = 0;
-      if (!m.memory.find_block(p, detail::sim_kind::device, bytes)) return code::invalid_value;
-      m.charge_more(costs().free_device.at(bytes));
-      m.streams.join_device(device_.value);
-      return m.memory.release(p, detail::sim_kind::device);
-    });
+    return free_block(driver_call::free_device, p, detail::sim_kind::device);
   }
   /// Whether memory holds what was written to it: not device memory that is addresses only.
   [[nodiscard]] bool has_contents(void const* p) const noexcept {
     if (machine_.options().backing == sim_backing::host_backed) return true;
-    std::lock_guard const lock(machine_.state_->mutex);
-    return machine_.state_->memory.is_real(p);
+    return machine_.hold()->memory.is_real(p);
   }
   [[nodiscard]] bool has_memory_pools() const noexcept {
     return machine_.state_->options.memory_pools == sim_memory_pools::available;
@@ -422,7 +408,7 @@ class sim_driver {
   }
   /// Waits for the device, as cudaFreeHost does.
   status free_pinned(void* p) const noexcept {
-    return free_host(driver_call::free_pinned, p, detail::sim_kind::pinned);
+    return free_block(driver_call::free_pinned, p, detail::sim_kind::pinned);
   }
   /// Copies treat the memory as pinned from now on. Unregistering does not wait, since CUDA documents no wait: work that
   /// accesses the memory afterwards is an illegal access.
@@ -447,7 +433,7 @@ class sim_driver {
   }
   /// Waits for the device, as cudaFree does.
   status free_managed(void* p) const noexcept {
-    return free_host(driver_call::free_managed, p, detail::sim_kind::managed);
+    return free_block(driver_call::free_managed, p, detail::sim_kind::managed);
   }
 
   /// Launches as sim_machine::launch does, with this device's default streams.
@@ -477,9 +463,7 @@ class sim_driver {
 
  protected:
   [[nodiscard]] bool is_made(stream_ref stream) const noexcept {
-    detail::sim_state& m = *machine_.state_;
-    std::lock_guard const lock(m.mutex);
-    return m.streams.has(stream);
+    return machine_.hold()->streams.has(stream);
   }
   /// Marks all work of the device; see sim_marking_driver.
   status record_all_work(event_handle event) const noexcept {
@@ -612,12 +596,14 @@ class sim_driver {
                        sim_nanoseconds duration) {
     return m.streams.enqueue(s, duration, std::move(work), detail::sim_streams::caller::driver);
   }
-  status free_host(driver_call which, void* p, detail::sim_kind kind) const noexcept {
+  status free_block(driver_call which, void* p, detail::sim_kind kind) const noexcept {
     return call(which, 0, [&](state& m) {
       if (p == nullptr) return code::ok;
       std::size_t bytes = 0;
       if (!m.memory.find_block(p, kind, bytes)) return code::invalid_value;
-      m.charge_more(kind == detail::sim_kind::pinned ? costs().free_pinned.at(bytes) : costs().free_managed);
+      m.charge_more(kind == detail::sim_kind::managed  ? costs().free_managed
+                    : kind == detail::sim_kind::pinned ? costs().free_pinned.at(bytes)
+                                                       : costs().free_device.at(bytes));
       m.streams.join_device(device_.value);
       return m.memory.release(p, kind);
     });

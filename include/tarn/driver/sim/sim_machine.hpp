@@ -129,10 +129,7 @@ class sim_machine {
   /// Virtual time, nanoseconds. May also be called inside simulated work.
   [[nodiscard]] sim_nanoseconds now() const noexcept { return state_->streams.now(); }
   /// Advances the host's time; device work that ends in that time takes effect.
-  void advance(sim_nanoseconds by) const {
-    std::lock_guard const lock(state_->mutex);
-    state_->streams.advance(by);
-  }
+  void advance(sim_nanoseconds by) const { hold()->streams.advance(by); }
 
   // Work. A default stream is device 0's here; sim_driver::launch uses its own device's.
 
@@ -174,48 +171,32 @@ class sim_machine {
   /// Ends the capture; returns an error if it was invalidated, or if work of it is not joined to `stream`.
   status end_capture(stream_ref stream, sim_graph& graph) const { return end_capture_on(0, stream, graph); }
   /// Number of driver calls recorded into graphs; for an allocator each one is an error.
-  [[nodiscard]] std::size_t captured_calls() const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->streams.captured();
-  }
+  [[nodiscard]] std::size_t captured_calls() const { return hold()->streams.captured(); }
   /// Number of captures that a call has invalidated so far.
-  [[nodiscard]] std::size_t invalidated_captures() const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->streams.invalidated();
-  }
+  [[nodiscard]] std::size_t invalidated_captures() const { return hold()->streams.invalidated(); }
 
   // Memory.
 
   /// Sets how much of the device others hold; if it exceeds the free memory, all further allocations fail.
   void take_memory(device_id device, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
-    if (has(device)) state_->memory.usage(device.value).taken = bytes;
+    if (has(device)) hold()->memory.usage(device.value).taken = bytes;
   }
   void set_capacity(device_id device, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
-    if (has(device)) state_->memory.usage(device.value).capacity = bytes;
+    if (has(device)) hold()->memory.usage(device.value).capacity = bytes;
   }
   [[nodiscard]] sim_usage usage(device_id device = {}) const {
-    std::lock_guard const lock(state_->mutex);
-    return has(device) ? state_->memory.usage(device.value) : sim_usage{};
+    return has(device) ? hold()->memory.usage(device.value) : sim_usage{};
   }
   // Failures of real machines.
 
   /// Breaks a device like a kernel's illegal access: every call on it fails until repair().
   void break_device(device_id device) const {
-    std::lock_guard const lock(state_->mutex);
-    if (has(device)) state_->streams.fault(device.value) = detail::sim_code::illegal_address;
+    if (has(device)) hold()->streams.fault(device.value) = detail::sim_code::illegal_address;
   }
   /// Simulates the driver at process exit: every call on any device fails with `unloading` until repair().
-  void unload() const {
-    std::lock_guard const lock(state_->mutex);
-    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::unloading;
-  }
+  void unload() const { set_faults(detail::sim_code::unloading); }
   /// Undoes break_device(), unload() and illegal accesses; memory and streams are unchanged.
-  void repair() const {
-    std::lock_guard const lock(state_->mutex);
-    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = detail::sim_code::ok;
-  }
+  void repair() const { set_faults(detail::sim_code::ok); }
 
   void reset_peak(device_id device = {}) const {
     std::lock_guard const lock(state_->mutex);
@@ -225,8 +206,7 @@ class sim_machine {
   }
   /// Returns true if simulated work may access the whole range.
   [[nodiscard]] bool is_accessible(void const* p, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->memory.accessible(p, bytes);
+    return hold()->memory.accessible(p, bytes);
   }
   [[nodiscard]] sim_leaks leaks() const {
     std::lock_guard const lock(state_->mutex);
@@ -247,19 +227,10 @@ class sim_machine {
 
   // Counters.
 
-  [[nodiscard]] sim_calls calls() const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->calls;
-  }
-  void reset_calls() const {
-    std::lock_guard const lock(state_->mutex);
-    state_->calls = {};
-  }
+  [[nodiscard]] sim_calls calls() const { return hold()->calls; }
+  void reset_calls() const { hold()->calls = {}; }
   /// Number of enqueued operations that have not ended.
-  [[nodiscard]] std::size_t pending() const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->streams.pending();
-  }
+  [[nodiscard]] std::size_t pending() const { return hold()->streams.pending(); }
 
   // The order checker; without sim_checks::stream_order these do nothing.
 
@@ -275,34 +246,28 @@ class sim_machine {
   /// Records that the memory of graphs holds bytes: only captures may allocate them, and replays may use them although they are
   /// free. `holder`, unless null, names that memory; bytes cannot have two.
   void graph_holds(void const* p, std::size_t bytes, void const* holder = nullptr) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->order->graph_holds(state_->memory, p, bytes, holder);
+    if (state_->order) hold()->order->graph_holds(state_->memory, p, bytes, holder);
   }
   /// Records that bytes that graphs held have new physical memory: the pool has slept, or was compacted.
   void graph_holds_again(void const* p, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->order->graph_holds_again(state_->memory, p, bytes);
+    if (state_->order) hold()->order->graph_holds_again(state_->memory, p, bytes);
   }
   /// Records that graphs hold bytes, whose physical memory may have other addresses, too: graph_released() of those changes nothing until
   /// this is called again with false.
   void graph_stays(void const* p, std::size_t bytes, bool stays) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->order->graph_stays(state_->memory, p, bytes, stays);
+    if (state_->order) hold()->order->graph_stays(state_->memory, p, bytes, stays);
   }
   /// Records that no graph holds the bytes any more: replays must not access them.
   void graph_released(void const* p, std::size_t bytes) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->order->graph_released(state_->memory, p, bytes);
+    if (state_->order) hold()->order->graph_released(state_->memory, p, bytes);
   }
   /// Under sim_checks::each_thread: passes the calling thread's knowledge to threads that observe the token later, like the
   /// release and acquire of a mutex.
   void publish(void const* token) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->streams.publish(token);
+    if (state_->order) hold()->streams.publish(token);
   }
   void observe(void const* token) const {
-    std::lock_guard const lock(state_->mutex);
-    if (state_->order) state_->streams.observe(token);
+    if (state_->order) hold()->streams.observe(token);
   }
   /// Returns true if the next work on `second` is ordered after all work enqueued on `first`. Needs the checker.
   [[nodiscard]] bool is_ordered(stream_ref first, stream_ref second) const {
@@ -313,17 +278,14 @@ class sim_machine {
   }
   /// Findings of the checker so far, in order; empty if there are none.
   [[nodiscard]] std::vector<std::string> findings() const {
-    std::lock_guard const lock(state_->mutex);
-    return state_->order ? state_->order->findings() : std::vector<std::string>{};
+    return state_->order ? hold()->order->findings() : std::vector<std::string>{};
   }
 
   // The memory tool; without sim_tool::attached these return nothing.
 
   /// Findings of the tool so far, in order.
   [[nodiscard]] std::vector<std::string> tool_findings() const {
-    std::lock_guard const lock(state_->mutex);
-    auto const* const tool = state_->memory.tool();
-    return tool != nullptr ? tool->findings() : std::vector<std::string>{};
+    return state_->memory.tool() != nullptr ? hold()->memory.tool()->findings() : std::vector<std::string>{};
   }
   [[nodiscard]] sim_tool_counts tool_counts() const {
     std::lock_guard const lock(state_->mutex);
@@ -336,6 +298,23 @@ class sim_machine {
 
  private:
   friend class sim_driver;
+
+  /// The machine's state, whose lock it holds.
+  class locked {
+   public:
+    explicit locked(detail::sim_state& state) : lock_(state.mutex), state_(state) {}
+    detail::sim_state* operator->() const noexcept { return &state_; }
+
+   private:
+    std::lock_guard<detail::fork_mutex> lock_;
+    detail::sim_state& state_;
+  };
+  /// For one statement: `hold()->streams`. What the constructor of the state has set needs no lock.
+  [[nodiscard]] locked hold() const { return locked(*state_); }
+  void set_faults(detail::sim_code code) const {
+    std::lock_guard const lock(state_->mutex);
+    for (int d = 0; d < state_->options.devices; ++d) state_->streams.fault(d) = code;
+  }
 
   [[nodiscard]] bool has(device_id device) const noexcept {
     return device.value >= 0 && device.value < state_->options.devices;

@@ -187,8 +187,10 @@ class sim_memory {
     auto const behind = physical_.find(handle);
     if (behind == physical_.end() || behind->second.destroyed) return sim_code::invalid_value;
     if (bytes != behind->second.bytes || begin % granularity_ != 0) return sim_code::invalid_value;
-    auto const reserved = range_of(begin, bytes);
-    if (reserved == ranges_.end()) return sim_code::invalid_value;
+    auto const reserved = containing(ranges_, begin);
+    if (reserved == ranges_.end() || bytes > reserved->second.bytes - (begin - reserved->first)) {
+      return sim_code::invalid_value;
+    }
     auto const next = maps_.lower_bound(begin);
     if (next != maps_.end() && next->first < begin + bytes) return sim_code::invalid_value;
     if (next != maps_.begin()) {
@@ -211,7 +213,7 @@ class sim_memory {
     auto const it = maps_.find(address(p));
     if (it == maps_.end() || it->second.bytes != bytes) return sim_code::invalid_value;
     device_space_.decommit(it->first, bytes);
-    --range_of(it->first, bytes)->second.maps;
+    --containing(ranges_, it->first)->second.maps;
     auto const behind = physical_.find(it->second.handle);
     --behind->second.maps;
     maps_.erase(it);
@@ -285,7 +287,7 @@ class sim_memory {
     if (bytes > max_request_bytes || bytes > host_room()) return sim_code::out_of_memory;
     auto const next = blocks_.lower_bound(begin);
     bool const overlaps =
-        (next != blocks_.end() && next->first < begin + bytes) || block_of(begin) != blocks_.end();
+        (next != blocks_.end() && next->first < begin + bytes) || containing(blocks_, begin) != blocks_.end();
     if (overlaps) return sim_code::already_registered;
     blocks_.emplace(
         begin, block{bytes, bytes, bytes, 0, host_page_bytes(), next_key_, device, sim_kind::registered});
@@ -314,17 +316,15 @@ class sim_memory {
 
   /// Returns true if the whole range lies in one block of that kind.
   [[nodiscard]] bool in_block(void const* p, std::size_t bytes, sim_kind kind) const noexcept {
-    auto const it = block_of(address(p));
+    auto const it = containing(blocks_, address(p));
     return it != blocks_.end() && it->second.kind == kind &&
            bytes <= it->second.bytes - (address(p) - it->first);
   }
 
   /// Returns true if the first byte belongs to the machine: mapped, reserved or in a block.
   [[nodiscard]] bool knows(void const* p) const noexcept {
-    std::uintptr_t const a = address(p);
-    if (block_of(a) != blocks_.end()) return true;
-    auto const it = ranges_.upper_bound(a);
-    return it != ranges_.begin() && std::prev(it)->first + std::prev(it)->second.bytes > a;
+    return containing(blocks_, address(p)) != blocks_.end() ||
+           containing(ranges_, address(p)) != ranges_.end();
   }
   /// Returns true if device work may access the whole range.
   [[nodiscard]] bool accessible(void const* p, std::size_t bytes) const {
@@ -334,13 +334,13 @@ class sim_memory {
   /// the machine is real.
   [[nodiscard]] bool is_real(void const* p) const noexcept {
     if (backing_ == sim_backing::host_backed || !knows(p)) return true;
-    auto const it = block_of(address(p));
+    auto const it = containing(blocks_, address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
 
   /// Returns true for pinned, registered and managed memory.
   [[nodiscard]] bool is_on_host(void const* p) const noexcept {
-    auto const it = block_of(address(p));
+    auto const it = containing(blocks_, address(p));
     return it != blocks_.end() && on_host(it->second.kind);
   }
   /// As cuMemSetAccess for another device: requires whole mappings without a gap.
@@ -357,16 +357,16 @@ class sim_memory {
 
   /// Returns the device that owns the memory; -1 for host memory and for addresses without memory.
   [[nodiscard]] int device_of(void const* p) const noexcept {
-    if (auto const it = block_of(address(p)); it != blocks_.end()) {
+    if (auto const it = containing(blocks_, address(p)); it != blocks_.end()) {
       return on_host(it->second.kind) ? -1 : it->second.device;
     }
-    auto const it = map_of(address(p));
+    auto const it = containing(maps_, address(p));
     return it == maps_.end() ? -1 : physical_.find(it->second.handle)->second.device;
   }
   /// Returns true if work of `device` may access the memory at `p`: pages are accessible to their own device and those they
   /// were shared with.
   [[nodiscard]] bool is_reachable(void const* p, int device) const noexcept {
-    auto const it = map_of(address(p));
+    auto const it = containing(maps_, address(p));
     if (it == maps_.end() || physical_.find(it->second.handle)->second.device == device) return true;
     for (int const other : it->second.others) {
       if (other == device) return true;
@@ -385,7 +385,7 @@ class sim_memory {
     std::uintptr_t at = address(p);
     if (bytes > max_request_bytes) return false;
     std::uintptr_t const end = at + bytes;
-    if (auto const it = block_of(at); it != blocks_.end()) {
+    if (auto const it = containing(blocks_, at); it != blocks_.end()) {
       std::size_t const offset = at - it->first;
       if (bytes > it->second.bytes - offset) return false;
       visit(piece{it->second.key + offset, bytes});
@@ -456,24 +456,13 @@ class sim_memory {
     d.used += bytes;
     if (d.used > d.peak_used) d.peak_used = d.used;
   }
-  std::map<std::uintptr_t, range>::iterator range_of(std::uintptr_t begin, std::size_t bytes) noexcept {
-    auto it = ranges_.upper_bound(begin);
-    if (it == ranges_.begin()) return ranges_.end();
+  /// The entry whose bytes contain an address, or the end.
+  template <class Map>
+  [[nodiscard]] static auto containing(Map& map, std::uintptr_t at) noexcept -> decltype(map.end()) {
+    auto it = map.upper_bound(at);
+    if (it == map.begin()) return map.end();
     --it;
-    std::size_t const offset = begin - it->first;
-    return offset < it->second.bytes && bytes <= it->second.bytes - offset ? it : ranges_.end();
-  }
-  [[nodiscard]] block_map::const_iterator block_of(std::uintptr_t at) const noexcept {
-    auto it = blocks_.upper_bound(at);
-    if (it == blocks_.begin()) return blocks_.end();
-    --it;
-    return at - it->first < it->second.bytes ? it : blocks_.end();
-  }
-  [[nodiscard]] std::map<std::uintptr_t, mapping>::const_iterator map_of(std::uintptr_t at) const noexcept {
-    auto it = maps_.upper_bound(at);
-    if (it == maps_.begin()) return maps_.end();
-    --it;
-    return at - it->first < it->second.bytes ? it : maps_.end();
+    return at - it->first < it->second.bytes ? it : map.end();
   }
   void note_gone(std::uint64_t key, std::size_t bytes) {
     if (watched_) gone_.push_back({key, bytes});

@@ -65,16 +65,9 @@ class sim_memory_tool {
     ++calls_;
     auto const it = heaps_.find(address(heap));
     if (it == heaps_.end()) return wrong_notification("the end of an unknown heap", address(heap));
-    drop_regions(it->first, it->second);
+    regions_.erase(regions_.lower_bound(it->first), regions_.lower_bound(it->first + it->second));
     allow(it->first, it->second);
     heaps_.erase(it);
-  }
-  void reset_heap(void* heap) {
-    ++calls_;
-    auto const it = heaps_.find(address(heap));
-    if (it == heaps_.end()) return wrong_notification("a reset of an unknown heap", address(heap));
-    drop_regions(it->first, it->second);
-    forbid(it->first, it->second);
   }
   void register_region(void* heap, void const* p, std::size_t bytes) {
     ++calls_;
@@ -143,9 +136,6 @@ class sim_memory_tool {
       if (before->first + before->second > begin) return before;
     }
     return it != all.end() && it->first < begin + bytes ? it : all.end();
-  }
-  void drop_regions(std::uintptr_t begin, std::size_t bytes) {
-    regions_.erase(regions_.lower_bound(begin), regions_.lower_bound(begin + bytes));
   }
   void wrong_notification(char const* what, std::uintptr_t at) {
     message<96> text;

@@ -138,7 +138,7 @@ class sim_replay {
     if (order_ != nullptr) {
       order_->tick(agent);
       sim_order::recorded const captured{n.owners, graph_.holds};
-      for (sim_access const& a : n.work->accesses()) order_->access(memory_, a, agent, &captured);
+      for (sim_access const& a : n.work->touched) order_->access(memory_, a, agent, &captured);
       m.clock = order_->clock(agent);
     }
     // Streams destroy the work that they ran; this work belongs to the graph.

@@ -194,7 +194,7 @@ class sim_streams : public sim_stream_table {
     sim_nanoseconds const end = start_on(stream) + duration + delay_on(stream, schedule_);
     if (order_ != nullptr) {
       order_->tick(stream.agent);
-      for (sim_access const& a : work->accesses()) order_->access(memory_, a, stream.agent);
+      for (sim_access const& a : work->touched) order_->access(memory_, a, stream.agent);
     }
     timeline_.add(end, stream.device, std::move(work), stream.context, stream.past, stream.id);
     finish_on(stream, end);
