@@ -1782,11 +1782,9 @@ PLANTED = {
             "a fallback's blocks are unowned",
             "core/pool_call.hpp",
             """  static constexpr bool join(bool a, bool b) noexcept { return a || b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<bool>(l.owns(p))) {""",
+  TARN_ON_LAYER(static_cast<bool>(l.owns(p)))""",
             """  static constexpr bool join(bool a, bool b) noexcept { return a || (b && false); }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<bool>(l.owns(p))) {""",
+  TARN_ON_LAYER(static_cast<bool>(l.owns(p)))""",
             finder="policies",
         ),
         Mutant(

@@ -19,6 +19,13 @@
 #include "tarn/core/sleeping.hpp"
 #include "tarn/core/two_graph_owners.hpp"
 
+// How a call is made on a layer `l`. A layer for which the expression does not compile does not have the call.
+#define TARN_ON_LAYER(expression)                     \
+  template <class L>                                  \
+  auto operator()(L& l) const->decltype(expression) { \
+    return expression;                                \
+  }
+
 namespace tarn {
 
 namespace detail {
@@ -35,10 +42,7 @@ struct record_stream {
   stream_ref stream;
   static constexpr auto crosses = crossing::owner;
   [[nodiscard]] void const* address() const noexcept { return p; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.record_stream(p, bytes, stream)) {
-    return l.record_stream(p, bytes, stream);
-  }
+  TARN_ON_LAYER(l.record_stream(p, bytes, stream))
 };
 
 /// The bytes that a request occupies: the most of all, since it is needed before it is known which one serves the request.
@@ -47,10 +51,7 @@ struct block_bytes {
   std::size_t alignment = default_alignment;
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return detail::max_of(a, b); }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.block_bytes(bytes, alignment)) {
-    return l.block_bytes(bytes, alignment);
-  }
+  TARN_ON_LAYER(l.block_bytes(bytes, alignment))
 };
 
 /// Where the pool's block begins in which the live block at `p` lies: a layer that adds bytes before a block moves it.
@@ -59,10 +60,7 @@ struct block_address {
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::owner;
   [[nodiscard]] void const* address() const noexcept { return p; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.block_address(p)) {
-    return l.block_address(p);
-  }
+  TARN_ON_LAYER(l.block_address(p))
 };
 
 /// Calls f(p, bytes) for each block of the pool that its user has freed and a layer keeps from reuse.
@@ -71,10 +69,7 @@ struct each_kept {
   F const& f;
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.each_kept(f)) {
-    return l.each_kept(f);
-  }
+  TARN_ON_LAYER(l.each_kept(f))
 };
 template <class F>
 each_kept(F const&) -> each_kept<F>;
@@ -83,20 +78,14 @@ each_kept(F const&) -> each_kept<F>;
 struct reserved {
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.state().reserved)) {
-    return l.state().reserved;
-  }
+  TARN_ON_LAYER(static_cast<std::size_t>(l.state().reserved))
 };
 
 /// Gives cached memory back until all together hold at most `keep_bytes`, that of the last resource first.
 struct trim {
   std::size_t keep_bytes = 0;
   static constexpr auto crosses = crossing::itself;
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.trim(keep_bytes))) {
-    return l.trim(keep_bytes);
-  }
+  TARN_ON_LAYER(static_cast<std::size_t>(l.trim(keep_bytes)))
   template <class... Resources>
   std::size_t across(Resources&... resources) const {
     auto const one = [&](auto& resource) -> std::size_t {
@@ -127,46 +116,31 @@ struct owns {
   void const* p = nullptr;
   static constexpr auto crosses = crossing::joined;
   static constexpr bool join(bool a, bool b) noexcept { return a || b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<bool>(l.owns(p))) {
-    return l.owns(p);
-  }
+  TARN_ON_LAYER(static_cast<bool>(l.owns(p)))
 };
 
 /// The largest one of all.
 struct largest_free_range {
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return detail::max_of(a, b); }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.largest_free_range())) {
-    return l.largest_free_range();
-  }
+  TARN_ON_LAYER(static_cast<std::size_t>(l.largest_free_range()))
 };
 
 /// That of the first.
 struct allocator_backend {
   static constexpr auto crosses = crossing::joined;
   static constexpr char const* join(char const* first, char const*) noexcept { return first; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
-    return l.allocator_backend();
-  }
+  TARN_ON_LAYER(static_cast<char const*>(l.allocator_backend()))
 };
 
 struct reset_peaks {
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.reset_peaks()) {
-    return l.reset_peaks();
-  }
+  TARN_ON_LAYER(l.reset_peaks())
 };
 
 struct reset_totals {
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.reset_totals()) {
-    return l.reset_totals();
-  }
+  TARN_ON_LAYER(l.reset_totals())
 };
 
 struct note_growth {
@@ -174,38 +148,26 @@ struct note_growth {
   std::size_t most = 0;
   clock_type clock = nullptr;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.note_growth(most, clock)) {
-    return l.note_growth(most, clock);
-  }
+  TARN_ON_LAYER(l.note_growth(most, clock))
 };
 
 struct note_growth_from_now {
   std::size_t most = 0;
   note_growth::clock_type clock = nullptr;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.note_growth_from_now(most, clock)) {
-    return l.note_growth_from_now(most, clock);
-  }
+  TARN_ON_LAYER(l.note_growth_from_now(most, clock))
 };
 
 struct end_observation {
   detail::deferred_observer& observer;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.end_observation(observer)) {
-    return l.end_observation(observer);
-  }
+  TARN_ON_LAYER(l.end_observation(observer))
 };
 
 struct observe_deferred {
   detail::deferred_observer& observer;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.observe_deferred(observer)) {
-    return l.observe_deferred(observer);
-  }
+  TARN_ON_LAYER(l.observe_deferred(observer))
   template <class Resource>
   void undo(Resource& resource) const noexcept {
     nearest(resource, end_observation{observer});
@@ -217,10 +179,7 @@ template <class Look>
 struct inspect {
   Look& look;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.inspect(look)) {
-    return l.inspect(look);
-  }
+  TARN_ON_LAYER(l.inspect(look))
 };
 template <class Look>
 inspect(Look&) -> inspect<Look>;
@@ -236,10 +195,7 @@ struct wake {
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.wake(then))) {
-    return l.wake(then);
-  }
+  TARN_ON_LAYER(static_cast<std::size_t>(l.wake(then)))
 };
 
 /// If a later resource fails, the earlier ones are woken.
@@ -248,10 +204,7 @@ struct sleep {
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.sleep(where))) {
-    return l.sleep(where);
-  }
+  TARN_ON_LAYER(static_cast<std::size_t>(l.sleep(where)))
   template <class Resource>
   void undo(Resource& resource) const noexcept {
     try {
@@ -265,10 +218,7 @@ struct sleep {
 struct is_asleep {
   static constexpr auto crosses = crossing::joined;
   static constexpr bool join(bool a, bool b) noexcept { return a || b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<bool>(l.is_asleep())) {
-    return l.is_asleep();
-  }
+  TARN_ON_LAYER(static_cast<bool>(l.is_asleep()))
 };
 
 struct compact {
@@ -277,10 +227,7 @@ struct compact {
   static constexpr compaction join(compaction const& a, compaction const& b) noexcept {
     return {a.released + b.released, a.live + b.live, a.stretches + b.stretches, a.reserved + b.reserved};
   }
-  template <class L>
-  auto operator()(L& l) const -> decltype(compaction(l.compact())) {
-    return l.compact();
-  }
+  TARN_ON_LAYER(compaction(l.compact()))
 };
 
 template <class F>
@@ -290,10 +237,7 @@ struct each_segment {
   F const& f;
   static constexpr auto crosses = crossing::owner;
   [[nodiscard]] void const* address() const noexcept { return p; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.each_segment(p, bytes, f)) {
-    return l.each_segment(p, bytes, f);
-  }
+  TARN_ON_LAYER(l.each_segment(p, bytes, f))
 };
 template <class F>
 each_segment(void const*, std::size_t, F const&) -> each_segment<F>;
@@ -303,10 +247,7 @@ struct pin {
   std::size_t bytes = 0;
   static constexpr auto crosses = crossing::owner;
   [[nodiscard]] void const* address() const noexcept { return p; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.pin(p, bytes)) {
-    return l.pin(p, bytes);
-  }
+  TARN_ON_LAYER(l.pin(p, bytes))
 };
 
 struct unpin {
@@ -314,10 +255,7 @@ struct unpin {
   std::size_t bytes = 0;
   static constexpr auto crosses = crossing::owner;
   [[nodiscard]] void const* address() const noexcept { return p; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.unpin(p, bytes)) {
-    return l.unpin(p, bytes);
-  }
+  TARN_ON_LAYER(l.unpin(p, bytes))
 };
 
 /// One owner for the memory of captured graphs in each.
@@ -327,10 +265,7 @@ struct new_graph_memory {
   [[nodiscard]] static owner join(owner first, owner second) {
     return owner(new detail::two_graph_owners(std::move(first), std::move(second)));
   }
-  template <class L>
-  auto operator()(L& l) const -> decltype(owner(l.new_graph_memory())) {
-    return l.new_graph_memory();
-  }
+  TARN_ON_LAYER(owner(l.new_graph_memory()))
 };
 
 }  // namespace pool_call
@@ -398,10 +333,7 @@ template <class Resource>
 /// Where memory comes from: the answer of the nearest pool, or of the source below.
 struct backend_call : pool_call::allocator_backend {
   using pool_call::allocator_backend::operator();
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.backend())) {
-    return l.backend();
-  }
+  TARN_ON_LAYER(static_cast<char const*>(l.backend()))
 };
 
 /// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
@@ -413,3 +345,5 @@ concept allocates_for_owners =
 
 }  // namespace detail
 }  // namespace tarn
+
+#undef TARN_ON_LAYER
