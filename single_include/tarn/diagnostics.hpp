@@ -1272,6 +1272,14 @@ struct profiled_line {
   std::int64_t change = 0;   ///< change of live bytes over all calls; negative: more was freed
   std::size_t peak = 0;      ///< highest use above the start of a call, over all calls
   std::uint64_t blocks = 0;  ///< blocks allocated in all calls
+
+  /// Adds other calls of the line.
+  void add(profiled_line const& more) noexcept {
+    calls += more.calls;
+    change += more.change;
+    peak = detail::max_of(peak, more.peak);
+    blocks += more.blocks;
+  }
 };
 
 namespace detail {
@@ -1293,11 +1301,7 @@ class line_registry {
     for (profiled_line& l : lines_) {
       if (l.where.line != call.where.line || l.where.file != call.where.file) continue;
       if (l.where.function != call.where.function) continue;
-      l.calls += call.calls;
-      l.change += call.change;
-      l.peak = max_of(l.peak, call.peak);
-      l.blocks += call.blocks;
-      return;
+      return l.add(call);
     }
     if (lines_.size() < most) {
       try {
@@ -1479,6 +1483,7 @@ template <class Resource>
 // ---- tarn/report/memory_explanation.hpp
 // memory_explanation: the parts of a device's memory as numbers and as a table, with a residual that makes their sum exact.
 
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
@@ -1638,18 +1643,10 @@ struct memory_explanation {
     add(depth + 1, "cached", p.cached);
   }
   [[nodiscard]] static std::string in_mib(std::int64_t bytes) {
-    // Four decimals, so that a model of 440 bytes shows as 0.0004. Not printf, which depends on the locale; rounded to nearest,
-    // ties to even, as printf does.
-    auto const magnitude =
-        bytes < 0 ? 0 - static_cast<std::uint64_t>(bytes) : static_cast<std::uint64_t>(bytes);
-    constexpr std::uint64_t mib = std::uint64_t{1} << 20;
-    std::uint64_t const scaled = magnitude % mib * 10000;
-    std::uint64_t ten_thousandths = scaled / mib;
-    std::uint64_t const rest = scaled % mib;
-    if (rest > mib / 2 || (rest == mib / 2 && ten_thousandths % 2 == 1)) ++ten_thousandths;
-    std::string const decimals = std::to_string(10000 + ten_thousandths % 10000);
-    return (bytes < 0 ? "-" : "") + std::to_string(magnitude / mib + ten_thousandths / 10000) + "." +
-           decimals.substr(1);
+    // Four decimals, so that a model of 440 bytes shows as 0.0004. Not printf, which depends on the locale.
+    char text[48];
+    double const mib = static_cast<double>(bytes) / (1 << 20);
+    return {text, std::to_chars(text, text + sizeof text, mib, std::chars_format::fixed, 4).ptr};
   }
   [[nodiscard]] static std::string line(std::string name, std::string const& bytes, std::string const& mib,
                                         std::string const& how) {
@@ -1939,11 +1936,7 @@ enum class source_text { shown, left_out };
   for (profiled_line const& l : lines) {
     if (!merged.empty() && merged.back().where.line == l.where.line &&
         std::strcmp(merged.back().where.file, l.where.file) == 0) {
-      profiled_line& m = merged.back();
-      m.calls += l.calls;
-      m.change += l.change;
-      m.peak = (std::max)(m.peak, l.peak);
-      m.blocks += l.blocks;
+      merged.back().add(l);
     } else {
       merged.push_back(l);
     }

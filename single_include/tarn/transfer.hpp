@@ -898,6 +898,7 @@ status no_driver::convert(stream_ref, To* to, From const* from, std::size_t coun
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 
@@ -976,23 +977,9 @@ struct cuda_conversion {
 
 /// A word of `Bytes` bytes that is loaded and stored with one instruction.
 template <int Bytes>
-struct cuda_word;
-template <>
-struct cuda_word<2> {
-  using type = std::uint16_t;
-};
-template <>
-struct cuda_word<4> {
-  using type = std::uint32_t;
-};
-template <>
-struct cuda_word<8> {
-  using type = uint2;
-};
-template <>
-struct cuda_word<16> {
-  using type = uint4;
-};
+using cuda_word = std::conditional_t<
+    Bytes == 2, std::uint16_t,
+    std::conditional_t<Bytes == 4, std::uint32_t, std::conditional_t<Bytes == 8, uint2, uint4>>>;
 
 /// A range split into words: `head` single elements, then `words` words, then single elements up to `count`.
 struct cuda_split {
@@ -1005,8 +992,8 @@ template <class To, class From>
 __global__ void __launch_bounds__(256) cuda_convert_elements(To* to, From const* from, cuda_split split) {
   using conversion = cuda_conversion<To, From>;
   constexpr int n = conversion::together;
-  using to_word = typename cuda_word<n* static_cast<int>(sizeof(To))>::type;
-  using from_word = typename cuda_word<n* static_cast<int>(sizeof(From))>::type;
+  using to_word = cuda_word<n* static_cast<int>(sizeof(To))>;
+  using from_word = cuda_word<n* static_cast<int>(sizeof(From))>;
   std::size_t const stride = std::size_t{gridDim.x} * blockDim.x;
   std::size_t const first = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
 
@@ -2279,7 +2266,10 @@ class per_device {
     if (Pool* const there = slot.load(std::memory_order_acquire); there != nullptr) return *there;
     std::lock_guard const lock(mutex_);
     if (Pool* const there = slot.load(std::memory_order_relaxed); there != nullptr) return *there;
-    making const here(in_making_[device.value], device);
+    bool& in_making = in_making_[device.value];
+    if (in_making) refuse_recursion(device);
+    in_making = true;
+    making const here{in_making};
     auto made = std::make_unique<Pool>(make_(device));
     if (made->device() != device) refuse(device, made->device());
     slot.store(made.get(), std::memory_order_release);
@@ -2318,18 +2308,9 @@ class per_device {
 
  private:
   /// Marks a device whose pool the current thread is making.
-  class making {
-   public:
-    making(bool& marked, device_id device) : marked_(marked) {
-      if (marked) refuse_recursion(device);
-      marked_ = true;
-    }
-    making(making const&) = delete;
-    making& operator=(making const&) = delete;
-    ~making() { marked_ = false; }
-
-   private:
-    bool& marked_;
+  struct making {
+    bool& marked;
+    ~making() { marked = false; }
   };
 
   [[noreturn]] static void refuse_recursion(device_id device) {
@@ -2371,14 +2352,6 @@ template <class Driver>
 concept has_current_device = requires(device_id device) { Driver::set_current_device(device); };
 struct no_guard {
   explicit constexpr no_guard(device_id) noexcept {}
-};
-template <class Driver>
-struct guard_for {
-  using type = no_guard;
-};
-template <has_current_device Driver>
-struct guard_for<Driver> {
-  using type = basic_device_guard<Driver>;
 };
 
 }  // namespace detail
@@ -2448,7 +2421,7 @@ class partitioned_buffer {
   template <class Call>
   void for_each_part(Call const& call) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      [[maybe_unused]] typename detail::guard_for<driver_type>::type const here(device(i));
+      [[maybe_unused]] guard const here(device(i));
       call(part_ref{i, layout_.first(i), part(i), stream(i)});
     }
   }
@@ -2525,6 +2498,8 @@ class partitioned_buffer {
   }
 
  private:
+  using guard = std::conditional_t<detail::has_current_device<driver_type>, basic_device_guard<driver_type>,
+                                   detail::no_guard>;
   struct part_and_stream {
     part_and_stream(Resource memory, std::size_t count, attribution call)
         : stream(detail::called_from(call.where, [&] { return basic_stream<driver_type>(memory.driver()); })),
@@ -3835,12 +3810,6 @@ class oom_retry {
   std::size_t attempts_ = 0;
 };
 
-/// Trims the cache of the nearest pool; returns 0 if there is none.
-template <class Resource>
-[[nodiscard]] std::size_t clear_cache_of(Resource& memory) {
-  return nearest_or(memory, pool_call::trim{}, std::size_t{});
-}
-
 }  // namespace detail
 
 /// Calls f(start). If that throws out_of_memory, trims the cache of `memory`'s pool and, if that freed anything, tries the same
@@ -3856,7 +3825,7 @@ template <class Resource>
 template <has_driver Resource, class F>
   requires std::is_invocable_v<F&, std::size_t>
 auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options const& options = {}) {
-  auto const clear = [&memory] { return detail::clear_cache_of(memory); };
+  auto const clear = [&memory] { return detail::nearest_or(memory, pool_call::trim{}, std::size_t{}); };
   return detail::oom_retry<std::remove_reference_t<F>, decltype(clear)>(f, clear, options).run(start);
 }
 

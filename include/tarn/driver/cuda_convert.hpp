@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "tarn/core/element.hpp"
 #include "tarn/driver/cuda_driver.hpp"
@@ -87,23 +88,9 @@ struct cuda_conversion {
 
 /// A word of `Bytes` bytes that is loaded and stored with one instruction.
 template <int Bytes>
-struct cuda_word;
-template <>
-struct cuda_word<2> {
-  using type = std::uint16_t;
-};
-template <>
-struct cuda_word<4> {
-  using type = std::uint32_t;
-};
-template <>
-struct cuda_word<8> {
-  using type = uint2;
-};
-template <>
-struct cuda_word<16> {
-  using type = uint4;
-};
+using cuda_word = std::conditional_t<
+    Bytes == 2, std::uint16_t,
+    std::conditional_t<Bytes == 4, std::uint32_t, std::conditional_t<Bytes == 8, uint2, uint4>>>;
 
 /// A range split into words: `head` single elements, then `words` words, then single elements up to `count`.
 struct cuda_split {
@@ -116,8 +103,8 @@ template <class To, class From>
 __global__ void __launch_bounds__(256) cuda_convert_elements(To* to, From const* from, cuda_split split) {
   using conversion = cuda_conversion<To, From>;
   constexpr int n = conversion::together;
-  using to_word = typename cuda_word<n* static_cast<int>(sizeof(To))>::type;
-  using from_word = typename cuda_word<n* static_cast<int>(sizeof(From))>::type;
+  using to_word = cuda_word<n* static_cast<int>(sizeof(To))>;
+  using from_word = cuda_word<n* static_cast<int>(sizeof(From))>;
   std::size_t const stride = std::size_t{gridDim.x} * blockDim.x;
   std::size_t const first = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
 

@@ -138,17 +138,11 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
   auto beside_headroom(request const& r, Allocate const& allocate) {
     std::size_t free = 0;
     if (!planned_.plan(this->driver(), r.bytes, headroom_bytes(), free)) refuse(r, free);
-    class in_progress {
-     public:
-      in_progress(headroom_base& layer, std::size_t bytes) noexcept : layer_(layer), bytes_(bytes) {}
-      in_progress(in_progress const&) = delete;
-      in_progress& operator=(in_progress const&) = delete;
-      ~in_progress() { layer_.planned_.done(layer_.driver(), bytes_); }
-
-     private:
-      headroom_base& layer_;
-      std::size_t bytes_;
-    } const growth(*this, r.bytes);
+    struct in_progress {
+      headroom_base& layer;
+      std::size_t bytes;
+      ~in_progress() { layer.planned_.done(layer.driver(), bytes); }
+    } const growth{*this, r.bytes};
     return allocate();
   }
 

@@ -22,6 +22,14 @@ struct profiled_line {
   std::int64_t change = 0;   ///< change of live bytes over all calls; negative: more was freed
   std::size_t peak = 0;      ///< highest use above the start of a call, over all calls
   std::uint64_t blocks = 0;  ///< blocks allocated in all calls
+
+  /// Adds other calls of the line.
+  void add(profiled_line const& more) noexcept {
+    calls += more.calls;
+    change += more.change;
+    peak = detail::max_of(peak, more.peak);
+    blocks += more.blocks;
+  }
 };
 
 namespace detail {
@@ -43,11 +51,7 @@ class line_registry {
     for (profiled_line& l : lines_) {
       if (l.where.line != call.where.line || l.where.file != call.where.file) continue;
       if (l.where.function != call.where.function) continue;
-      l.calls += call.calls;
-      l.change += call.change;
-      l.peak = max_of(l.peak, call.peak);
-      l.blocks += call.blocks;
-      return;
+      return l.add(call);
     }
     if (lines_.size() < most) {
       try {

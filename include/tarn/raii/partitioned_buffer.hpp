@@ -28,14 +28,6 @@ concept has_current_device = requires(device_id device) { Driver::set_current_de
 struct no_guard {
   explicit constexpr no_guard(device_id) noexcept {}
 };
-template <class Driver>
-struct guard_for {
-  using type = no_guard;
-};
-template <has_current_device Driver>
-struct guard_for<Driver> {
-  using type = basic_device_guard<Driver>;
-};
 
 }  // namespace detail
 
@@ -104,7 +96,7 @@ class partitioned_buffer {
   template <class Call>
   void for_each_part(Call const& call) {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      [[maybe_unused]] typename detail::guard_for<driver_type>::type const here(device(i));
+      [[maybe_unused]] guard const here(device(i));
       call(part_ref{i, layout_.first(i), part(i), stream(i)});
     }
   }
@@ -181,6 +173,8 @@ class partitioned_buffer {
   }
 
  private:
+  using guard = std::conditional_t<detail::has_current_device<driver_type>, basic_device_guard<driver_type>,
+                                   detail::no_guard>;
   struct part_and_stream {
     part_and_stream(Resource memory, std::size_t count, attribution call)
         : stream(detail::called_from(call.where, [&] { return basic_stream<driver_type>(memory.driver()); })),

@@ -74,7 +74,10 @@ class per_device {
     if (Pool* const there = slot.load(std::memory_order_acquire); there != nullptr) return *there;
     std::lock_guard const lock(mutex_);
     if (Pool* const there = slot.load(std::memory_order_relaxed); there != nullptr) return *there;
-    making const here(in_making_[device.value], device);
+    bool& in_making = in_making_[device.value];
+    if (in_making) refuse_recursion(device);
+    in_making = true;
+    making const here{in_making};
     auto made = std::make_unique<Pool>(make_(device));
     if (made->device() != device) refuse(device, made->device());
     slot.store(made.get(), std::memory_order_release);
@@ -113,18 +116,9 @@ class per_device {
 
  private:
   /// Marks a device whose pool the current thread is making.
-  class making {
-   public:
-    making(bool& marked, device_id device) : marked_(marked) {
-      if (marked) refuse_recursion(device);
-      marked_ = true;
-    }
-    making(making const&) = delete;
-    making& operator=(making const&) = delete;
-    ~making() { marked_ = false; }
-
-   private:
-    bool& marked_;
+  struct making {
+    bool& marked;
+    ~making() { marked = false; }
   };
 
   [[noreturn]] static void refuse_recursion(device_id device) {

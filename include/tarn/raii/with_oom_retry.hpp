@@ -199,12 +199,6 @@ class oom_retry {
   std::size_t attempts_ = 0;
 };
 
-/// Trims the cache of the nearest pool; returns 0 if there is none.
-template <class Resource>
-[[nodiscard]] std::size_t clear_cache_of(Resource& memory) {
-  return nearest_or(memory, pool_call::trim{}, std::size_t{});
-}
-
 }  // namespace detail
 
 /// Calls f(start). If that throws out_of_memory, trims the cache of `memory`'s pool and, if that freed anything, tries the same
@@ -220,7 +214,7 @@ template <class Resource>
 template <has_driver Resource, class F>
   requires std::is_invocable_v<F&, std::size_t>
 auto with_oom_retry(Resource memory, std::size_t start, F&& f, oom_retry_options const& options = {}) {
-  auto const clear = [&memory] { return detail::clear_cache_of(memory); };
+  auto const clear = [&memory] { return detail::nearest_or(memory, pool_call::trim{}, std::size_t{}); };
   return detail::oom_retry<std::remove_reference_t<F>, decltype(clear)>(f, clear, options).run(start);
 }
 

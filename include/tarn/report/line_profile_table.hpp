@@ -35,11 +35,7 @@ enum class source_text { shown, left_out };
   for (profiled_line const& l : lines) {
     if (!merged.empty() && merged.back().where.line == l.where.line &&
         std::strcmp(merged.back().where.file, l.where.file) == 0) {
-      profiled_line& m = merged.back();
-      m.calls += l.calls;
-      m.change += l.change;
-      m.peak = (std::max)(m.peak, l.peak);
-      m.blocks += l.blocks;
+      merged.back().add(l);
     } else {
       merged.push_back(l);
     }

@@ -2,6 +2,7 @@
 #pragma once
 // memory_explanation: the parts of a device's memory as numbers and as a table, with a residual that makes their sum exact.
 
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
@@ -164,18 +165,10 @@ struct memory_explanation {
     add(depth + 1, "cached", p.cached);
   }
   [[nodiscard]] static std::string in_mib(std::int64_t bytes) {
-    // Four decimals, so that a model of 440 bytes shows as 0.0004. Not printf, which depends on the locale; rounded to nearest,
-    // ties to even, as printf does.
-    auto const magnitude =
-        bytes < 0 ? 0 - static_cast<std::uint64_t>(bytes) : static_cast<std::uint64_t>(bytes);
-    constexpr std::uint64_t mib = std::uint64_t{1} << 20;
-    std::uint64_t const scaled = magnitude % mib * 10000;
-    std::uint64_t ten_thousandths = scaled / mib;
-    std::uint64_t const rest = scaled % mib;
-    if (rest > mib / 2 || (rest == mib / 2 && ten_thousandths % 2 == 1)) ++ten_thousandths;
-    std::string const decimals = std::to_string(10000 + ten_thousandths % 10000);
-    return (bytes < 0 ? "-" : "") + std::to_string(magnitude / mib + ten_thousandths / 10000) + "." +
-           decimals.substr(1);
+    // Four decimals, so that a model of 440 bytes shows as 0.0004. Not printf, which depends on the locale.
+    char text[48];
+    double const mib = static_cast<double>(bytes) / (1 << 20);
+    return {text, std::to_chars(text, text + sizeof text, mib, std::chars_format::fixed, 4).ptr};
   }
   [[nodiscard]] static std::string line(std::string name, std::string const& bytes, std::string const& mib,
                                         std::string const& how) {
