@@ -169,6 +169,12 @@ struct process_status {
   return {number_at(0), number_at(at + 1), is_zombie && threads <= 1};
 }
 
+/// Calls f with each member, since there is padding between them.
+template <class Identity, class F>
+void each_part(Identity& id, F const& f) {
+  f(id.machine), f(id.pid_space), f(id.pid), f(id.started);
+}
+
 /// Of the calling process; asked at each call, so it is right after fork().
 [[nodiscard]] inline process_identity this_process_identity() noexcept {
   process_identity id;
@@ -276,10 +282,7 @@ struct block_description {
 
   template <class Self, class F>
   static void each_field(Self& d, F const& f) {
-    f(d.exporter.machine);
-    f(d.exporter.pid_space);
-    f(d.exporter.pid);
-    f(d.exporter.started);
+    detail::each_part(d.exporter, f);
     f(d.number);
     f(d.device);
     f(d.type);
@@ -869,22 +872,9 @@ class unix_socket {
     }
   }
 
-  /// Fills `bytes`. Descriptors that came along are added to `descriptors`. @throws as above; std::bad_alloc
-  void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>& descriptors) const {
-    receive(bytes, &descriptors);
-  }
-  /// The same without descriptors: the system closes those that come along. Does not allocate. @throws as send()
-  void receive(std::span<std::byte> bytes) const { receive(bytes, nullptr); }
-
- private:
-  struct control {
-    // The system adds the sender's credentials if the socket's owner asked for them.
-    alignas(::cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * most_descriptors) + CMSG_SPACE(sizeof(::ucred))]{};
-    /// A message without credentials may have more than most_descriptors: this many fill all bytes.
-    static constexpr std::size_t most_received = sizeof bytes / sizeof(int);
-  };
-
-  void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>* descriptors) const {
+  /// Fills `bytes`. Descriptors that came along are added to `descriptors`, for which it allocates; without, the system closes them.
+  /// @throws as send(); std::bad_alloc
+  void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>* descriptors = nullptr) const {
     auto const until = std::chrono::steady_clock::now() + limit_;
     while (!bytes.empty()) {
       wait_for(POLLIN, until);
@@ -910,6 +900,14 @@ class unix_socket {
       bytes = bytes.subspan(static_cast<std::size_t>(got));
     }
   }
+
+ private:
+  struct control {
+    // The system adds the sender's credentials if the socket's owner asked for them.
+    alignas(::cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * most_descriptors) + CMSG_SPACE(sizeof(::ucred))]{};
+    /// A message without credentials may have more than most_descriptors: this many fill all bytes.
+    static constexpr std::size_t most_received = sizeof bytes / sizeof(int);
+  };
 
   [[nodiscard]] static ::msghdr message_of(::iovec& part) noexcept {
     ::msghdr message{};
@@ -1182,11 +1180,7 @@ inline void give_answer(unix_socket const& peer, import_answer answer) {
   peer.send(std::span(&byte, 1));
 }
 
-/// Calls f with each field of an identity, which the importing process sends after its last answer.
-template <class Identity, class F>
-void each_part(Identity& id, F const& f) {
-  f(id.machine), f(id.pid_space), f(id.pid), f(id.started);
-}
+/// The importing process sends its identity after its last answer.
 inline void send_identity(unix_socket const& peer, process_identity const& id) {
   each_part(id, [&](auto const& part) { peer.send(bytes_to_send(part)); });
 }
@@ -1243,7 +1237,7 @@ class group_receiver {
   void receive(std::size_t first) {
     group_header header;
     std::vector<unique_descriptor> descriptors;
-    peer_.receive(std::as_writable_bytes(std::span(&header, 1)), descriptors);
+    peer_.receive(std::as_writable_bytes(std::span(&header, 1)), &descriptors);
     bool const by_fabric = of_.type == allocation_handle_type::fabric;
     bool const fits = header.number == of_.number && header.first == first && header.count != 0 &&
                       header.count <= min_of(of_.handles.size() - first, unix_socket::most_descriptors) &&

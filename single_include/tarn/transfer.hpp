@@ -2997,15 +2997,12 @@ class scratch {
     chunk c;
     c.bytes = detail::max_of(bytes, wanted);
     c.alignment = alignment;
-    if (c.bytes == bytes || options_.growth == scratch_growth::none) {
+    try {
       c.p = memory_.allocate(stream_, c.bytes, alignment);
-    } else {
-      try {
-        c.p = memory_.allocate(stream_, c.bytes, alignment);
-      } catch (out_of_memory const&) {
-        c.bytes = bytes;  // retry with only the requested size
-        c.p = memory_.allocate(stream_, c.bytes, alignment);
-      }
+    } catch (out_of_memory const&) {
+      if (c.bytes == bytes || options_.growth == scratch_growth::none) throw;
+      c.bytes = bytes;  // retry with only the requested size
+      c.p = memory_.allocate(stream_, c.bytes, alignment);
     }
     chunks_.push_back(c);
   }

@@ -247,7 +247,7 @@ void crowded(trial& t) {
       std::vector<unique_descriptor> got;
       std::byte byte{};
       try {
-        detail::unix_socket(c->own.get(), transfer_limit).receive(std::span(&byte, 1), got);
+        detail::unix_socket(c->own.get(), transfer_limit).receive(std::span(&byte, 1), &got);
         t.complain("a message with too many descriptors was accepted");
       } catch (sharing_error const&) {
       }

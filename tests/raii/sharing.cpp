@@ -813,7 +813,7 @@ TEST_CASE("either process may end at any step of a transfer: the other gets an e
         detail::give_answer(peer, detail::import_answer::go_on);
         detail::group_header header;
         std::vector<unique_descriptor> descriptors;
-        peer.receive(std::as_writable_bytes(std::span(&header, 1)), descriptors);
+        peer.receive(std::as_writable_bytes(std::span(&header, 1)), &descriptors);
       }
       return 0;
     });

@@ -54,11 +54,13 @@ struct log_function {
 };
 }  // namespace detail
 
-template <class Upstream, class Hook>
-class logged_layer;
-
 /// `pool | tarn::logged{[](tarn::call_record const& c) { ... }}`, or `logged{function, context}` with a plain function. Costs
 /// what the hook costs; a stack without this policy has no cost.
+///
+/// The hook may be called from several threads at once, and must not allocate or free through this memory. It may throw. From a
+/// successful allocation its exception reaches the caller, after the block was given back: nothing has changed. From a failed
+/// allocation the upstream's own exception is passed on instead. From a deallocation, which never throws, the hook's exception
+/// is dropped.
 template <class Hook = detail::log_function>
   requires std::invocable<Hook&, call_record const&>
 struct logged {
@@ -72,30 +74,14 @@ struct logged {
       : hook{function, context}, moments(m) {}
 
   template <class Upstream>
-  using layer = logged_layer<Upstream, Hook>;
-};
-logged(void (*)(void*, call_record const&), void*) -> logged<detail::log_function>;
-logged(void (*)(void*, call_record const&), void*, log_moments) -> logged<detail::log_function>;
-
-/// The hook may be called from several threads at once, and must not allocate or free through this memory. It may throw. From a
-/// successful allocation its exception reaches the caller, after the block was given back: nothing has changed. From a failed
-/// allocation the upstream's own exception is passed on instead. From a deallocation, which never throws, the hook's exception
-/// is dropped.
-template <class Upstream, class Hook>
-class logged_layer : public resource_adaptor<logged_layer<Upstream, Hook>, Upstream> {
-  using base = resource_adaptor<logged_layer<Upstream, Hook>, Upstream>;
-
- public:
+  using layer = around_layer<logged, Upstream>;
   /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
   static constexpr bool records_places = true;
-
-  logged_layer(Upstream upstream, logged<Hook> options)
-      : base(std::move(upstream)), hook_(std::move(options.hook)), moments_(options.moments) {}
 
   void* around_allocate(request const& r, auto const& next) {
     call_record call = record_of(r.is_synchronous() ? logged_call::allocate_sync : logged_call::allocate, r);
     call.name = tag::current();
-    if (moments_ == log_moments::both) hook_(std::as_const(call));
+    if (moments == log_moments::both) hook(std::as_const(call));
     try {
       call.address = next.allocate(r);
     } catch (out_of_memory const&) {
@@ -107,7 +93,7 @@ class logged_layer : public resource_adaptor<logged_layer<Upstream, Hook>, Upstr
     }
     call.outcome = call_outcome::done;
     try {
-      hook_(std::as_const(call));
+      hook(std::as_const(call));
     } catch (...) {
       next.deallocate(r, call.address);
       throw;
@@ -120,7 +106,7 @@ class logged_layer : public resource_adaptor<logged_layer<Upstream, Hook>, Upstr
     call.address = p;
     log_quietly(call, call_outcome::pending);
     next.deallocate(r, p);
-    if (moments_ == log_moments::both) log_quietly(call, call_outcome::done);
+    if (moments == log_moments::both) log_quietly(call, call_outcome::done);
   }
 
  private:
@@ -131,13 +117,12 @@ class logged_layer : public resource_adaptor<logged_layer<Upstream, Hook>, Upstr
   void log_quietly(call_record& call, call_outcome outcome) noexcept {
     call.outcome = outcome;
     try {
-      hook_(std::as_const(call));
+      hook(std::as_const(call));
     } catch (...) {
     }
   }
-
-  Hook hook_;
-  log_moments moments_;
 };
+logged(void (*)(void*, call_record const&), void*) -> logged<detail::log_function>;
+logged(void (*)(void*, call_record const&), void*, log_moments) -> logged<detail::log_function>;
 
 }  // namespace tarn

@@ -73,6 +73,12 @@ struct process_status {
   return {number_at(0), number_at(at + 1), is_zombie && threads <= 1};
 }
 
+/// Calls f with each member, since there is padding between them.
+template <class Identity, class F>
+void each_part(Identity& id, F const& f) {
+  f(id.machine), f(id.pid_space), f(id.pid), f(id.started);
+}
+
 /// Of the calling process; asked at each call, so it is right after fork().
 [[nodiscard]] inline process_identity this_process_identity() noexcept {
   process_identity id;
@@ -180,10 +186,7 @@ struct block_description {
 
   template <class Self, class F>
   static void each_field(Self& d, F const& f) {
-    f(d.exporter.machine);
-    f(d.exporter.pid_space);
-    f(d.exporter.pid);
-    f(d.exporter.started);
+    detail::each_part(d.exporter, f);
     f(d.number);
     f(d.device);
     f(d.type);

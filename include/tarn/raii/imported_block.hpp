@@ -240,11 +240,7 @@ inline void give_answer(unix_socket const& peer, import_answer answer) {
   peer.send(std::span(&byte, 1));
 }
 
-/// Calls f with each field of an identity, which the importing process sends after its last answer.
-template <class Identity, class F>
-void each_part(Identity& id, F const& f) {
-  f(id.machine), f(id.pid_space), f(id.pid), f(id.started);
-}
+/// The importing process sends its identity after its last answer.
 inline void send_identity(unix_socket const& peer, process_identity const& id) {
   each_part(id, [&](auto const& part) { peer.send(bytes_to_send(part)); });
 }
@@ -301,7 +297,7 @@ class group_receiver {
   void receive(std::size_t first) {
     group_header header;
     std::vector<unique_descriptor> descriptors;
-    peer_.receive(std::as_writable_bytes(std::span(&header, 1)), descriptors);
+    peer_.receive(std::as_writable_bytes(std::span(&header, 1)), &descriptors);
     bool const by_fabric = of_.type == allocation_handle_type::fabric;
     bool const fits = header.number == of_.number && header.first == first && header.count != 0 &&
                       header.count <= min_of(of_.handles.size() - first, unix_socket::most_descriptors) &&

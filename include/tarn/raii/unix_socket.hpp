@@ -54,22 +54,9 @@ class unix_socket {
     }
   }
 
-  /// Fills `bytes`. Descriptors that came along are added to `descriptors`. @throws as above; std::bad_alloc
-  void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>& descriptors) const {
-    receive(bytes, &descriptors);
-  }
-  /// The same without descriptors: the system closes those that come along. Does not allocate. @throws as send()
-  void receive(std::span<std::byte> bytes) const { receive(bytes, nullptr); }
-
- private:
-  struct control {
-    // The system adds the sender's credentials if the socket's owner asked for them.
-    alignas(::cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * most_descriptors) + CMSG_SPACE(sizeof(::ucred))]{};
-    /// A message without credentials may have more than most_descriptors: this many fill all bytes.
-    static constexpr std::size_t most_received = sizeof bytes / sizeof(int);
-  };
-
-  void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>* descriptors) const {
+  /// Fills `bytes`. Descriptors that came along are added to `descriptors`, for which it allocates; without, the system closes them.
+  /// @throws as send(); std::bad_alloc
+  void receive(std::span<std::byte> bytes, std::vector<unique_descriptor>* descriptors = nullptr) const {
     auto const until = std::chrono::steady_clock::now() + limit_;
     while (!bytes.empty()) {
       wait_for(POLLIN, until);
@@ -95,6 +82,14 @@ class unix_socket {
       bytes = bytes.subspan(static_cast<std::size_t>(got));
     }
   }
+
+ private:
+  struct control {
+    // The system adds the sender's credentials if the socket's owner asked for them.
+    alignas(::cmsghdr) char bytes[CMSG_SPACE(sizeof(int) * most_descriptors) + CMSG_SPACE(sizeof(::ucred))]{};
+    /// A message without credentials may have more than most_descriptors: this many fill all bytes.
+    static constexpr std::size_t most_received = sizeof bytes / sizeof(int);
+  };
 
   [[nodiscard]] static ::msghdr message_of(::iovec& part) noexcept {
     ::msghdr message{};
