@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// error: for 0 write tarn::stream_ref{}
+// error: write tarn::stream_ref{} for the default stream
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/call_names.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/layers.hpp"
@@ -28,13 +29,43 @@ Upstream make_upstream(Tuple&& arguments, std::index_sequence<N...>) {
   return Upstream(std::get<N>(std::forward<Tuple>(arguments))...);
 }
 
+template <class Layer>
+concept passes_pages = requires(Layer& l, std::size_t bytes, void* p, page_handle handle) {
+  l.granularity();
+  l.reserve(bytes);
+  l.unreserve(p, bytes);
+  l.create(bytes);
+  l.destroy(handle, bytes);
+  l.map(p, bytes, handle);
+  l.unmap(p, bytes);
+};
+
+/// The page calls of a handle, if its layer is a policy over a page source.
+template <class Handle, class Layer>
+class page_calls {};
+template <class Handle, passes_pages Layer>
+class page_calls<Handle, Layer> {
+ public:
+  [[nodiscard]] std::size_t granularity() const noexcept { return layer().granularity(); }
+  [[nodiscard]] void* reserve(std::size_t bytes) { return layer().reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept { layer().unreserve(p, bytes); }
+  [[nodiscard]] page_handle create(std::size_t bytes) { return layer().create(bytes); }
+  void destroy(page_handle handle, std::size_t bytes) noexcept { layer().destroy(handle, bytes); }
+  void map(void* p, std::size_t bytes, page_handle handle) { layer().map(p, bytes, handle); }
+  void unmap(void* p, std::size_t bytes) noexcept { layer().unmap(p, bytes); }
+
+ private:
+  [[nodiscard]] Layer& layer() const noexcept { return static_cast<Handle const&>(*this).layer(); }
+};
+
 }  // namespace detail
 
 /// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
 /// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
 /// moved-from handle is empty.
 template <class Layer>
-class shared_resource {
+class shared_resource : public call_names<shared_resource<Layer>>,
+                        public detail::page_calls<shared_resource<Layer>, Layer> {
  public:
   using layer_type = Layer;
   using driver_type = typename Layer::driver_type;
@@ -160,48 +191,9 @@ class shared_resource {
     }
   }
 
-  // The same four calls as CCCL 3.0 (CUDA 13.0) names them.
-
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(detail::byte_count bytes,  // for 0 write tarn::stream_ref{}
-                                                  std::size_t alignment = default_alignment,
-                                                  attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    return allocate_sync(bytes.value, alignment, call);
-  }
-  template <std::integral Bytes>
-  TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
-                                     attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
-  }
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
-                                                        stream_ref stream,
-                                                        attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    return allocate(stream, bytes, alignment, call);
-  }
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
-                                                        attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    return allocate(stream, bytes, default_alignment, call);
-  }
-  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
-                                           stream_ref stream,
-                                           attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    deallocate(stream, p, bytes, alignment, call);
-  }
-  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
-                                           attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    deallocate(stream, p, bytes, default_alignment, call);
-  }
+  // The same four calls under their other names.
+  using call_names<shared_resource>::allocate;
+  using call_names<shared_resource>::deallocate;
 
   /// Whether the handle refers to a resource; false if it is empty.
   [[nodiscard]] explicit operator bool() const noexcept { return block_ != nullptr; }
@@ -254,48 +246,11 @@ class shared_resource {
     detail::called_from(where, [&] { nearest(*this, pool_call::record_stream{p, bytes, stream}); });
   }
 
-  // Page calls, if this layer is a policy over a page source.
-
   /// Whether the device has pages: the answer of the source below.
   [[nodiscard]] bool has_pages() const noexcept
-    requires(requires(Layer& l) { l.granularity(); } && reachable<shared_resource, detail::has_pages_call>)
+    requires(detail::passes_pages<Layer> && reachable<shared_resource, detail::has_pages_call>)
   {
     return nearest(*this, detail::has_pages_call{});
-  }
-  [[nodiscard]] std::size_t granularity() const noexcept
-    requires requires(Layer& l) { l.granularity(); }
-  {
-    return block_->layer.granularity();
-  }
-  [[nodiscard]] void* reserve(std::size_t bytes)
-    requires requires(Layer& l) { l.reserve(bytes); }
-  {
-    return block_->layer.reserve(bytes);
-  }
-  void unreserve(void* p, std::size_t bytes) noexcept
-    requires requires(Layer& l) { l.unreserve(p, bytes); }
-  {
-    block_->layer.unreserve(p, bytes);
-  }
-  [[nodiscard]] page_handle create(std::size_t bytes)
-    requires requires(Layer& l) { l.create(bytes); }
-  {
-    return block_->layer.create(bytes);
-  }
-  void destroy(page_handle handle, std::size_t bytes) noexcept
-    requires requires(Layer& l) { l.destroy(handle, bytes); }
-  {
-    block_->layer.destroy(handle, bytes);
-  }
-  void map(void* p, std::size_t bytes, page_handle handle)
-    requires requires(Layer& l) { l.map(p, bytes, handle); }
-  {
-    block_->layer.map(p, bytes, handle);
-  }
-  void unmap(void* p, std::size_t bytes) noexcept
-    requires requires(Layer& l) { l.unmap(p, bytes); }
-  {
-    block_->layer.unmap(p, bytes);
   }
 
   // Plain blocks, if this layer forwards them.

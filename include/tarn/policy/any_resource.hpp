@@ -9,6 +9,7 @@
 
 #include "tarn/core/attribution.hpp"
 #include "tarn/core/bytes.hpp"
+#include "tarn/core/call_names.hpp"
 #include "tarn/core/config.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/pool_call.hpp"
@@ -138,7 +139,7 @@ concept erasable =
 /// instructions for an allocation and its free instead of 333 (bench/results/instructions.json).
 /// @tparam Properties  what may access the memory: device_accessible, host_accessible or both
 template <class Driver, class... Properties>
-class basic_any_resource {
+class basic_any_resource : public call_names<basic_any_resource<Driver, Properties...>> {
  public:
   using driver_type = Driver;
   using properties = property_set<Properties...>;
@@ -186,33 +187,9 @@ class basic_any_resource {
                        attribution call = attribution::current()) noexcept {
     pool_->deallocate_sync(p, bytes, alignment, call);
   }
-  // The same four calls as CCCL 3.0 (CUDA 13.0) names them.
-
-  [[nodiscard]] void* allocate(detail::byte_count bytes, std::size_t alignment = default_alignment,
-                               attribution call = attribution::current()) {
-    return allocate_sync(bytes.value, alignment, call);
-  }
-  template <std::integral Bytes>
-  void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
-                  attribution call = attribution::current()) noexcept {
-    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
-  }
-  [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, stream_ref stream,
-                                     attribution call = attribution::current()) {
-    return allocate(stream, bytes, alignment, call);
-  }
-  [[nodiscard]] void* allocate_async(std::size_t bytes, stream_ref stream,
-                                     attribution call = attribution::current()) {
-    return allocate(stream, bytes, default_alignment, call);
-  }
-  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream,
-                        attribution call = attribution::current()) noexcept {
-    deallocate(stream, p, bytes, alignment, call);
-  }
-  void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
-                        attribution call = attribution::current()) noexcept {
-    deallocate(stream, p, bytes, default_alignment, call);
-  }
+  // The same four calls under their other names.
+  using call_names<basic_any_resource>::allocate;
+  using call_names<basic_any_resource>::deallocate;
 
   void record_stream(void* p, std::size_t bytes, stream_ref stream,
                      source_location where = source_location::current()) const {
