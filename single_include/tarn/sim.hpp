@@ -3169,11 +3169,9 @@ class sim_stream_table {
   }
 
   void create_event(int device, event_handle& event) {
-    std::uintptr_t const handle = take_handle(free_events_, next_event_, event_handles);
     auto made = std::make_shared<sim_event>();
     made->device = device;
-    events_[handle] = std::move(made);
-    event = reinterpret_cast<void*>(handle);
+    event = add_event(std::move(made));
   }
   /// Creates an event that open_event() finds by the serial number returned.
   std::uint64_t create_shared_event(int device, event_handle& event) {
@@ -3184,10 +3182,7 @@ class sim_stream_table {
   sim_code open_event(std::uint64_t serial, event_handle& event) {
     for (auto const& [of, shared] : events_) {
       if (serial == 0 || shared->serial != serial) continue;
-      std::shared_ptr<sim_event> const same = shared;
-      std::uintptr_t const handle = take_handle(free_events_, next_event_, event_handles);
-      events_[handle] = same;
-      event = reinterpret_cast<void*>(handle);
+      event = add_event(shared);
       return sim_code::ok;
     }
     return sim_code::invalid_value;
@@ -3286,6 +3281,11 @@ class sim_stream_table {
       s.slow = schedule_.draw(1000) < schedule_.slow_streams && schedule_.seed != 0;
     if (order_ != nullptr) s.agent = order_->add_agent("stream", id);
     return s;
+  }
+  [[nodiscard]] event_handle add_event(std::shared_ptr<sim_event> event) {
+    std::uintptr_t const handle = take_handle(free_events_, next_event_, event_handles);
+    events_[handle] = std::move(event);
+    return reinterpret_cast<void*>(handle);
   }
   std::uintptr_t take_handle(std::vector<std::uintptr_t>& free, std::uintptr_t& next,
                              std::uintptr_t base) const {

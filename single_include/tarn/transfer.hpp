@@ -2697,11 +2697,7 @@ class reserved_layer
     } while (!left_.compare_exchange_weak(left, left + bytes, std::memory_order_relaxed));
   }
   [[noreturn]] TARN_NOINLINE void refuse(request const& r) const {
-    memory_report report;
-    report.asked = r.bytes;
-    report.alignment = r.alignment;
-    report.device = this->driver().device().value;
-    report.stream = r.stream.id();
+    memory_report report = this->report_of(r);
     report.limit = limit();
     report.limit_used = used();
     report.live = used();

@@ -150,8 +150,8 @@ struct memory_report {
       unknown;  ///< bytes that must become free first, on the device or under `limit`, if wake() refused
   char const* refused_by = "the device";  ///< which layer refused: "limited", "the device", ...; static
   char const* call = nullptr;             ///< the driver call that failed, if one did; static storage
-  char const* reason = nullptr;  ///< why it failed, as a source of the user's reports it; static storage
-  bytes_of_tag biggest_tags[3];  ///< largest live tags first, if a `with_history` layer exists
+  char const* reason = nullptr;    ///< why it failed, as a source of the user's reports it; static storage
+  bytes_of_tag biggest_tags[3]{};  ///< largest live tags first, if a `with_history` layer exists
 };
 
 /// More memory would have helped: reports which layer refused, the state, and what to try. Nothing has

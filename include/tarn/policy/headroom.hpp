@@ -148,11 +148,7 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
 
  private:
   [[noreturn]] TARN_NOINLINE void refuse(request const& r, std::size_t free) const {
-    memory_report report;
-    report.asked = r.bytes;
-    report.alignment = r.alignment;
-    report.device = this->driver().device().value;
-    report.stream = r.stream.id();
+    memory_report report = this->report_of(r);
     report.device_free = free;
     report.headroom = bytes_;
     report.refused_by = "headroom";

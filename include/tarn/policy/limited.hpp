@@ -68,7 +68,7 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
   template <class Allocate>
   TARN_ALWAYS_INLINE auto within_budget(std::size_t counted, request const& r, Allocate const& allocate) {
     if (!budget_.take(counted)) [[unlikely]]
-      refuse(r.stream, r.bytes, r.alignment);
+      refuse(r);
     try {
       return allocate();
     } catch (...) {
@@ -80,17 +80,13 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
   byte_budget budget_;
 
  private:
-  [[noreturn]] TARN_NOINLINE void refuse(stream_ref stream, std::size_t bytes, std::size_t alignment) const {
-    memory_report r;
-    r.asked = bytes;
-    r.alignment = alignment;
-    r.device = this->driver().device().value;
-    r.stream = stream.id();
-    r.live = used();
-    r.limit = limit();
-    r.limit_used = used();
-    r.refused_by = "limited";
-    throw out_of_memory(r);
+  [[noreturn]] TARN_NOINLINE void refuse(request const& r) const {
+    memory_report report = this->report_of(r);
+    report.live = used();
+    report.limit = limit();
+    report.limit_used = used();
+    report.refused_by = "limited";
+    throw out_of_memory(report);
   }
 };
 

@@ -154,6 +154,14 @@ class resource_adaptor {
  protected:
   ~resource_adaptor() = default;
 
+  /// Of a refused request, for the policy that refuses it to complete.
+  [[nodiscard]] memory_report report_of(request const& r) const {
+    return {.asked = r.bytes,
+            .alignment = r.alignment,
+            .device = driver().device().value,
+            .stream = r.stream.id()};
+  }
+
   Upstream upstream_;
 
  private:

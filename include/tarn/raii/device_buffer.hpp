@@ -87,10 +87,8 @@ class device_buffer {
         capacity_(std::exchange(other.capacity_, 0)) {}
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   device_buffer& operator=(device_buffer&& other) noexcept {
-    if (this != &other) {
-      device_buffer stolen(std::move(other));
-      swap(stolen);
-    }
+    device_buffer stolen(std::move(other));
+    swap(stolen);
     return *this;
   }
   ~device_buffer() { reset(); }

@@ -60,10 +60,8 @@ class device_ptr {
     p_ = other.release();
   }
   device_ptr& operator=(device_ptr&& other) noexcept {
-    if (this != &other) {
-      device_ptr stolen(std::move(other));
-      swap(stolen);
-    }
+    device_ptr stolen(std::move(other));
+    swap(stolen);
     return *this;
   }
   device_ptr& operator=(std::nullptr_t) noexcept {

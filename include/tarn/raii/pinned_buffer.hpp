@@ -111,10 +111,8 @@ class pinned_buffer {
   }
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   pinned_buffer& operator=(pinned_buffer&& other) noexcept {
-    if (this != &other) {
-      pinned_buffer stolen(std::move(other));
-      swap(stolen);
-    }
+    pinned_buffer stolen(std::move(other));
+    swap(stolen);
     return *this;
   }
   ~pinned_buffer() { reset(); }

@@ -96,11 +96,9 @@ class basic_stream {
       : driver_(other.driver_), stream_(std::exchange(other.stream_, stream_ref{})) {}
   /// Destroys the stream owned so far. Self-move changes nothing.
   basic_stream& operator=(basic_stream&& other) noexcept {
-    if (this != &other) {
-      basic_stream stolen(std::move(other));
-      std::swap(driver_, stolen.driver_);
-      std::swap(stream_, stolen.stream_);
-    }
+    basic_stream stolen(std::move(other));
+    std::swap(driver_, stolen.driver_);
+    std::swap(stream_, stolen.stream_);
     return *this;
   }
   ~basic_stream() {

@@ -184,8 +184,7 @@ memory_explanation explain(Subjects const&... subjects) {
         ++e.other_pool_count;
       });
 
-  status const s = driver.memory_info(e.free, e.total);
-  if (!s.ok()) throw cuda_error(s, e.device, source_location{});
+  must_succeed(driver, driver.memory_info(e.free, e.total));
   std::string why;
   device_account account = account_of(driver, why);
   bool const knows_more = account.source[0] != '\0';

@@ -191,8 +191,7 @@ class block_source {
   void require_memory() const noexcept(!may_be_missing) {
     if constexpr (may_be_missing) {
       char const* const refusal = Calls::refusal(driver_);
-      if (refusal == nullptr) return;
-      throw cuda_error(detail::unsupported_call(refusal), driver_.device().value, source_location{});
+      if (refusal != nullptr) detail::must_succeed(driver_, detail::unsupported_call(refusal));
     }
   }
 
