@@ -437,7 +437,7 @@ PLANTED = {
     "a view maps free handles, each once, while a block lies in it": [
         Mutant(
             "coalesce across handles",
-            "pool/growth/page_choice.hpp",
+            "pool/growth/free_pieces.hpp",
             "std::uintptr_t const end = min_of(node.end(), map.end_of(h));",
             "std::uintptr_t const end = node.end();",
         ),
@@ -462,7 +462,7 @@ PLANTED = {
         Mutant(
             "an extended view maps a handle twice",
             "pool/growth/page_choice.hpp",
-            "return after != nullptr && after->shows(p.handle);",
+            "return after != nullptr && free.is_shown(p);",
             "return after != nullptr && after->region == 0;",
         ),
         Mutant(
@@ -500,7 +500,7 @@ PLANTED = {
         ),
         Mutant(
             "a page is unmapped while in use",
-            "pool/growth/page_choice.hpp",
+            "pool/growth/free_pieces.hpp",
             "if (at_start && at_end && map[p.handle].pins == 0 &&",
             "if ((at_start || at_end) &&",
         ),
@@ -512,7 +512,7 @@ PLANTED = {
         ),
         Mutant(
             "trim frees memory that waits for a stream's work",
-            "pool/growth/page_choice.hpp",
+            "pool/growth/free_pieces.hpp",
             "map[p.handle].pins == 0 &&\n            a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))",
             "map[p.handle].pins == 0)",
         ),
@@ -1083,7 +1083,7 @@ PLANTED = {
     "pinned pages stay where they are": [
         Mutant(
             "trim gives pinned handles back",
-            "pool/growth/page_choice.hpp",
+            "pool/growth/free_pieces.hpp",
             "at_end && map[p.handle].pins == 0 &&",
             "at_end &&",
             finder="tests/raii/page_pin.cpp",
@@ -1186,7 +1186,7 @@ PLANTED = {
         ),
         Mutant(
             "a pinned handle that is freed during sleep is given back",
-            "pool/growth/page_choice.hpp",
+            "pool/growth/free_pieces.hpp",
             "map[p.handle].pins == 0 &&",
             "(map[p.handle].pins == 0 || map[p.handle].stays) &&",
         ),
@@ -2326,8 +2326,8 @@ PLANTED = {
         Mutant(
             "a small pool takes the largest parts of handles where smaller ones fit",
             "pool/growth/page_choice.hpp",
-            "if (packs && rest <= most.bytes()) return smallest_pair(free, rest);",
-            "if (packs && rest <= most.bytes()) return most;",
+            "return after ? piece_pair{{}, free.smallest_start(rest)} : smallest_pair(free, rest);",
+            "return most;",
             finder="tests/pool/page_choice.cpp",
         ),
         Mutant(
@@ -2566,7 +2566,7 @@ PLANTED = {
         ),
         Mutant(
             "what graphs hold is given back to the driver",
-            "pool/growth/page_choice.hpp",
+            "pool/growth/free_pieces.hpp",
             "    if (a.streams.part_of(d).keeps_addresses) continue;\n",
             "",
             finder="tests/raii/graph_memory.cpp",

@@ -57,7 +57,8 @@ struct handles {
     request.where = zone::larger;
     request.bytes = bytes;
     request.uses_up_parts = uses_up_parts;
-    return choose_pieces(space, map, request, bytes);
+    free_pieces free = find_pieces(space, map, request);
+    return choose_pieces(free, request, bytes);
   }
   [[nodiscard]] bool is_free(piece const& p) const {
     std::size_t const i = (p.address - base) / 2_MiB;

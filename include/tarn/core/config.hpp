@@ -56,6 +56,12 @@
 #define TARN_CHECK_LOCKS 0
 #endif
 
+/// Stands in each loop over what a pool or a policy holds. Tests of costs count by it how many items a call looks at
+/// (tests/costs/main.cpp); it does nothing otherwise. Use the same value in every translation unit.
+#ifndef TARN_VISIT
+#define TARN_VISIT() static_cast<void>(0)
+#endif
+
 #if defined(__GNUC__) || defined(__clang__)
 #define TARN_ALWAYS_INLINE inline __attribute__((always_inline))
 #define TARN_NOINLINE __attribute__((noinline))

@@ -59,6 +59,10 @@ class looked_up {
     record_.check_held(held, use);
     return value_;
   }
+  [[nodiscard]] T& get(hot_lock const& held, source_location use = source_location::current()) noexcept {
+    record_.check_held(held, use);
+    return value_;
+  }
 
  private:
   T value_;

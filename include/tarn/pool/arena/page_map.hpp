@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/range.hpp"
@@ -68,7 +69,7 @@ class page_map {
   [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
     return table_[(address - base_) >> shift_];
   }
-  [[nodiscard]] physical const& operator[](handle_ref h) const noexcept { return handles_[h]; }
+  [[nodiscard]] physical const& operator[](handle_ref h) const noexcept { return TARN_VISIT(), handles_[h]; }
   /// One more than the largest index.
   [[nodiscard]] handle_ref size() const noexcept { return static_cast<handle_ref>(handles_.size()); }
   [[nodiscard]] std::uintptr_t end_of(handle_ref h) const noexcept {

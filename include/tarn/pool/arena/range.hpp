@@ -99,8 +99,8 @@ class range_table {
     ++spare_count_;
   }
 
-  [[nodiscard]] range& operator[](range_ref r) noexcept { return nodes_[r]; }
-  [[nodiscard]] range const& operator[](range_ref r) const noexcept { return nodes_[r]; }
+  [[nodiscard]] range& operator[](range_ref r) noexcept { return TARN_VISIT(), nodes_[r]; }
+  [[nodiscard]] range const& operator[](range_ref r) const noexcept { return TARN_VISIT(), nodes_[r]; }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
   /// One more than the largest index; spare nodes are `unused`.
   [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "tarn/core/address_map.hpp"
+#include "tarn/core/config.hpp"
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
@@ -116,8 +117,8 @@ class run_table {
     return frames_.find(align_down(reinterpret_cast<std::uintptr_t>(p), frame_bytes));
   }
 
-  [[nodiscard]] run& operator[](run_ref r) noexcept { return runs_[r]; }
-  [[nodiscard]] run const& operator[](run_ref r) const noexcept { return runs_[r]; }
+  [[nodiscard]] run& operator[](run_ref r) noexcept { return TARN_VISIT(), runs_[r]; }
+  [[nodiscard]] run const& operator[](run_ref r) const noexcept { return TARN_VISIT(), runs_[r]; }
   [[nodiscard]] std::size_t size() const noexcept { return runs_.size(); }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return runs_.capacity() * sizeof(run) + frames_.host_bytes();

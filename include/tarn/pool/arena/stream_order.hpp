@@ -265,8 +265,10 @@ class stream_table {
     crowded_.store(false, std::memory_order_relaxed);
   }
 
-  [[nodiscard]] stream_domain& operator[](domain_ref d) noexcept { return *domains_[d]; }
-  [[nodiscard]] stream_domain const& operator[](domain_ref d) const noexcept { return *domains_[d]; }
+  [[nodiscard]] stream_domain& operator[](domain_ref d) noexcept { return TARN_VISIT(), *domains_[d]; }
+  [[nodiscard]] stream_domain const& operator[](domain_ref d) const noexcept {
+    return TARN_VISIT(), *domains_[d];
+  }
   /// One more than the largest index; places may be free (identity 0).
   [[nodiscard]] domain_ref size() const noexcept { return static_cast<domain_ref>(domains_.size()); }
   /// Number of domains now, of streams and of parts.

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/config.hpp"
 #include "tarn/core/counted.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
@@ -217,7 +218,10 @@ class front {
   [[nodiscard]] idle_blocks idle() const noexcept {
     std::lock_guard const guard(list_mutex_);
     idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
-    for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
+    for (auto const& cache : caches_) {
+      TARN_VISIT();
+      sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
+    }
     return sum;
   }
   /// Blocks that callers hold, as counted by threads' caches.
@@ -515,6 +519,7 @@ class front {
     thread_cache* const own = local();
     bool any = false;
     for (auto const& cache : caches_) {
+      TARN_VISIT();
       if (!concerns(*cache)) continue;
       if (cache.get() == own) {  // the cache's owner thread needs no barrier
         own->lock.enter();
@@ -549,7 +554,10 @@ class front {
   }
   /// Empties all magazines of a thread. Called inside the owner lock.
   void give_back(thread_cache& cache) noexcept {
-    for (auto const& of_stream : cache.streams) give_back(*of_stream);
+    for (auto const& of_stream : cache.streams) {
+      TARN_VISIT();
+      give_back(*of_stream);
+    }
     cache.held_bytes.store(0, std::memory_order_relaxed);
   }
   /// Empties a stream's magazines, which no other thread can reach meanwhile.

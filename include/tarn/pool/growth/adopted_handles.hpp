@@ -65,13 +65,13 @@ class handles_in_a_row {
 };
 
 /// The handles that a part takes for `bytes`: handles side by side with the fewest bytes too many, or else, if they may be mapped
-/// together, the largest ones that fit and one for the rest. Empty if there are not enough. O(free ranges + handles), plus sorting.
+/// together, the largest ones that fit and one for the rest. Empty if there are not enough. O(free ranges + handles)
 /// @param several  set to whether they must be mapped together @throws std::bad_alloc
 [[nodiscard]] inline sequence<piece> choose_adopted(arena const& a, page_map const& map,
                                                     growth_request const& request, std::size_t bytes,
                                                     bool& several) {
   std::size_t const most = most_adopted(a, request, bytes);
-  sequence<piece> whole;
+  whole_handles whole;
   handles_in_a_row row(bytes, most, a.joins_handles);
   auto const look = [&](part_ref from) {
     for (zone const where : all_zones) {
@@ -80,7 +80,7 @@ class handles_in_a_row {
                      [&](piece const& p, bool at_start, bool at_end) {
                        if (!at_start || !at_end) return;
                        row.add(p);
-                       if (p.bytes <= most) whole.push_back(p);
+                       if (p.bytes <= most) whole.add(p);
                      });
     }
   };
@@ -96,18 +96,9 @@ class handles_in_a_row {
     return chosen;
   }
   if (request.where == zone::smaller || !request.may_remap) return chosen;
-  sort_largest_first(whole);
+  whole.group(map.granularity());
   std::size_t rest = bytes;
-  piece smallest_above;
-  for (piece const& p : whole) {
-    if (rest == 0) break;
-    if (p.bytes > rest) {
-      smallest_above = p;
-    } else {
-      chosen.push_back(p);
-      rest -= p.bytes;
-    }
-  }
+  piece const smallest_above = whole.take(rest, 0, chosen, [](piece const&) { return false; });
   if (rest != 0 && smallest_above.bytes != 0) {
     chosen.push_back(smallest_above);
     rest = 0;

@@ -6,22 +6,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/core/sort.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/page_map.hpp"
+#include "tarn/pool/growth/free_pieces.hpp"
 #include "tarn/pool/growth/growth.hpp"
 #include "tarn/pool/growth/view.hpp"
 
 namespace tarn::detail {
-
-/// Free bytes of one handle, at their home address.
-struct piece {
-  std::uintptr_t address = 0;
-  std::size_t bytes = 0;
-  handle_ref handle = 0;
-};
 
 /// The pieces of one block, in order, and the bytes still missing.
 struct choice {
@@ -29,86 +24,6 @@ struct choice {
   std::size_t lack = 0;
   std::size_t left_over = 0;  ///< free bytes that stay unused in handles of which the block takes a part
 };
-
-/// Free ends and starts of handles below this size are not worth mapping a handle, bytes.
-inline constexpr std::size_t least_piece = 64_KiB;
-
-/// Calls f(piece, free_at_start, free_at_end) for each handle's free part that the domain may use.
-template <class F>
-void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone where, std::size_t least, F&& f) {
-  a.streams[d].ranges(where).for_each(a.ranges, least, [&](range_ref r) {
-    range const& node = a.ranges[r];
-    for (std::uintptr_t at = node.address; at < node.end();) {
-      handle_ref const h = map.at(at);
-      std::uintptr_t const end = min_of(node.end(), map.end_of(h));
-      f(piece{at, end - at, h}, at == map[h].home, end == map.end_of(h));
-      at = end;
-    }
-  });
-}
-
-/// The wholly free handles that may be given back, since their work is complete and no graph has their addresses, the largest first.
-/// O(free ranges + handles), plus sorting. @throws std::bad_alloc
-[[nodiscard]] inline sequence<piece> free_handles(arena const& a, page_map const& map) {
-  sequence<piece> whole;
-  for (domain_ref d = 0; d < a.streams.size(); ++d) {
-    if (a.streams.part_of(d).keeps_addresses) continue;
-    for (zone const where : all_zones) {
-      for_each_piece(a, map, d, where, map.granularity(), [&](piece const& p, bool at_start, bool at_end) {
-        if (at_start && at_end && map[p.handle].pins == 0 &&
-            a.is_complete(a.ranges[a.starts.find(a.ranges, p.address)]))
-          whole.push_back(p);
-      });
-    }
-  }
-  sort(whole.begin(), whole.size(), [](piece const& x, piece const& y) {
-    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address > y.address;
-  });
-  return whole;
-}
-
-/// Of pieces of one size, the lower address comes first.
-inline void sort_largest_first(sequence<piece>& pieces) noexcept {
-  sort(pieces.begin(), pieces.size(), [](piece const& x, piece const& y) {
-    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
-  });
-}
-
-/// Free memory from which a block can be assembled: whole handles, the largest first, and the free ends and starts of others.
-struct free_pieces {
-  sequence<piece> whole;
-  sequence<piece> ends;
-  sequence<piece> starts;
-};
-
-/// What the taker may use, without handles that `after` shows: a view maps a handle at most once. O(free ranges + handles), plus
-/// sorting. @throws std::bad_alloc
-inline free_pieces find_pieces(arena const& a, page_map const& map, growth_request const& request,
-                               view const* after) {
-  free_pieces found;
-  bool const head_allowed = after == nullptr && request.alignment <= range_grain;
-  auto const is_taken = [&](piece const& p) { return after != nullptr && after->shows(p.handle); };
-  auto const look = [&](domain_ref d) {
-    auto const sort_in = [&](piece const& p, bool at_start, bool at_end) {
-      if (is_taken(p)) return;
-      if (at_start && at_end) {
-        found.whole.push_back(p);
-      } else if (at_end && head_allowed) {
-        found.ends.push_back(p);
-      } else if (at_start) {
-        found.starts.push_back(p);
-      }
-    };
-    for_each_piece(a, map, d, zone::larger, least_piece, sort_in);
-    for_each_piece(a, map, d, zone::smaller, map.granularity(),
-                   [&](piece const& p, bool at_start, bool at_end) {
-                     if (at_start && at_end && !is_taken(p)) found.whole.push_back(p);
-                   });
-  };
-  a.streams.for_each_usable(request.taker, look);
-  sort_largest_first(found.whole);
-  return found;
-}
 
 /// The free end of one handle and the free start of another, at the two ends of a block; either may be missing.
 struct piece_pair {
@@ -124,6 +39,7 @@ inline piece_pair largest_pair(free_pieces const& free) noexcept {
   auto const largest_but_of = [](sequence<piece> const& from, handle_ref h) {
     piece most;
     for (piece const& p : from) {
+      TARN_VISIT();
       if (p.handle != h && p.bytes > most.bytes) most = p;
     }
     return most;
@@ -143,13 +59,11 @@ inline piece_pair largest_pair(free_pieces const& free) noexcept {
 
 /// The pair with the fewest bytes of at least `rest`, which the largest one has. Sorts the pieces. O(pieces log pieces)
 inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
-  auto const smaller = [](piece const& x, piece const& y) {
-    return x.bytes != y.bytes ? x.bytes < y.bytes : x.address < y.address;
-  };
-  sort(free.ends.begin(), free.ends.size(), smaller);
-  sort(free.starts.begin(), free.starts.size(), smaller);
+  sort(free.ends.begin(), free.ends.size(), free_pieces::smaller);
+  free.sort_starts();
   piece_pair best;
   auto const consider = [&](piece const& end, piece const& start) {
+    TARN_VISIT();
     piece_pair const p{end, start};
     if (p.bytes() >= rest && (best.bytes() == 0 || p.bytes() < best.bytes())) best = p;
   };
@@ -170,19 +84,22 @@ inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
 /// fits best; otherwise the smallest sufficient free end or start of a handle, or the largest of each. O(pieces), plus sorting.
 /// @param most   the largest pair
 /// @param whole  the smallest wholly free handle that is not taken; bytes 0 if there is none
+/// @param after  whether the block follows a view: no end is then used, and no start that the view shows
 /// @return       a pair of fewer bytes than `rest` if there are not enough
 inline piece_pair choose_ends(free_pieces& free, piece_pair const& most, piece const& whole, std::size_t rest,
-                              bool packs) noexcept {
-  if (packs && rest <= most.bytes()) return smallest_pair(free, rest);
+                              bool packs, bool after) noexcept {
+  if (packs && rest <= most.bytes())
+    return after ? piece_pair{{}, free.smallest_start(rest)} : smallest_pair(free, rest);
   auto const smallest_of = [rest](sequence<piece> const& from) {
     piece best;
     for (piece const& p : from) {
+      TARN_VISIT();
       if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
     }
     return best;
   };
-  piece const end = smallest_of(free.ends);
-  piece const start = smallest_of(free.starts);
+  piece const end = after ? piece{} : smallest_of(free.ends);
+  piece const start = after ? free.smallest_start(rest) : smallest_of(free.starts);
   bool const by_end = end.bytes != 0 && (start.bytes == 0 || end.bytes <= start.bytes);
   piece const& best = by_end ? end : start;
   bool const whole_does = whole.bytes >= rest;
@@ -195,35 +112,38 @@ inline piece_pair choose_ends(free_pieces& free, piece_pair const& most, piece c
 /// Assembles a block. If it uses up parts, from as few whole handles as the largest free end and start of handles leave necessary, and
 /// the pair of such parts that fits best. Otherwise from the largest wholly free handles that fit, then for the rest the
 /// smallest sufficient free end or start of a handle, or one of each, or the start of a wholly free handle: few pieces, since each costs
-/// 27 us to map. O(free ranges + handles), plus sorting.
+/// 27 us to map. O(free ranges + handles); after a view O(its slots + pieces of the block), plus one sort for all views.
+/// @param free   what find_pieces() has found
 /// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
 ///               taken
 /// @throws std::bad_alloc
-inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request,
-                            std::size_t bytes, view const* after = nullptr) {
-  free_pieces free = find_pieces(a, map, request, after);
-  piece_pair const most = largest_pair(free);
+inline choice choose_pieces(free_pieces& free, growth_request const& request, std::size_t bytes,
+                            view const* after = nullptr) {
+  if (after != nullptr) free.mark(*after);
   bool const packs = request.uses_up_parts;
+  auto const largest = [&] {
+    return after != nullptr ? piece_pair{{}, free.largest_start()} : largest_pair(free);
+  };
+  piece_pair most;
+  if (packs) most = largest();
   choice c;
   std::size_t rest = bytes;
   c.pieces.push_back(piece{});  // reserved for the head
-  piece smallest_above;         // did not fit the rest when it was looked at, so it is not taken
-  for (piece const& p : free.whole) {
-    if (rest <= (packs ? most.bytes() : 0)) break;
-    if (p.bytes <= rest) {
-      c.pieces.push_back(p);
-      rest -= p.bytes;
-    } else {
-      smallest_above = p;
-    }
-  }
+  piece const smallest_above = free.whole.take(
+      rest, most.bytes(), c.pieces, [&](piece const& p) { return after != nullptr && free.is_shown(p); });
   piece_pair ends;
   if (rest != 0) {
-    ends = choose_ends(free, most, smallest_above, rest, packs);
+    if (!packs) most = largest();
+    ends = choose_ends(free, most, smallest_above, rest, packs, after != nullptr);
     if (ends.bytes() < rest) {
       // New handles follow the head. The tail may follow them if parts are used up.
       std::size_t end_most = 0;
-      for (piece const& p : free.ends) end_most = max_of(end_most, p.bytes);
+      if (after == nullptr) {
+        for (piece const& p : free.ends) {
+          TARN_VISIT();
+          end_most = max_of(end_most, p.bytes);
+        }
+      }
       c.lack = rest - (packs ? most.bytes() : end_most);
       return c;
     }
@@ -271,6 +191,7 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
   std::size_t end = 0;
   std::size_t offset = 0;
   for (view_slot const& slot : v.view_slots) {
+    TARN_VISIT();
     if (slot.handle != 0) {
       physical const& h = map[slot.handle];
       std::uintptr_t const handle_end = h.home + h.bytes;
@@ -330,6 +251,7 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
   choice c;
   std::size_t at = 0;
   for (view_slot const& slot : v.view_slots) {
+    TARN_VISIT();
     std::size_t const from = max_of(offset, at);
     std::size_t const to = min_of(offset + bytes, at + slot.bytes);
     if (from < to) c.pieces.push_back(piece{map[slot.handle].home + (from - at), to - from, slot.handle});

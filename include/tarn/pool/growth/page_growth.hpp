@@ -18,7 +18,6 @@
 // A free range in front of a hole is extended rather than a new range begun, if the request says so.
 // The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -67,30 +66,31 @@ class page_growth {
     // No address would be found, and creating handles first would briefly take the whole device.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
+    hot_lock const& held = hot.held();
     // Repeated if idle views had to be unmapped, which releases the lock: everything is looked up again.
     for (bool has_dropped = false, has_adopted = false;;) {
-      looked_up<extension> const e(hot.held(),
-                                   request.extend && a.joins_handles ? extendable(a, request) : extension{});
-      std::size_t const extended = e.get(hot.held()).bytes;
+      looked_up const e(held, request.extend && a.joins_handles ? extendable(a, request) : extension{});
+      std::size_t const extended = e.get(held).bytes;
       std::size_t const missing = align_up(request.bytes - extended, grain);
       if (!has_adopted && (!request.may_remap || missing <= request.may_create)) {
         if (!adopt_handles(a, map_, request, align_up(request.bytes, grain), has_adopted))
           return create(growing, a, hot, request, e, request.bytes - extended);
         if (!has_adopted) return true;
       }
-      if ((block = views_.reuse(a, hot.held(), request)) != nullptr) return true;
+      if ((block = views_.reuse(a, held, request)) != nullptr) return true;
       std::size_t lack = missing;
       if (request.where == zone::smaller) {
         if (change_zone(a, request)) return true;
       } else {
-        looked_up<choice> const c(hot.held(), choose_pieces(a, map_, request, request.bytes));
-        lack = align_up(c.get(hot.held()).lack, grain);
+        looked_up<free_pieces> free(held, find_pieces(a, map_, request));
+        looked_up<choice> const c(held, choose_pieces(free.get(held), request, request.bytes));
+        lack = align_up(c.get(held).lack, grain);
         if (lack == 0 && views_.is_full() && !has_dropped) {
           views_.drop_idle(a, hot, order, request.taker);
           has_dropped = true;
           continue;
         }
-        if (lack == 0) return (block = views_.build(a, hot, order, c, request)) != nullptr;
+        if (lack == 0) return (block = views_.build(a, hot, order, free, c, request)) != nullptr;
       }
       if (bool several = false; !has_adopted && adopt_handles(a, map_, request, lack, several)) {
         if (!several && lack >= align_up(request.bytes, grain)) return true;
@@ -99,9 +99,10 @@ class page_growth {
       }
       if (!request.may_exceed && lack > request.may_create) return false;
       if (lack >= missing) return create(growing, a, hot, request, e, request.bytes - extended);
-      if (!create(growing, a, hot, request, looked_up<extension>(hot.held(), {}), lack)) return false;
-      looked_up<choice> const c(hot.held(), choose_pieces(a, map_, request, request.bytes));
-      return c.get(hot.held()).lack == 0 && (block = views_.build(a, hot, order, c, request)) != nullptr;
+      if (!create(growing, a, hot, request, looked_up<extension>(held, {}), lack)) return false;
+      looked_up<free_pieces> free(held, find_pieces(a, map_, request));
+      looked_up<choice> const c(held, choose_pieces(free.get(held), request, request.bytes));
+      return c.get(held).lack == 0 && (block = views_.build(a, hot, order, free, c, request)) != nullptr;
     }
   }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/resource.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/looked_up.hpp"
@@ -48,6 +49,7 @@ class page_views {
     free_stretch where;
     std::size_t looked_at = 0;
     for (std::uint32_t const i : by_use_) {
+      TARN_VISIT();
       view const& v = views_[i];
       if (v.bytes < request.bytes) continue;
       if (v.last_bytes != request.bytes && ++looked_at > view_search_limit) continue;
@@ -77,8 +79,10 @@ class page_views {
   /// old views have then been unmapped, and the caller must choose again.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   [[nodiscard]] void* build(arena& a, may_release hot, ordering<driver_type>& order,
-                            looked_up<choice> const& c, growth_request const& request) {
-    looked_up<prolongation> const p(hot.held(), find_prolongation(a, c.get(hot.held()), request));
+                            looked_up<free_pieces>& free, looked_up<choice> const& c,
+                            growth_request const& request) {
+    looked_up<prolongation> const p(hot.held(),
+                                    find_prolongation(a, free.get(hot.held()), c.get(hot.held()), request));
     if (p.get(hot.held()).view != 0) return prolong(a, hot, p, request);
     return make(a, hot, order, c, request);
   }
@@ -87,8 +91,10 @@ class page_views {
   /// @param leaves  for each handle whether it is one of them
   void forget(sequence<bool> const& leaves) noexcept {
     for (view& v : views_) {
+      TARN_VISIT();
       std::uintptr_t at = v.address;
       for (view_slot& slot : v.view_slots) {
+        TARN_VISIT();
         if (leaves[slot.handle]) {
           if (map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
           slot.handle = 0;
@@ -102,8 +108,11 @@ class page_views {
   template <class F>
   void for_each_place(handle_ref h, F const& f) const {
     for (view const& v : views_) {
+      TARN_VISIT();
       std::uintptr_t at = v.address;
       for (view_slot const& slot : v.view_slots) {
+        TARN_VISIT();
+        TARN_VISIT();
         if (slot.handle == h) f(at);
         at += slot.bytes;
       }
@@ -114,11 +123,14 @@ class page_views {
   template <class F>
   view* each_part(std::uintptr_t address, std::size_t bytes, F const& f) {
     for (view& v : views_) {
+      TARN_VISIT();
       if (v.region == 0 || address < v.address || address - v.address >= v.bytes) continue;
       std::size_t const from = address - v.address;
       if (bytes > v.bytes - from) return nullptr;
       std::size_t at = 0;
       for (view_slot const& slot : v.view_slots) {
+        TARN_VISIT();
+        TARN_VISIT();
         std::size_t const begin = max_of(from, at);
         std::size_t const end = min_of(from + bytes, at + slot.bytes);
         if (begin < end && (slot.handle == 0 || !f(slot.handle, begin - at, end - begin))) return nullptr;
@@ -131,6 +143,7 @@ class page_views {
   /// Makes room to divide a handle's slots into `count` each. @throws std::bad_alloc, nothing has changed
   void make_room_to_divide(handle_ref h, std::size_t count) {
     for (view& v : views_) {
+      TARN_VISIT();
       if (v.shows(h)) v.view_slots.reserve(v.view_slots.size() + count);
     }
   }
@@ -138,6 +151,7 @@ class page_views {
   template <class BytesOf>
   void divide(handle_ref h, sequence<handle_ref> const& handles, BytesOf const& bytes_of) noexcept {
     for (view& v : views_) {
+      TARN_VISIT();
       if (!v.shows(h)) continue;
       std::size_t at = 0;
       while (v.view_slots[at].handle != h) ++at;
@@ -205,7 +219,7 @@ class page_views {
 
   /// The view whose extension maps the fewest pieces, compared with the pieces of a new view.
   /// @throws std::bad_alloc
-  [[nodiscard]] prolongation find_prolongation(arena const& a, choice const& fresh,
+  [[nodiscard]] prolongation find_prolongation(arena const& a, free_pieces& free, choice const& fresh,
                                                growth_request const& request) const {
     prolongation best;
     if (fresh.pieces.size() <= least_saving) return best;
@@ -213,11 +227,12 @@ class page_views {
     std::size_t const most_left_over = fresh.left_over + request.bytes / left_over_part;
     std::size_t looked_at = 0;
     for (std::uint32_t const i : by_use_) {
+      TARN_VISIT();
       if (most == 0 || ++looked_at > view_search_limit) break;
       view const& v = views_[i];
       free_stretch const end = find_free_end(a, map_, v, request);
       if (end.bytes >= request.bytes || v.handles_from(end.offset) < least_saving) continue;
-      choice c = choose_pieces(a, map_, request, request.bytes - end.bytes, &v);
+      choice c = choose_pieces(free, request, request.bytes - end.bytes, &v);
       if (c.lack != 0 || c.left_over > most_left_over || c.pieces.size() > most) continue;
       std::size_t bytes = v.bytes;
       for (piece const& p : c.pieces) bytes += map_[p.handle].bytes;
@@ -324,6 +339,7 @@ class page_views {
   /// An entry of views_, with its tenancy. @throws std::bad_alloc, nothing has changed
   std::uint32_t unused_view(arena& a) {
     for (std::uint32_t i = 1; i < views_.size(); ++i) {
+      TARN_VISIT();
       if (views_[i].region == 0) return i;
     }
     a.tenancies.reserve(views_.size() + 1);
@@ -346,7 +362,10 @@ class page_views {
     v.last_bytes = request.bytes;
     std::size_t at = 0;
     while (by_use_[at] != i) ++at;
-    for (; at != 0; --at) by_use_[at] = by_use_[at - 1];
+    for (; at != 0; --at) {
+      TARN_VISIT();
+      by_use_[at] = by_use_[at - 1];
+    }
     by_use_[0] = i;
     a.join_pieces(carved.begin(), carved.size(), request.taker, v.address + offset, i);
     return reinterpret_cast<void*>(v.address + offset);
@@ -380,6 +399,7 @@ class page_views {
   [[nodiscard]] bool keeps_addresses(arena const& a, view const& v) const noexcept {
     if (!a.streams.has_parts()) return false;
     for (view_slot const& slot : v.view_slots) {
+      TARN_VISIT();
       if (slot.handle != 0 && a.keeps_address(a.ranges[a.starts.find(a.ranges, map_[slot.handle].home)]))
         return true;
     }
@@ -400,7 +420,10 @@ class page_views {
 
   void drop_view(arena& a, may_release hot, std::size_t at) {
     std::uint32_t const i = by_use_[at];
-    for (std::size_t k = at + 1; k < by_use_.size(); ++k) by_use_[k - 1] = by_use_[k];
+    for (std::size_t k = at + 1; k < by_use_.size(); ++k) {
+      TARN_VISIT();
+      by_use_[k - 1] = by_use_[k];
+    }
     by_use_.pop_back();
     view const gone = static_cast<view&&>(views_[i]);
     views_[i] = view{};
@@ -416,6 +439,7 @@ class page_views {
   void unmap_slots(view const& v) noexcept {
     std::uintptr_t at = v.address;
     for (view_slot const& slot : v.view_slots) {
+      TARN_VISIT();
       if (is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
       at += slot.bytes;
     }

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/page_map.hpp"
 #include "tarn/pool/arena/range.hpp"
@@ -44,6 +45,7 @@ struct view {
   }
   [[nodiscard]] bool shows(handle_ref h) const noexcept {
     for (view_slot const& slot : view_slots) {
+      TARN_VISIT();
       if (slot.handle == h) return true;
     }
     return false;

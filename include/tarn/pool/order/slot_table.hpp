@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 
@@ -40,9 +41,11 @@ class slot_table {
   }
 
   [[nodiscard]] T& operator[](slot_number s) noexcept {
+    TARN_VISIT();
     return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
   }
   [[nodiscard]] T const& operator[](slot_number s) const noexcept {
+    TARN_VISIT();
     return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
   }
   /// Slots are numbered from 1 to this; some of them are free.
