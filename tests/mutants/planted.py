@@ -507,8 +507,8 @@ PLANTED = {
         Mutant(
             "a segment is freed with a live block at its end",
             "pool/growth/segment_growth.hpp",
-            "if (node.previous == 0 && node.next == 0 && a.is_complete(node)) whole = r;",
-            "if (node.previous == 0 && a.is_complete(node)) whole = r;",
+            "if (node.previous == 0 && node.next == 0 && a.is_complete(node)) whole.push_back(r);",
+            "if (node.previous == 0 && a.is_complete(node)) whole.push_back(r);",
         ),
         Mutant(
             "trim frees memory that waits for a stream's work",
@@ -1519,8 +1519,8 @@ PLANTED = {
         Mutant(
             "the lock is released between finding a free segment and taking it",
             "pool/growth/segment_growth.hpp",
-            "      range_ref const whole = found.get(hot.held());\n",
-            "      { unlocked const open(hot); }\n      range_ref const whole = found.get(hot.held());\n",
+            "    gone.reserve(whole.get(hot.held()).size());\n",
+            "    { unlocked const open(hot); }\n    gone.reserve(whole.get(hot.held()).size());\n",
         ),
         Mutant(
             "memory freed while an event is recorded counts as covered",

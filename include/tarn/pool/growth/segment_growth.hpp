@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tarn/core/config.hpp"
 #include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
@@ -81,8 +82,7 @@ class segment_growth {
       throw;
     }
     count_made(growing, base, bytes, request.where);
-    auto const index = free_index();
-    segments_[index] = {base, bytes, alignment_, request.where};
+    std::size_t const index = add({base, bytes, alignment_, request.where});
     range& node = a.ranges[r];
     node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
     node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
@@ -105,22 +105,24 @@ class segment_growth {
   }
 
   /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
-  /// back.
+  /// back. O(free ranges). @throws std::bad_alloc, nothing has changed
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
+    if (counters_.reserved <= keep) return 0;
+    looked_up<sequence<range_ref>> const whole(hot.held(), free_segments(a));
+    sequence<segment> gone;
+    gone.reserve(whole.get(hot.held()).size());
     std::size_t given = 0;
-    while (counters_.reserved > keep) {
-      looked_up<range_ref> const found(hot.held(), free_segment(a));
-      range_ref const whole = found.get(hot.held());
-      if (whole == 0) break;
-      a.claim(whole);
-      segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
-      a.move_to_part(whole, common, gone.bytes);
-      a.ranges.put_back(whole);
-      count_given(growing, gone.base, gone.bytes, gone.where);
-      given += gone.bytes;
-      unlocked const open(hot);
-      give(gone.base, gone.bytes, gone.alignment);
+    for (range_ref const r : whole.get(hot.held())) {
+      if (counters_.reserved <= keep) break;
+      a.claim(r);
+      gone.push_back(remove(a.ranges[r].segment));
+      a.move_to_part(r, common, gone.back().bytes);
+      a.ranges.put_back(r);
+      count_given(growing, gone.back().base, gone.back().bytes, gone.back().where);
+      given += gone.back().bytes;
     }
+    unlocked const open(hot);
+    for (segment const& s : gone) give(s.base, s.bytes, s.alignment);
     return given;
   }
 
@@ -136,6 +138,7 @@ class segment_growth {
   /// Whether `address` lies in a segment. O(segments).
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
     for (segment const& s : segments_) {
+      TARN_VISIT();
       auto const base = reinterpret_cast<std::uintptr_t>(s.base);
       if (s.base != nullptr && address >= base && address - base < s.bytes) return true;
     }
@@ -148,6 +151,7 @@ class segment_growth {
       if (s.base != nullptr) give(s.base, s.bytes, s.alignment);
     }
     segments_.clear();
+    first_unused_ = 0;
   }
 
   [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
@@ -195,8 +199,8 @@ class segment_growth {
   }
 
   struct segment {
-    void* base = nullptr;
-    std::size_t bytes = 0;
+    void* base = nullptr;   ///< null in an unused entry
+    std::size_t bytes = 0;  ///< in an unused entry: the index of the next one
     std::size_t alignment = 0;
     zone where = zone::smaller;
   };
@@ -224,29 +228,42 @@ class segment_growth {
     return true;
   }
 
-  /// A wholly free segment whose work is complete; 0 if there is none.
-  [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
-    range_ref whole = 0;
-    for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
-      stream_domain const& domain = a.streams[d];
+  /// The wholly free segments whose work is complete, larger ones mostly first. O(free ranges) @throws std::bad_alloc
+  [[nodiscard]] static sequence<range_ref> free_segments(arena const& a) {
+    sequence<range_ref> whole;
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      TARN_VISIT();
       if (a.streams.part_of(d).keeps_addresses) continue;
-      for (range_index const& index : domain.index) {
+      std::size_t const first = whole.size();
+      for (range_index const& index : a.streams[d].index) {
         index.for_each(a.ranges, range_grain, [&](range_ref r) {
           range const& node = a.ranges[r];
-          if (node.previous == 0 && node.next == 0 && a.is_complete(node)) whole = r;
+          if (node.previous == 0 && node.next == 0 && a.is_complete(node)) whole.push_back(r);
         });
       }
+      // An index has its smaller ranges first.
+      for (std::size_t i = first, k = whole.size(); i + 1 < k; ++i) std::swap(whole[i], whole[--k]);
     }
     return whole;
   }
 
-  /// An unused entry. Requires room for one.
-  std::size_t free_index() noexcept {
-    for (std::size_t i = 0; i < segments_.size(); ++i) {
-      if (segments_[i].base == nullptr) return i;
+  /// Adds a segment and returns its index. Requires room for one. O(1)
+  std::size_t add(segment const& s) noexcept {
+    std::size_t const index = first_unused_;
+    if (index == segments_.size()) {
+      segments_.push_back(s);
+      first_unused_ = index + 1;
+    } else {
+      first_unused_ = segments_[index].bytes;
+      segments_[index] = s;
     }
-    segments_.push_back({});
-    return segments_.size() - 1;
+    return index;
+  }
+  /// Removes a segment. O(1)
+  segment remove(std::size_t index) noexcept {
+    segment const gone = segments_[index];
+    segments_[index] = {nullptr, std::exchange(first_unused_, index)};
+    return gone;
   }
 
   Source& source_;
@@ -256,6 +273,7 @@ class segment_growth {
   growth_counters& counters_;
   description_type& tool_;
   sequence<segment> segments_;
+  std::size_t first_unused_ = 0;  ///< segments_.size() if there is none
 };
 
 }  // namespace tarn::detail
