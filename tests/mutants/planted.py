@@ -34,16 +34,16 @@ PLANTED = {
         Mutant(
             "wait on the wrong event",
             "pool/order/ordering.hpp",
-            "event_handle const event = a.streams[owner].event;",
-            "event_handle const event = a.streams[taker].event;",
+            "event_handle const event = event_of(a.streams[owner]);",
+            "event_handle const event = event_of(a.streams[taker]);",
         ),
         Mutant(
             "make the owner wait for the taker",
             "pool/order/ordering.hpp",
             """    stream_ref const stream = a.streams[taker].stream;
-    event_handle const event = a.streams[owner].event;""",
+    event_handle const event = event_of(a.streams[owner]);""",
             """    stream_ref const stream = a.streams[owner].stream;
-    event_handle const event = a.streams[owner].event;""",
+    event_handle const event = event_of(a.streams[owner]);""",
         ),
         Mutant(
             "later frees count as covered by an event that was recorded too early",
@@ -60,8 +60,8 @@ PLANTED = {
         Mutant(
             "an event that is not ready counts as complete",
             "pool/order/ordering.hpp",
-            "done = driver_.query_event(domain.event).ok();",
-            "done = driver_.query_event(domain.event).kind != failure::unloading;",
+            "done = driver_.query_event(event).ok();",
+            "done = driver_.query_event(event).kind != failure::unloading;",
         ),
         Mutant(
             "take memory that no event covers yet",
@@ -172,10 +172,16 @@ PLANTED = {
             "shared ? neutral_id : stream.id();",
         ),
         Mutant(
+            "streams of two devices share the event of one",
+            "pool/order/ordering.hpp",
+            "if (device_to_mark(driver_, domain.stream, named_) == there.device()) chosen.push_back(d);",
+            "if (device_to_mark(driver_, domain.stream, named_) != unknown_device) chosen.push_back(d);",
+        ),
+        Mutant(
             "the event of a domain stays on the device of the stream before",
             "pool/order/ordering.hpp",
-            "domain.event != nullptr && domain.event_device != device",
-            "domain.event != nullptr && domain.event_device != device && domain.gone",
+            "    if (event != nullptr && event_device != device) {",
+            "    if (event != nullptr && event_device != device && pass_ == 0) {",
         ),
         Mutant(
             "an event for another device's stream is made on the pool's device",
@@ -1529,16 +1535,34 @@ PLANTED = {
             "      domain.recorded = domain.epoch++;\n",
         ),
         Mutant(
+            "memory freed while several streams are marked counts as covered",
+            "pool/order/ordering.hpp",
+            "domain.recorded = domain.epoch - 1;",
+            "domain.recorded = domain.epoch;",
+        ),
+        Mutant(
+            "an event that covers several streams is recorded again while one of them has it",
+            "pool/order/ordering.hpp",
+            "m != 0 && --marks_[m].users == 0) drop(m);",
+            "m != 0) drop(m);",
+        ),
+        Mutant(
+            "a stream does not wait for an event that another one waited for",
+            "pool/order/ordering.hpp",
+            "shared->waited_for == pass_",
+            "shared->waited_for != 0",
+        ),
+        Mutant(
             "memory freed while an event is queried counts as complete",
             "pool/order/ordering.hpp",
-            "    if (done) domain.completed = max_of(domain.completed, covered);\n    return !done;",
-            "    if (done) domain.completed = max_of(covered, domain.freed);\n    return !done;",
+            "    if (done) domain.completed = max_of(domain.completed, covered);\n    if (shared != nullptr) shared->note(done, pass_);\n    return !done;",
+            "    if (done) domain.completed = max_of(covered, domain.freed);\n    if (shared != nullptr) shared->note(done, pass_);\n    return !done;",
         ),
         Mutant(
             "memory freed while the host waits counts as complete",
             "pool/order/ordering.hpp",
-            "    if (done) domain.completed = max_of(domain.completed, covered);\n    return done;",
-            "    if (done) domain.completed = max_of(covered, domain.freed);\n    return done;",
+            "    if (done) domain.completed = max_of(domain.completed, covered);\n    if (shared != nullptr) shared->note(done, pass_);\n    return done;",
+            "    if (done) domain.completed = max_of(covered, domain.freed);\n    if (shared != nullptr) shared->note(done, pass_);\n    return done;",
         ),
         Mutant(
             "the index of a stream is kept across a release of the lock",

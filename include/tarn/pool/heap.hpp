@@ -456,9 +456,21 @@ class heap {
   /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are complete. Without it, a
   /// stream that has queued work, but allocates nothing, would keep what it freed. Never waits.
   void mark_other_streams(growth_lock const&, may_release held, stream_id id) {
-    space_.streams.for_each([&](domain_ref d) {
-      stream_domain const& domain = space_.streams[d];
-      if (domain.id == id || !domain.has_free() || domain.is_completed()) return;
+    typename ordering<driver_type>::pass const all(order_);
+    auto const each = [&](auto const& f) {
+      space_.streams.for_each([&](domain_ref d) {
+        stream_domain const& domain = space_.streams[d];
+        if (domain.id != id && domain.has_free() && !domain.is_completed()) f(d);
+      });
+    };
+    auto const each_idle = [&](auto const& f) {
+      each([&](domain_ref d) {
+        if (space_.streams[d].recorded <= space_.streams[d].completed) f(d);
+      });
+    };
+    each([&](domain_ref d) { (void)order_.is_running(space_, held, d); });
+    order_.mark_together(space_, held, each_idle);
+    each([&](domain_ref d) {
       if (!order_.is_running(space_, held, d))
         (void)order_.settle(space_, held, d, gone_stream::stays_unknown);
     });

@@ -56,8 +56,7 @@ struct stream_domain {
   domain_ref neutral_domain = neutral;  ///< that of its part
   domain_ref next_in_part = neutral;    ///< in the list of the part's domains
   domain_ref previous_in_part = neutral;
-  domain_ref next_of_stream =
-      neutral;  ///< in the list of the stream's domains; that of the common part is the first
+  domain_ref next_of_stream = neutral;  ///< in the list of its stream's; that of the common part is first
   domain_ref previous_of_stream = neutral;
   bool climbing = false;       ///< its stream is climbing the ladder, see ladder
   bool gone = false;           ///< its stream was destroyed; nothing may be recorded on it
@@ -70,6 +69,7 @@ struct stream_domain {
   std::uint64_t neutralised = 0;  ///< what is marked up to here was made neutral
   event_handle event = nullptr;
   device_id event_device;          ///< where `event` was created
+  std::uint32_t shared_mark = 0;   ///< of ordering: if not 0, its event covers the marks, not `event`
   domain_ref next_free = neutral;  ///< of a free place
   std::uint16_t generation = 0;    ///< number of streams that had this place before
   range_index index[zone_count];

@@ -381,6 +381,8 @@ class page_views {
       unlocked const open(hot);
       captured = may_be_capturing(order.driver(), stream);
     }
+    typename ordering<driver_type>::pass const all(order);
+    if (!captured) order.mark_together(a, hot, [&](auto const& f) { a.streams.for_each(f); });
     a.streams.for_each([&](domain_ref d) {
       if (captured) return;
       if (chosen == patience::wait) {

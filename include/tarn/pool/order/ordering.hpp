@@ -4,14 +4,17 @@
 // only by the ladder, sweeps of streams that ended, trim() and ~pool().
 
 #include <cstdint>
+#include <utility>
 
 #include "tarn/core/min_max.hpp"
+#include "tarn/core/sequence.hpp"
 #include "tarn/driver/all_work.hpp"
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/order/mark_work.hpp"
+#include "tarn/pool/order/slot_table.hpp"
 
 namespace tarn::detail {
 
@@ -63,7 +66,7 @@ class ordering {
         if (!known_gone || marks_all_work<Driver>) {
           device_id const device = device_to_mark(driver_, stream, named_);
           bool captured = false;
-          result = ensure_event(domain, device_of_marks(driver_, device))
+          result = has_event(domain.event, domain.event_device, device_of_marks(driver_, device))
                        ? mark_work(driver_, device, domain.event, stream, captured)
                        : mark_result::refused;
         }
@@ -75,9 +78,38 @@ class ordering {
         return wait_for_gone(hot, domain, mark);
       }
       domain.recorded = mark;
+      leave_shared(domain);
     }
     if (is_running(a, hot, d)) return progress::running;
     return domain.freed <= domain.completed ? progress::completed : progress::running;
+  }
+
+  /// A pass over many streams. While it lives, an event that covers several of them is queried once, and a stream waits for it once.
+  class pass {
+   public:
+    explicit pass(ordering& order) noexcept : order_(order) { order_.pass_ = ++order_.passes_; }
+    pass(pass const&) = delete;
+    pass& operator=(pass const&) = delete;
+    ~pass() { order_.pass_ = 0; }
+
+   private:
+    ordering& order_;
+  };
+
+  /// Covers all that streams have freed with one event for each device, if the driver can mark all of its work. The event is not
+  /// queried. Default streams, a stream alone on its device, and what cannot be marked now are left to settle(). At most three
+  /// driver calls, and O(streams), for each device in use.
+  /// @param each  each(f) calls f(domain_ref) for the streams
+  template <class Each>
+  void mark_together(arena& a, may_release hot, Each const& each) noexcept {
+    if constexpr (marks_all_work<Driver>) {
+      for_each_device_in_use(driver_, [&](Driver const& there) {
+        try {
+          mark_on(a, hot, there, each);
+        } catch (...) {  // no host memory for the list
+        }
+      });
+    }
   }
 
   /// Whether the work up to the last mark of `d` runs still. At most one driver call.
@@ -85,12 +117,15 @@ class ordering {
     stream_domain& domain = a.streams[d];
     std::uint64_t const covered = domain.recorded;
     if (covered <= domain.completed) return false;
-    bool done = false;
-    {
+    shared_mark* const shared = shared_of(domain);
+    bool done = shared != nullptr && shared->is_complete;
+    if (!done && (shared == nullptr || pass_ == 0 || shared->found_running != pass_)) {
+      event_handle const event = event_of(domain);
       unlocked const open(hot);
-      done = driver_.query_event(domain.event).ok();
+      done = driver_.query_event(event).ok();
     }
     if (done) domain.completed = max_of(domain.completed, covered);
+    if (shared != nullptr) shared->note(done, pass_);
     return !done;
   }
 
@@ -100,20 +135,25 @@ class ordering {
     if (now != progress::running) return now == progress::completed;
     stream_domain& domain = a.streams[d];
     std::uint64_t const covered = domain.recorded;
+    shared_mark* const shared = shared_of(domain);
+    event_handle const event = event_of(domain);
     bool done = false;
     {
       unlocked const open(hot);
       ++host_waits_;
-      done = driver_.synchronize_event(domain.event).ok();
+      done = driver_.synchronize_event(event).ok();
     }
     if (done) domain.completed = max_of(domain.completed, covered);
+    if (shared != nullptr) shared->note(done, pass_);
     return done;
   }
 
-  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
+  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event. A pass has one taker.
   bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
     stream_ref const stream = a.streams[taker].stream;
-    event_handle const event = a.streams[owner].event;
+    event_handle const event = event_of(a.streams[owner]);
+    shared_mark* const shared = shared_of(a.streams[owner]);
+    if (shared != nullptr && pass_ != 0 && shared->waited_for == pass_) return true;
     bool done = false;
     {
       unlocked const open(hot);
@@ -122,6 +162,7 @@ class ordering {
              driver_.wait_event(stream, event).ok();
     }
     if (done) ++device_waits_;
+    if (done && shared != nullptr) shared->waited_for = pass_;
     return done;
   }
 
@@ -131,6 +172,10 @@ class ordering {
       if (a.streams[d].event != nullptr) (void)driver_.destroy_event(a.streams[d].event);
       a.streams[d].event = nullptr;
     }
+    for (slot_number m = 1; m <= marks_.last(); ++m) {
+      if (marks_[m].event != nullptr) (void)driver_.destroy_event(marks_[m].event);
+      marks_[m].event = nullptr;
+    }
   }
 
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
@@ -139,16 +184,80 @@ class ordering {
   [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
 
  private:
-  /// Makes sure that the domain has an event of the device: its place may have been that of another device's
-  /// stream.
-  bool ensure_event(stream_domain& domain, device_id device) const noexcept {
-    if (domain.event != nullptr && domain.event_device != device) {
-      (void)driver_.destroy_event(domain.event);
-      domain.event = nullptr;
+  /// An event that covers what several streams freed. It keeps its event when no stream has it any more.
+  struct shared_mark {
+    event_handle event = nullptr;
+    device_id device;
+    std::uint32_t users = 0;
+    slot_number next = 0;  ///< of the marks without users
+    bool is_complete = false;
+    std::uint64_t found_running = 0;  ///< the last pass that found it incomplete
+    std::uint64_t waited_for = 0;     ///< the last pass in which the taker was made to wait for it
+
+    void note(bool complete, std::uint64_t pass) noexcept {
+      is_complete = complete;
+      if (!complete) found_running = pass;
     }
-    domain.event_device = device;
-    Driver const there = driver_on(driver_, device);
-    return domain.event != nullptr || there.create_event(domain.event).ok();
+  };
+
+  [[nodiscard]] shared_mark* shared_of(stream_domain const& domain) noexcept {
+    return domain.shared_mark != 0 ? &marks_[domain.shared_mark] : nullptr;
+  }
+  [[nodiscard]] event_handle event_of(stream_domain const& domain) const noexcept {
+    return domain.shared_mark != 0 ? marks_[domain.shared_mark].event : domain.event;
+  }
+  void leave_shared(stream_domain& domain) noexcept {
+    if (slot_number const m = std::exchange(domain.shared_mark, 0); m != 0 && --marks_[m].users == 0) drop(m);
+  }
+  /// Keeps a mark without users for later.
+  void drop(slot_number m) noexcept { marks_[m].next = std::exchange(unused_marks_, m); }
+
+  /// Marks together what streams of one device have freed. @throws std::bad_alloc, nothing has changed
+  template <class Each>
+  void mark_on(arena& a, may_release hot, Driver const& there, Each const& each) {
+    marks_.make_room();
+    sequence<domain_ref> chosen;
+    each([&](domain_ref d) {
+      stream_domain const& domain = a.streams[d];
+      if (domain.recorded >= domain.freed || domain.is_neutral() || is_capture_stream(domain.id)) return;
+      if (is_default_stream(domain.stream)) return;
+      if (device_to_mark(driver_, domain.stream, named_) == there.device()) chosen.push_back(d);
+    });
+    if (chosen.size() < 2) return;
+    slot_number const m = unused_marks_ != 0 ? unused_marks_ : marks_.take();
+    shared_mark& mark = marks_[m];
+    if (m == unused_marks_) unused_marks_ = mark.next;
+    // Frees from now on get a later mark.
+    for (domain_ref const d : chosen) ++a.streams[d].epoch;
+    stream_ref const any = a.streams[chosen[0]].stream;
+    bool marked = false;
+    {
+      unlocked const open(hot);
+      bool captured = false;
+      marked = has_event(mark.event, mark.device, there.device()) &&
+               mark_work(driver_, there.device(), mark.event, any, captured) == mark_result::marked;
+    }
+    if (!marked) return drop(m);
+    mark.is_complete = false;
+    mark.found_running = mark.waited_for = 0;
+    mark.users = static_cast<std::uint32_t>(chosen.size());
+    for (domain_ref const d : chosen) {
+      stream_domain& domain = a.streams[d];
+      leave_shared(domain);
+      domain.recorded = domain.epoch - 1;  // marks of streams are taken only under the growth lock
+      domain.shared_mark = m;
+    }
+  }
+
+  /// Makes sure that there is an event of the device: a domain's place may have been that of another device's
+  /// stream.
+  bool has_event(event_handle& event, device_id& event_device, device_id device) const noexcept {
+    if (event != nullptr && event_device != device) {
+      (void)driver_.destroy_event(event);
+      event = nullptr;
+    }
+    event_device = device;
+    return event != nullptr || driver_on(driver_, device).create_event(event).ok();
   }
 
   /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
@@ -166,6 +275,10 @@ class ordering {
 
   Driver driver_;
   default_streams named_;
+  slot_table<shared_mark> marks_;
+  slot_number unused_marks_ = 0;
+  std::uint64_t passes_ = 0;
+  std::uint64_t pass_ = 0;  ///< the one that runs now
   std::uint64_t host_waits_ = 0;
   std::uint64_t device_waits_ = 0;
 };

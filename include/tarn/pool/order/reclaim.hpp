@@ -62,6 +62,12 @@ inline void neutralise(growth_lock const& growing, arena& space, domain_ref d) {
 template <stream_driver Driver>
 void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
                       part_ref part, domain_ref except = neutral) {
+  typename ordering<Driver>::pass const all(order);
+  order.mark_together(space, hot, [&](auto const& f) {
+    space.streams.for_each_in(part, [&](domain_ref d) {
+      if (d != except && space.streams[d].has_free()) f(d);
+    });
+  });
   space.streams.for_each_in(part, [&](domain_ref d) {
     if (d == except) return;
     if (space.streams[d].has_free()) (void)order.settle(space, hot, d);
@@ -111,6 +117,12 @@ void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& orde
   bool has_returned = true;
   for (int pass = 0; pass < 2 && has_returned; ++pass) {
     has_returned = false;
+    typename ordering<Driver>::pass const all(order);
+    order.mark_together(space, hot, [&](auto const& f) {
+      space.streams.for_each([&](domain_ref d) {
+        if (space.streams[d].has_free() || space.streams[d].gone) f(d);
+      });
+    });
     space.streams.for_each([&](domain_ref d) {
       if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, hot, d);
       bool const had_foreign = space.streams[d].foreign_count != 0;
@@ -144,6 +156,7 @@ template <stream_driver Driver>
 bool steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            domain_ref taker) {
   bool any = false;
+  typename ordering<Driver>::pass const all(order);
   space.streams.for_each_in(space.streams[taker].part, [&](domain_ref d) {
     stream_domain const& owner = space.streams[d];
     if (d == taker || owner.free_bytes() == 0) return;
