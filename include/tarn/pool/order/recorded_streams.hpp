@@ -85,7 +85,8 @@ class recorded_streams {
   }
 
   /// Called at deallocation: returns true if the block is deferred, false if it has no recorded use and may be freed now.
-  /// Records one event on each recorded stream. Waits for the device only if a stream was destroyed and the driver cannot mark
+  /// Records one event for all of its streams on a device, if the driver can mark all of its work; otherwise one on each of the
+  /// streams. O(streams that the block is used on). Waits for the device only if a stream was destroyed and the driver cannot mark
   /// its work.
   bool defer(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     lock held(mutex_);
@@ -220,6 +221,7 @@ class recorded_streams {
     slot_number first = 0;  ///< marked groups, linked by `next`
     slot_number last = 0;
     slot_number unmarked = 0;  ///< one group of those that could not be marked when they were freed
+    slot_number gathered = 0;  ///< one group of the uses of a block that is being freed
     std::uint32_t users = 0;   ///< uses, in any state
     std::uint32_t marked = 0;  ///< uses in marked groups
     bool asked = false;        ///< the first event is being queried
@@ -342,11 +344,24 @@ class recorded_streams {
     of.freed = freed;
     of.is_deferred = true;
     deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    slot_number groups = 0;
     while (others != 0) {
       slot_number const u = std::exchange(others, std::exchange(uses_[others].next, 0));
-      if (!mark(held, u, ticket)) continue;
-      drop(u);
-      --of.uses_left;
+      slot_number& gathered = queues_[uses_[u].queue].gathered;
+      if (gathered != 0) {
+        join(gathered, u);
+      } else {
+        gathered = u;
+        uses_[u].next = std::exchange(groups, u);
+      }
+    }
+    for (slot_number g = groups; g != 0; g = uses_[g].next) queues_[uses_[g].queue].gathered = 0;
+    while (groups != 0) {
+      slot_number const g = std::exchange(groups, std::exchange(uses_[groups].next, 0));
+      if (!mark(held, g, ticket)) continue;
+      of.uses_left -= uses_[g].count;
+      for (slot_number u = uses_[g].members; u != 0;) drop(std::exchange(u, uses_[u].next));
+      drop(g);
     }
     if (--of.uses_left != 0) return true;
     end_deferral(b);
