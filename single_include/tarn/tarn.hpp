@@ -79,6 +79,12 @@
 #define TARN_CHECK_LOCKS 0
 #endif
 
+/// Stands in each loop over what a pool or a policy holds. Tests of costs count by it how many items a call looks at
+/// (tests/costs/main.cpp); it does nothing otherwise. Use the same value in every translation unit.
+#ifndef TARN_VISIT
+#define TARN_VISIT() static_cast<void>(0)
+#endif
+
 #if defined(__GNUC__) || defined(__clang__)
 #define TARN_ALWAYS_INLINE inline __attribute__((always_inline))
 #define TARN_NOINLINE __attribute__((noinline))
@@ -660,8 +666,8 @@ struct memory_report {
       unknown;  ///< bytes that must become free first, on the device or under `limit`, if wake() refused
   char const* refused_by = "the device";  ///< which layer refused: "limited", "the device", ...; static
   char const* call = nullptr;             ///< the driver call that failed, if one did; static storage
-  char const* reason = nullptr;  ///< why it failed, as a source of the user's reports it; static storage
-  bytes_of_tag biggest_tags[3];  ///< largest live tags first, if a `with_history` layer exists
+  char const* reason = nullptr;    ///< why it failed, as a source of the user's reports it; static storage
+  bytes_of_tag biggest_tags[3]{};  ///< largest live tags first, if a `with_history` layer exists
 };
 
 /// More memory would have helped: reports which layer refused, the state, and what to try. Nothing has
@@ -2300,53 +2306,24 @@ template <stream_driver Driver>
 
 namespace tarn {
 
+// Once for each call, in the order of the enumeration. What changes memory comes last.
+#define TARN_DRIVER_CALLS(CALL)                                                                              \
+  CALL(identify), CALL(ask_device), CALL(is_capturing), CALL(create_event), CALL(destroy_event),             \
+      CALL(record_event), CALL(query_event), CALL(wait_event), CALL(synchronize_event),                      \
+      CALL(synchronize_stream), CALL(synchronize_device), CALL(create_stream), CALL(destroy_stream),         \
+      CALL(copy), CALL(fill), CALL(convert), CALL(memory_info), CALL(memory_account), CALL(can_share),       \
+      CALL(can_export_pages), CALL(export_pages), CALL(create_shared_event), CALL(open_shared_event),        \
+      CALL(export_dma_buf), CALL(uuid), CALL(page_granularity), CALL(reserve_range), CALL(release_range),    \
+      CALL(create_pages), CALL(destroy_pages), CALL(map_pages), CALL(unmap_pages), CALL(share_pages),        \
+      CALL(import_pages), CALL(malloc_device), CALL(free_device), CALL(malloc_async), CALL(free_async),      \
+      CALL(malloc_pinned), CALL(free_pinned), CALL(malloc_managed), CALL(free_managed), CALL(register_host), \
+      CALL(unregister_host)
+
+#define TARN_ENUMERATOR(call) call
+#define TARN_NAME(call) #call
+
 /// A call of the driver contract (driver/driver.hpp); device() is not included, it only reads a member.
-enum class driver_call : std::uint8_t {
-  identify,
-  ask_device,
-  is_capturing,
-  create_event,
-  destroy_event,
-  record_event,
-  query_event,
-  wait_event,
-  synchronize_event,
-  synchronize_stream,
-  synchronize_device,
-  create_stream,
-  destroy_stream,
-  copy,
-  fill,
-  convert,
-  memory_info,
-  memory_account,
-  can_share,
-  can_export_pages,
-  export_pages,
-  create_shared_event,
-  open_shared_event,
-  export_dma_buf,
-  uuid,
-  page_granularity,
-  reserve_range,
-  release_range,
-  create_pages,
-  destroy_pages,
-  map_pages,
-  unmap_pages,
-  share_pages,
-  import_pages,
-  malloc_device,
-  free_device,
-  malloc_async,
-  free_async,
-  malloc_pinned,
-  free_pinned,
-  malloc_managed,
-  free_managed,
-  register_host,
-  unregister_host
-};
+enum class driver_call : std::uint8_t { TARN_DRIVER_CALLS(TARN_ENUMERATOR) };
 
 /// Number of calls.
 inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver_call::unregister_host) + 1;
@@ -2358,53 +2335,14 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
 
 /// Returns the call's name in the contract; static storage.
 [[nodiscard]] constexpr char const* name_of(driver_call call) noexcept {
-  constexpr char const* names[] = {"identify",
-                                   "ask_device",
-                                   "is_capturing",
-                                   "create_event",
-                                   "destroy_event",
-                                   "record_event",
-                                   "query_event",
-                                   "wait_event",
-                                   "synchronize_event",
-                                   "synchronize_stream",
-                                   "synchronize_device",
-                                   "create_stream",
-                                   "destroy_stream",
-                                   "copy",
-                                   "fill",
-                                   "convert",
-                                   "memory_info",
-                                   "memory_account",
-                                   "can_share",
-                                   "can_export_pages",
-                                   "export_pages",
-                                   "create_shared_event",
-                                   "open_shared_event",
-                                   "export_dma_buf",
-                                   "uuid",
-                                   "page_granularity",
-                                   "reserve_range",
-                                   "release_range",
-                                   "create_pages",
-                                   "destroy_pages",
-                                   "map_pages",
-                                   "unmap_pages",
-                                   "share_pages",
-                                   "import_pages",
-                                   "malloc_device",
-                                   "free_device",
-                                   "malloc_async",
-                                   "free_async",
-                                   "malloc_pinned",
-                                   "free_pinned",
-                                   "malloc_managed",
-                                   "free_managed",
-                                   "register_host",
-                                   "unregister_host"};
+  constexpr char const* names[] = {TARN_DRIVER_CALLS(TARN_NAME)};
   static_assert(sizeof(names) / sizeof(names[0]) == driver_call_count);
   return names[static_cast<std::size_t>(call)];
 }
+
+#undef TARN_DRIVER_CALLS
+#undef TARN_ENUMERATOR
+#undef TARN_NAME
 
 /// Returns true for the calls that only inspect a stream (about 19 ns); they neither order nor change
 /// anything.
@@ -2821,8 +2759,7 @@ class block_source {
   void require_memory() const noexcept(!may_be_missing) {
     if constexpr (may_be_missing) {
       char const* const refusal = Calls::refusal(driver_);
-      if (refusal == nullptr) return;
-      throw cuda_error(detail::unsupported_call(refusal), driver_.device().value, source_location{});
+      if (refusal != nullptr) detail::must_succeed(driver_, detail::unsupported_call(refusal));
     }
   }
 
@@ -3433,34 +3370,30 @@ struct nvml_calls {
 
 inline constexpr int nvml_insufficient_size = 7;
 
+struct nvml_error {
+  int code;
+  char const* name;
+};
+inline constexpr nvml_error nvml_errors[] = {
+    {1, "NVML_ERROR_UNINITIALIZED"},
+    {2, "NVML_ERROR_INVALID_ARGUMENT"},
+    {3, "NVML_ERROR_NOT_SUPPORTED"},
+    {4, "NVML_ERROR_NO_PERMISSION"},
+    {6, "NVML_ERROR_NOT_FOUND"},
+    {nvml_insufficient_size, "NVML_ERROR_INSUFFICIENT_SIZE"},
+    {9, "NVML_ERROR_DRIVER_NOT_LOADED"},
+    {12, "NVML_ERROR_LIBRARY_NOT_FOUND"},
+    {13, "NVML_ERROR_FUNCTION_NOT_FOUND"},
+    {15, "NVML_ERROR_GPU_IS_LOST"},
+    {18, "NVML_ERROR_LIB_RM_VERSION_MISMATCH"},
+};
+
 /// Returns nvml.h's name for the codes expected here.
 [[nodiscard]] constexpr char const* nvml_name(int code) noexcept {
-  switch (code) {
-    case 1:
-      return "NVML_ERROR_UNINITIALIZED";
-    case 2:
-      return "NVML_ERROR_INVALID_ARGUMENT";
-    case 3:
-      return "NVML_ERROR_NOT_SUPPORTED";
-    case 4:
-      return "NVML_ERROR_NO_PERMISSION";
-    case 6:
-      return "NVML_ERROR_NOT_FOUND";
-    case nvml_insufficient_size:
-      return "NVML_ERROR_INSUFFICIENT_SIZE";
-    case 9:
-      return "NVML_ERROR_DRIVER_NOT_LOADED";
-    case 12:
-      return "NVML_ERROR_LIBRARY_NOT_FOUND";
-    case 13:
-      return "NVML_ERROR_FUNCTION_NOT_FOUND";
-    case 15:
-      return "NVML_ERROR_GPU_IS_LOST";
-    case 18:
-      return "NVML_ERROR_LIB_RM_VERSION_MISMATCH";
-    default:
-      return "an NVML error";
+  for (nvml_error const& e : nvml_errors) {
+    if (e.code == code) return e.name;
   }
+  return "an NVML error";
 }
 [[nodiscard]] constexpr status nvml_failed(int code, char const* call) noexcept {
   return {failure::unsupported, code, nvml_name(code), call};
@@ -3828,25 +3761,19 @@ class basic_cuda_driver {
   }
 
   status create_event(event_handle& event) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
     cudaEvent_t made = nullptr;
     // Without timing: half the cost, and no wait of the stream for a timestamp.
-    status const s = detail::cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming),
-                                         "cudaEventCreateWithFlags");
+    status const s = on_device("cudaEventCreateWithFlags", device_,
+                               [&] { return cudaEventCreateWithFlags(&made, cudaEventDisableTiming); });
     if (s.ok()) event = made;
     return s;
   }
   status destroy_event(event_handle event) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaEventDestroy(native(event)), "cudaEventDestroy");
+    return on_device("cudaEventDestroy", device_, [&] { return cudaEventDestroy(native(event)); });
   }
   status record_event(event_handle event, stream_ref stream) const noexcept {
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaEventRecord(native(event), handle), "cudaEventRecord");
+    return on_device("cudaEventRecord", device_for(stream),
+                     [&] { return cudaEventRecord(native(event), reach(stream)); });
   }
   /// Marks all work submitted to the device so far, on every stream, including destroyed ones; uses no stream handle. Fails
   /// while any stream is captured; `unsupported` before CUDA 12.5.
@@ -3867,36 +3794,23 @@ class basic_cuda_driver {
     return s;
   }
   status query_event(event_handle event) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaEventQuery(native(event)), "cudaEventQuery");
+    return beside_captures("cudaEventQuery", device_, [&] { return cudaEventQuery(native(event)); });
   }
   status wait_event(stream_ref stream, event_handle event) const noexcept {
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaStreamWaitEvent(handle, native(event), 0), "cudaStreamWaitEvent");
+    return on_device("cudaStreamWaitEvent", device_for(stream),
+                     [&] { return cudaStreamWaitEvent(reach(stream), native(event), 0); });
   }
   status synchronize_event(event_handle event) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaEventSynchronize(native(event)), "cudaEventSynchronize");
+    return beside_captures("cudaEventSynchronize", device_,
+                           [&] { return cudaEventSynchronize(native(event)); });
   }
   /// Must not be called for a stream that is being captured: that ends the capture.
   status synchronize_stream(stream_ref stream) const noexcept {
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaStreamSynchronize(handle), "cudaStreamSynchronize");
+    return beside_captures("cudaStreamSynchronize", device_for(stream),
+                           [&] { return cudaStreamSynchronize(reach(stream)); });
   }
   status synchronize_device() const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    return beside_captures("cudaDeviceSynchronize", device_, [&] { return cudaDeviceSynchronize(); });
   }
   /// The new stream_ref holds the stream's identity.
   status create_stream(stream_ref& stream) const noexcept {
@@ -3943,26 +3857,22 @@ class basic_cuda_driver {
   status copy(stream_ref stream, void* to, void const* from, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
     // Memory that did not come from cudaMalloc can only be copied with its device current.
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)),
-                               "cudaMemcpyAsync");
+    return on_device("cudaMemcpyAsync", device_for(stream),
+                     [&] { return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, reach(stream)); });
   }
   /// Copies from another device's memory to this device's, on a stream of this device. Unlike copy() it needs no peer access:
   /// pages mapped for their own device only may be copied.
   status copy_from_device(stream_ref stream, void* to, device_id other, void const* from,
                           std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream)),
-                               "cudaMemcpyPeerAsync");
+    return on_device("cudaMemcpyPeerAsync", device_for(stream), [&] {
+      return cudaMemcpyPeerAsync(to, device_, from, other.value, bytes, reach(stream));
+    });
   }
   status fill(stream_ref stream, void* to, int byte, std::size_t bytes) const noexcept {
     if (bytes == 0) return {};
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaMemsetAsync(to, byte, bytes, reach(stream)), "cudaMemsetAsync");
+    return on_device("cudaMemsetAsync", device_for(stream),
+                     [&] { return cudaMemsetAsync(to, byte, bytes, reach(stream)); });
   }
   /// Converts elements on the device. Defined in driver/cuda_convert.hpp, compiled by nvcc.
   template <class To, class From>
@@ -3972,10 +3882,7 @@ class basic_cuda_driver {
   /// free, a cudaMalloc of 1 GiB failed (H200, driver 580).
   [[nodiscard]] static constexpr std::size_t allocation_overhead() noexcept { return 16_MiB; }
   status memory_info(std::size_t& free, std::size_t& total) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return beside_captures("cudaMemGetInfo", device_, [&] { return cudaMemGetInfo(&free, &total); });
   }
   /// Reports NVML's figures. Loads NVML at run time; a program that calls this links libdl if that is a separate library (glibc
   /// before 2.34). unsupported: NVML is missing or does not know the device.
@@ -4011,13 +3918,7 @@ class basic_cuda_driver {
   /// context, without which mapped memory could not be used. unsupported: this device (many virtual GPUs, WDDM before 2020)
   /// or driver has no virtual memory management; a pool over pages then uses malloc_device().
   status page_granularity(std::size_t& bytes) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    status s;
-    {
-      detail::beside_capture const permission;
-      s = detail::cuda_status(cudaFree(nullptr), "cudaFree");
-    }
+    status s = beside_captures("cudaFree", device_, [] { return cudaFree(nullptr); });
     if (!s.ok()) return s;
     auto const& calls = detail::cuda_driver_calls();
     if (!calls.has_pages() || !attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
@@ -4032,35 +3933,31 @@ class basic_cuda_driver {
     return s;
   }
   status reserve_range(std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemAddressReserve");
     CUdeviceptr address = 0;
-    status const s =
-        detail::cuda_status(calls.reserve(&address, bytes, alignment, 0, 0), "cuMemAddressReserve");
+    status const s = on_pages("cuMemAddressReserve", [&](auto const& calls) {
+      return calls.reserve(&address, bytes, alignment, 0, 0);
+    });
     if (s.ok()) p = reinterpret_cast<void*>(static_cast<std::uintptr_t>(address));
     return s;
   }
   status release_range(void* p, std::size_t bytes) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemAddressFree");
-    return detail::cuda_status(calls.unreserve(address_of(p), bytes), "cuMemAddressFree");
+    return on_pages("cuMemAddressFree",
+                    [&](auto const& calls) { return calls.unreserve(address_of(p), bytes); });
   }
   status create_pages(std::size_t bytes, page_handle& handle) const noexcept {
     return create_pages(bytes, allocation_handle_type::none, handle);
   }
   status create_pages(std::size_t bytes, allocation_handle_type type, page_handle& handle) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemCreate");
-    CUmemAllocationProp const properties = page_properties(type);
     CUmemGenericAllocationHandle made = 0;
-    status const s = detail::cuda_status(calls.create(&made, bytes, &properties, 0), "cuMemCreate");
+    status const s = on_pages("cuMemCreate", [&](auto const& calls) {
+      CUmemAllocationProp const properties = page_properties(type);
+      return calls.create(&made, bytes, &properties, 0);
+    });
     if (s.ok()) handle = made;
     return s;
   }
   status destroy_pages(page_handle handle) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemRelease");
-    return detail::cuda_status(calls.release(handle), "cuMemRelease");
+    return on_pages("cuMemRelease", [&](auto const& calls) { return calls.release(handle); });
   }
   /// Maps the whole handle (cuMemMap's offset must be 0) and grants this device read and write access. If granting access
   /// fails, nothing is mapped.
@@ -4075,9 +3972,7 @@ class basic_cuda_driver {
     return s;
   }
   status unmap_pages(void* p, std::size_t bytes) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemUnmap");
-    return detail::cuda_status(calls.unmap(address_of(p), bytes), "cuMemUnmap");
+    return on_pages("cuMemUnmap", [&](auto const& calls) { return calls.unmap(address_of(p), bytes); });
   }
   /// Reports whether another device can access this device's pages, over NVLink or PCIe. If so, initialises the other device's
   /// primary context, without which it could not use the mapping.
@@ -4090,10 +3985,7 @@ class basic_cuda_driver {
     status s =
         detail::cuda_status(cudaDeviceCanAccessPeer(&can, other.value, device_), "cudaDeviceCanAccessPeer");
     if (s.ok() && can != 0) {
-      detail::on_device const there(other.value);
-      if (!there.entered().ok()) return there.entered();
-      detail::beside_capture const permission;
-      s = detail::cuda_status(cudaFree(nullptr), "cudaFree");
+      s = beside_captures("cudaFree", other.value, [] { return cudaFree(nullptr); });
     }
     if (s.ok()) yes = can != 0;
     return s;
@@ -4101,10 +3993,9 @@ class basic_cuda_driver {
   /// Grants another device read and write access to the mapping at [p, p + bytes), until it is unmapped. This device keeps its
   /// access.
   status share_pages(void* p, std::size_t bytes, device_id other) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemSetAccess");
     CUmemAccessDesc const access{memory_of(other.value), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    return detail::cuda_status(calls.set_access(address_of(p), bytes, &access, 1), "cuMemSetAccess");
+    return on_pages("cuMemSetAccess",
+                    [&](auto const& calls) { return calls.set_access(address_of(p), bytes, &access, 1); });
   }
 
   // Pages and events of other processes.
@@ -4127,24 +4018,22 @@ class basic_cuda_driver {
     return yes ? destroy_pages(trial) : status{};
   }
   status export_pages(page_handle handle, page_export& exported) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemExportToShareableHandle");
     bool const by_fabric = exported.type == allocation_handle_type::fabric;
     void* const into = by_fabric ? static_cast<void*>(exported.fabric.data()) : &exported.descriptor;
-    return detail::cuda_status(calls.export_handle(into, handle, native(exported.type), 0),
-                               "cuMemExportToShareableHandle");
+    return on_pages("cuMemExportToShareableHandle", [&](auto const& calls) {
+      return calls.export_handle(into, handle, native(exported.type), 0);
+    });
   }
   status import_pages(page_export const& exported, page_handle& handle) const noexcept {
-    auto const& calls = detail::cuda_driver_calls();
-    if (!calls.has_pages()) return detail::cuda_lacks("cuMemImportFromShareableHandle");
     page_export copy =
         exported;  // CUDA takes a fabric token by a pointer to non-const, and a descriptor in place of one
     void* const from = copy.type == allocation_handle_type::fabric
                            ? static_cast<void*>(copy.fabric.data())
                            : reinterpret_cast<void*>(static_cast<std::intptr_t>(copy.descriptor));
     CUmemGenericAllocationHandle made = 0;
-    status const s = detail::cuda_status(calls.import_handle(&made, from, native(copy.type)),
-                                         "cuMemImportFromShareableHandle");
+    status const s = on_pages("cuMemImportFromShareableHandle", [&](auto const& calls) {
+      return calls.import_handle(&made, from, native(copy.type));
+    });
     if (s.ok()) handle = made;
     return s;
   }
@@ -4168,12 +4057,11 @@ class basic_cuda_driver {
     return {};
   }
   status open_shared_event(shared_event_token const& token, event_handle& event) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
     cudaIpcEventHandle_t exported{};
     std::memcpy(&exported, token.data(), sizeof exported);
     cudaEvent_t opened = nullptr;
-    status const s = detail::cuda_status(cudaIpcOpenEventHandle(&opened, exported), "cudaIpcOpenEventHandle");
+    status const s = on_device("cudaIpcOpenEventHandle", device_,
+                               [&] { return cudaIpcOpenEventHandle(&opened, exported); });
     if (s.ok()) event = opened;
     return s;
   }
@@ -4199,17 +4087,11 @@ class basic_cuda_driver {
   // Blocks.
 
   status malloc_device(std::size_t bytes, void*& p) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaMalloc(&p, bytes), "cudaMalloc");
+    return beside_captures("cudaMalloc", device_, [&] { return cudaMalloc(&p, bytes); });
   }
   /// Makes the memory's device current, like every free: otherwise a thread new to CUDA would initialise device 0's context.
   status free_device(void* p) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaFree(p), "cudaFree");
+    return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
   }
   /// Whether the device has memory pools; some virtual GPUs and Jetson devices do not. True if CUDA does not answer: the first
   /// allocation then reports why. Creates no context.
@@ -4221,16 +4103,11 @@ class basic_cuda_driver {
   }
   /// On a stream that is being captured this becomes a graph node, and the graph owns the memory.
   status malloc_async(std::size_t bytes, stream_ref stream, void*& p) const noexcept {
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaMallocAsync(&p, bytes, handle), "cudaMallocAsync");
+    return on_device("cudaMallocAsync", device_for(stream),
+                     [&] { return cudaMallocAsync(&p, bytes, reach(stream)); });
   }
   status free_async(void* p, stream_ref stream) const noexcept {
-    cudaStream_t const handle = reach(stream);
-    detail::on_device const here(device_for(stream));
-    if (!here.entered().ok()) return here.entered();
-    return detail::cuda_status(cudaFreeAsync(p, handle), "cudaFreeAsync");
+    return on_device("cudaFreeAsync", device_for(stream), [&] { return cudaFreeAsync(p, reach(stream)); });
   }
   /// Sets the bytes that the device's default memory pool, used by malloc_async, keeps at a synchronisation instead of
   /// releasing them. The pool and its setting are process-wide. CUDA's default is 0.
@@ -4245,45 +4122,30 @@ class basic_cuda_driver {
     return detail::cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
                                "cudaMemPoolSetAttribute");
   }
-  /// Portable: pinned for the contexts of all devices.
+  /// Portable: pinned for the contexts of all devices. Without on_device() a context would be created on the current one.
   status malloc_pinned(std::size_t bytes, void*& p) const noexcept {
-    detail::on_device const here(device_);  // without it, a context would be created on the current device
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), "cudaHostAlloc");
+    return beside_captures("cudaHostAlloc", device_,
+                           [&] { return cudaHostAlloc(&p, bytes, cudaHostAllocPortable); });
   }
   status free_pinned(void* p) const noexcept {
     if (p == nullptr) return {};
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaFreeHost(p), "cudaFreeHost");
+    return beside_captures("cudaFreeHost", device_, [&] { return cudaFreeHost(p); });
   }
   /// Pins existing host memory, for the contexts of all devices.
   status register_host(void* p, std::size_t bytes) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaHostRegister(p, bytes, cudaHostRegisterPortable), "cudaHostRegister");
+    return beside_captures("cudaHostRegister", device_,
+                           [&] { return cudaHostRegister(p, bytes, cudaHostRegisterPortable); });
   }
   status unregister_host(void* p) const noexcept {
     if (p == nullptr) return {};
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaHostUnregister(p), "cudaHostUnregister");
+    return beside_captures("cudaHostUnregister", device_, [&] { return cudaHostUnregister(p); });
   }
   status malloc_managed(std::size_t bytes, void*& p) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaMallocManaged(&p, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
+    return beside_captures("cudaMallocManaged", device_,
+                           [&] { return cudaMallocManaged(&p, bytes, cudaMemAttachGlobal); });
   }
   status free_managed(void* p) const noexcept {
-    detail::on_device const here(device_);
-    if (!here.entered().ok()) return here.entered();
-    detail::beside_capture const permission;
-    return detail::cuda_status(cudaFree(p), "cudaFree");
+    return beside_captures("cudaFree", device_, [&] { return cudaFree(p); });
   }
 
   /// Drivers are equal if they are of the same device.
@@ -4292,6 +4154,27 @@ class basic_cuda_driver {
   }
 
  private:
+  /// Makes a call with a device current. Its result is a cudaError_t or CUresult of the function `name`.
+  template <class Call>
+  static status on_device(char const* name, int device, Call const& call) noexcept {
+    detail::on_device const here(device);
+    return here.entered().ok() ? detail::cuda_status(call(), name) : here.entered();
+  }
+  /// Likewise, and captures on other threads stay valid.
+  template <class Call>
+  static status beside_captures(char const* name, int device, Call const& call) noexcept {
+    return on_device(name, device, [&] {
+      detail::beside_capture const permission;
+      return call();
+    });
+  }
+  /// Makes a call of virtual memory management, if the driver library has it.
+  template <class Call>
+  static status on_pages(char const* name, Call const& call) noexcept {
+    auto const& calls = detail::cuda_driver_calls();
+    return calls.has_pages() ? detail::cuda_status(call(calls), name) : detail::cuda_lacks(name);
+  }
+
   // Identities of default streams. cudaStreamGetId counts up from 1 and never reaches the upper half:
   //   bits 63..62   10 legacy, 11 per-thread
   //   bits 61..54   device
@@ -4736,9 +4619,10 @@ class location_scope {
 };
 
 namespace detail {
-/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a location_scope around it does.
-[[nodiscard]] inline attribution unknown_place() noexcept {
-  return location_scope::current();
+/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a location_scope around it does, and
+/// counts: it is the outer one.
+[[nodiscard]] constexpr attribution unknown_place() noexcept {
+  return {};
 }
 }  // namespace detail
 
@@ -5348,6 +5232,60 @@ static_assert(resource<pinned_host>);
 #include <cstddef>
 #include <utility>
 
+// ---- tarn/core/call_names.hpp
+// call_names: the calls of a handle as other versions of CCCL name them.
+
+#include <concepts>
+#include <cstddef>
+
+namespace tarn {
+
+/// The base of a handle that has allocate, deallocate, allocate_sync and deallocate_sync: the same four calls under their other names.
+/// A handle writes `using call_names<Handle>::allocate` and `deallocate`, which its own would hide.
+template <class Handle>
+class call_names {
+ public:
+  // As CCCL 3.0 (CUDA 13.0) names them. A braced {} never converts to bytes.
+
+  template <has_allocate_sync H = Handle>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(detail::byte_count bytes,
+                                                  std::size_t alignment = default_alignment,
+                                                  attribution call = attribution::current()) {
+    return static_cast<H&>(*this).allocate_sync(bytes.value, alignment, call);
+  }
+  template <std::integral Bytes, has_deallocate_sync H = Handle>
+  TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
+                                     attribution call = attribution::current()) noexcept {
+    static_cast<H&>(*this).deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
+  }
+
+  // As earlier versions name them.
+
+  template <has_allocate H = Handle>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
+                                                        stream_ref stream,
+                                                        attribution call = attribution::current()) {
+    return static_cast<H&>(*this).allocate(stream, bytes, alignment, call);
+  }
+  template <has_allocate H = Handle>
+  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
+                                                        attribution call = attribution::current()) {
+    return static_cast<H&>(*this).allocate(stream, bytes, default_alignment, call);
+  }
+  template <has_deallocate H = Handle>
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
+                                           stream_ref stream,
+                                           attribution call = attribution::current()) noexcept {
+    static_cast<H&>(*this).deallocate(stream, p, bytes, alignment, call);
+  }
+  template <has_deallocate H = Handle>
+  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
+                                           attribution call = attribution::current()) noexcept {
+    static_cast<H&>(*this).deallocate(stream, p, bytes, default_alignment, call);
+  }
+};
+
+}  // namespace tarn
 // ---- tarn/core/pool_call.hpp
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
 // resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
@@ -5925,6 +5863,13 @@ class two_graph_owners final : public graph_owner {
 
 }  // namespace tarn::detail
 
+// How a call is made on a layer `l`. A layer for which the expression does not compile does not have the call.
+#define TARN_ON_LAYER(expression)                     \
+  template <class L>                                  \
+  auto operator()(L& l) const->decltype(expression) { \
+    return expression;                                \
+  }
+
 namespace tarn {
 
 namespace detail {
@@ -5941,10 +5886,7 @@ struct record_stream {
   stream_ref stream;
   static constexpr auto crosses = crossing::owner;
   [[nodiscard]] void const* address() const noexcept { return p; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.record_stream(p, bytes, stream)) {
-    return l.record_stream(p, bytes, stream);
-  }
+  TARN_ON_LAYER(l.record_stream(p, bytes, stream))
 };
 
 /// The bytes that a request occupies: the most of all, since it is needed before it is known which one serves the request.
@@ -5953,10 +5895,7 @@ struct block_bytes {
   std::size_t alignment = default_alignment;
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return detail::max_of(a, b); }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.block_bytes(bytes, alignment)) {
-    return l.block_bytes(bytes, alignment);
-  }
+  TARN_ON_LAYER(l.block_bytes(bytes, alignment))
 };
 
 /// Where the pool's block begins in which the live block at `p` lies: a layer that adds bytes before a block moves it.
@@ -5965,10 +5904,7 @@ struct block_address {
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::owner;
   [[nodiscard]] void const* address() const noexcept { return p; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.block_address(p)) {
-    return l.block_address(p);
-  }
+  TARN_ON_LAYER(l.block_address(p))
 };
 
 /// Calls f(p, bytes) for each block of the pool that its user has freed and a layer keeps from reuse.
@@ -5977,10 +5913,7 @@ struct each_kept {
   F const& f;
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.each_kept(f)) {
-    return l.each_kept(f);
-  }
+  TARN_ON_LAYER(l.each_kept(f))
 };
 template <class F>
 each_kept(F const&) -> each_kept<F>;
@@ -5989,20 +5922,14 @@ each_kept(F const&) -> each_kept<F>;
 struct reserved {
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.state().reserved)) {
-    return l.state().reserved;
-  }
+  TARN_ON_LAYER(static_cast<std::size_t>(l.state().reserved))
 };
 
 /// Gives cached memory back until all together hold at most `keep_bytes`, that of the last resource first.
 struct trim {
   std::size_t keep_bytes = 0;
   static constexpr auto crosses = crossing::itself;
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.trim(keep_bytes))) {
-    return l.trim(keep_bytes);
-  }
+  TARN_ON_LAYER(static_cast<std::size_t>(l.trim(keep_bytes)))
   template <class... Resources>
   std::size_t across(Resources&... resources) const {
     auto const one = [&](auto& resource) -> std::size_t {
@@ -6033,46 +5960,31 @@ struct owns {
   void const* p = nullptr;
   static constexpr auto crosses = crossing::joined;
   static constexpr bool join(bool a, bool b) noexcept { return a || b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<bool>(l.owns(p))) {
-    return l.owns(p);
-  }
+  TARN_ON_LAYER(static_cast<bool>(l.owns(p)))
 };
 
 /// The largest one of all.
 struct largest_free_range {
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return detail::max_of(a, b); }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.largest_free_range())) {
-    return l.largest_free_range();
-  }
+  TARN_ON_LAYER(static_cast<std::size_t>(l.largest_free_range()))
 };
 
 /// That of the first.
 struct allocator_backend {
   static constexpr auto crosses = crossing::joined;
   static constexpr char const* join(char const* first, char const*) noexcept { return first; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.allocator_backend())) {
-    return l.allocator_backend();
-  }
+  TARN_ON_LAYER(static_cast<char const*>(l.allocator_backend()))
 };
 
 struct reset_peaks {
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.reset_peaks()) {
-    return l.reset_peaks();
-  }
+  TARN_ON_LAYER(l.reset_peaks())
 };
 
 struct reset_totals {
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.reset_totals()) {
-    return l.reset_totals();
-  }
+  TARN_ON_LAYER(l.reset_totals())
 };
 
 struct note_growth {
@@ -6080,38 +5992,26 @@ struct note_growth {
   std::size_t most = 0;
   clock_type clock = nullptr;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.note_growth(most, clock)) {
-    return l.note_growth(most, clock);
-  }
+  TARN_ON_LAYER(l.note_growth(most, clock))
 };
 
 struct note_growth_from_now {
   std::size_t most = 0;
   note_growth::clock_type clock = nullptr;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.note_growth_from_now(most, clock)) {
-    return l.note_growth_from_now(most, clock);
-  }
+  TARN_ON_LAYER(l.note_growth_from_now(most, clock))
 };
 
 struct end_observation {
   detail::deferred_observer& observer;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.end_observation(observer)) {
-    return l.end_observation(observer);
-  }
+  TARN_ON_LAYER(l.end_observation(observer))
 };
 
 struct observe_deferred {
   detail::deferred_observer& observer;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.observe_deferred(observer)) {
-    return l.observe_deferred(observer);
-  }
+  TARN_ON_LAYER(l.observe_deferred(observer))
   template <class Resource>
   void undo(Resource& resource) const noexcept {
     nearest(resource, end_observation{observer});
@@ -6123,10 +6023,7 @@ template <class Look>
 struct inspect {
   Look& look;
   static constexpr auto crosses = crossing::each;
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.inspect(look)) {
-    return l.inspect(look);
-  }
+  TARN_ON_LAYER(l.inspect(look))
 };
 template <class Look>
 inspect(Look&) -> inspect<Look>;
@@ -6142,10 +6039,7 @@ struct wake {
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.wake(then))) {
-    return l.wake(then);
-  }
+  TARN_ON_LAYER(static_cast<std::size_t>(l.wake(then)))
 };
 
 /// If a later resource fails, the earlier ones are woken.
@@ -6154,10 +6048,7 @@ struct sleep {
   static constexpr bool ends_at_pools = true;
   static constexpr auto crosses = crossing::joined;
   static constexpr std::size_t join(std::size_t a, std::size_t b) noexcept { return a + b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<std::size_t>(l.sleep(where))) {
-    return l.sleep(where);
-  }
+  TARN_ON_LAYER(static_cast<std::size_t>(l.sleep(where)))
   template <class Resource>
   void undo(Resource& resource) const noexcept {
     try {
@@ -6171,10 +6062,7 @@ struct sleep {
 struct is_asleep {
   static constexpr auto crosses = crossing::joined;
   static constexpr bool join(bool a, bool b) noexcept { return a || b; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<bool>(l.is_asleep())) {
-    return l.is_asleep();
-  }
+  TARN_ON_LAYER(static_cast<bool>(l.is_asleep()))
 };
 
 struct compact {
@@ -6183,10 +6071,7 @@ struct compact {
   static constexpr compaction join(compaction const& a, compaction const& b) noexcept {
     return {a.released + b.released, a.live + b.live, a.stretches + b.stretches, a.reserved + b.reserved};
   }
-  template <class L>
-  auto operator()(L& l) const -> decltype(compaction(l.compact())) {
-    return l.compact();
-  }
+  TARN_ON_LAYER(compaction(l.compact()))
 };
 
 template <class F>
@@ -6196,10 +6081,7 @@ struct each_segment {
   F const& f;
   static constexpr auto crosses = crossing::owner;
   [[nodiscard]] void const* address() const noexcept { return p; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.each_segment(p, bytes, f)) {
-    return l.each_segment(p, bytes, f);
-  }
+  TARN_ON_LAYER(l.each_segment(p, bytes, f))
 };
 template <class F>
 each_segment(void const*, std::size_t, F const&) -> each_segment<F>;
@@ -6209,10 +6091,7 @@ struct pin {
   std::size_t bytes = 0;
   static constexpr auto crosses = crossing::owner;
   [[nodiscard]] void const* address() const noexcept { return p; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.pin(p, bytes)) {
-    return l.pin(p, bytes);
-  }
+  TARN_ON_LAYER(l.pin(p, bytes))
 };
 
 struct unpin {
@@ -6220,10 +6099,7 @@ struct unpin {
   std::size_t bytes = 0;
   static constexpr auto crosses = crossing::owner;
   [[nodiscard]] void const* address() const noexcept { return p; }
-  template <class L>
-  auto operator()(L& l) const -> decltype(l.unpin(p, bytes)) {
-    return l.unpin(p, bytes);
-  }
+  TARN_ON_LAYER(l.unpin(p, bytes))
 };
 
 /// One owner for the memory of captured graphs in each.
@@ -6233,10 +6109,7 @@ struct new_graph_memory {
   [[nodiscard]] static owner join(owner first, owner second) {
     return owner(new detail::two_graph_owners(std::move(first), std::move(second)));
   }
-  template <class L>
-  auto operator()(L& l) const -> decltype(owner(l.new_graph_memory())) {
-    return l.new_graph_memory();
-  }
+  TARN_ON_LAYER(owner(l.new_graph_memory()))
 };
 
 }  // namespace pool_call
@@ -6304,10 +6177,7 @@ template <class Resource>
 /// Where memory comes from: the answer of the nearest pool, or of the source below.
 struct backend_call : pool_call::allocator_backend {
   using pool_call::allocator_backend::operator();
-  template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<char const*>(l.backend())) {
-    return l.backend();
-  }
+  TARN_ON_LAYER(static_cast<char const*>(l.backend()))
 };
 
 /// Whether the layer itself takes requests for the owner of a graph's memory: a policy that does not would be passed by.
@@ -6319,6 +6189,8 @@ concept allocates_for_owners =
 
 }  // namespace detail
 }  // namespace tarn
+
+#undef TARN_ON_LAYER
 // ---- tarn/core/shared_resource.hpp
 // shared_resource<Layer>: the reference-counted handle for every pool and policy. It provides the call names of each generation of
 // CUDA libraries, and forwards calls that a layer does not define to the layer below.
@@ -6340,13 +6212,43 @@ Upstream make_upstream(Tuple&& arguments, std::index_sequence<N...>) {
   return Upstream(std::get<N>(std::forward<Tuple>(arguments))...);
 }
 
+template <class Layer>
+concept passes_pages = requires(Layer& l, std::size_t bytes, void* p, page_handle handle) {
+  l.granularity();
+  l.reserve(bytes);
+  l.unreserve(p, bytes);
+  l.create(bytes);
+  l.destroy(handle, bytes);
+  l.map(p, bytes, handle);
+  l.unmap(p, bytes);
+};
+
+/// The page calls of a handle, if its layer is a policy over a page source.
+template <class Handle, class Layer>
+class page_calls {};
+template <class Handle, passes_pages Layer>
+class page_calls<Handle, Layer> {
+ public:
+  [[nodiscard]] std::size_t granularity() const noexcept { return layer().granularity(); }
+  [[nodiscard]] void* reserve(std::size_t bytes) { return layer().reserve(bytes); }
+  void unreserve(void* p, std::size_t bytes) noexcept { layer().unreserve(p, bytes); }
+  [[nodiscard]] page_handle create(std::size_t bytes) { return layer().create(bytes); }
+  void destroy(page_handle handle, std::size_t bytes) noexcept { layer().destroy(handle, bytes); }
+  void map(void* p, std::size_t bytes, page_handle handle) { layer().map(p, bytes, handle); }
+  void unmap(void* p, std::size_t bytes) noexcept { layer().unmap(p, bytes); }
+
+ private:
+  [[nodiscard]] Layer& layer() const noexcept { return static_cast<Handle const&>(*this).layer(); }
+};
+
 }  // namespace detail
 
 /// A shared handle to one layer and all layers below it. Copies refer to the same resource; the last copy destroys the layer,
 /// so a resource lives as long as any owner holds a copy. Copying is one atomic increment; a call is one indirection. A
 /// moved-from handle is empty.
 template <class Layer>
-class shared_resource {
+class shared_resource : public call_names<shared_resource<Layer>>,
+                        public detail::page_calls<shared_resource<Layer>, Layer> {
  public:
   using layer_type = Layer;
   using driver_type = typename Layer::driver_type;
@@ -6472,48 +6374,9 @@ class shared_resource {
     }
   }
 
-  // The same four calls as CCCL 3.0 (CUDA 13.0) names them.
-
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate(detail::byte_count bytes,  // for 0 write tarn::stream_ref{}
-                                                  std::size_t alignment = default_alignment,
-                                                  attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    return allocate_sync(bytes.value, alignment, call);
-  }
-  template <std::integral Bytes>
-  TARN_ALWAYS_INLINE void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
-                                     attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
-  }
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, std::size_t alignment,
-                                                        stream_ref stream,
-                                                        attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    return allocate(stream, bytes, alignment, call);
-  }
-  [[nodiscard]] TARN_ALWAYS_INLINE void* allocate_async(std::size_t bytes, stream_ref stream,
-                                                        attribution call = attribution::current())
-    requires(detail::allocates<Layer>())
-  {
-    return allocate(stream, bytes, default_alignment, call);
-  }
-  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, std::size_t alignment,
-                                           stream_ref stream,
-                                           attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    deallocate(stream, p, bytes, alignment, call);
-  }
-  TARN_ALWAYS_INLINE void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
-                                           attribution call = attribution::current()) noexcept
-    requires(detail::allocates<Layer>())
-  {
-    deallocate(stream, p, bytes, default_alignment, call);
-  }
+  // The same four calls under their other names.
+  using call_names<shared_resource>::allocate;
+  using call_names<shared_resource>::deallocate;
 
   /// Whether the handle refers to a resource; false if it is empty.
   [[nodiscard]] explicit operator bool() const noexcept { return block_ != nullptr; }
@@ -6566,48 +6429,11 @@ class shared_resource {
     detail::called_from(where, [&] { nearest(*this, pool_call::record_stream{p, bytes, stream}); });
   }
 
-  // Page calls, if this layer is a policy over a page source.
-
   /// Whether the device has pages: the answer of the source below.
   [[nodiscard]] bool has_pages() const noexcept
-    requires(requires(Layer& l) { l.granularity(); } && reachable<shared_resource, detail::has_pages_call>)
+    requires(detail::passes_pages<Layer> && reachable<shared_resource, detail::has_pages_call>)
   {
     return nearest(*this, detail::has_pages_call{});
-  }
-  [[nodiscard]] std::size_t granularity() const noexcept
-    requires requires(Layer& l) { l.granularity(); }
-  {
-    return block_->layer.granularity();
-  }
-  [[nodiscard]] void* reserve(std::size_t bytes)
-    requires requires(Layer& l) { l.reserve(bytes); }
-  {
-    return block_->layer.reserve(bytes);
-  }
-  void unreserve(void* p, std::size_t bytes) noexcept
-    requires requires(Layer& l) { l.unreserve(p, bytes); }
-  {
-    block_->layer.unreserve(p, bytes);
-  }
-  [[nodiscard]] page_handle create(std::size_t bytes)
-    requires requires(Layer& l) { l.create(bytes); }
-  {
-    return block_->layer.create(bytes);
-  }
-  void destroy(page_handle handle, std::size_t bytes) noexcept
-    requires requires(Layer& l) { l.destroy(handle, bytes); }
-  {
-    block_->layer.destroy(handle, bytes);
-  }
-  void map(void* p, std::size_t bytes, page_handle handle)
-    requires requires(Layer& l) { l.map(p, bytes, handle); }
-  {
-    block_->layer.map(p, bytes, handle);
-  }
-  void unmap(void* p, std::size_t bytes) noexcept
-    requires requires(Layer& l) { l.unmap(p, bytes); }
-  {
-    block_->layer.unmap(p, bytes);
   }
 
   // Plain blocks, if this layer forwards them.
@@ -6879,6 +6705,14 @@ class resource_adaptor {
 
  protected:
   ~resource_adaptor() = default;
+
+  /// Of a refused request, for the policy that refuses it to complete.
+  [[nodiscard]] memory_report report_of(request const& r) const {
+    return {.asked = r.bytes,
+            .alignment = r.alignment,
+            .device = driver().device().value,
+            .stream = r.stream.id()};
+  }
 
   Upstream upstream_;
 
@@ -7629,6 +7463,7 @@ class tracked_numbers {
   void remove(high_water_mark& mark) noexcept {
     std::lock_guard const guard(lock_);
     for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
+      TARN_VISIT();
       if (*at != &mark) continue;
       *at = mark.next;
       return complete(mark);
@@ -7638,6 +7473,7 @@ class tracked_numbers {
     std::lock_guard const guard(lock_);
     high_water_mark now = mark;
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      TARN_VISIT();
       if (m == &mark) complete(now);
     }
     return now;
@@ -7684,6 +7520,7 @@ class tracked_numbers {
       sums_[u.group == block_group::larger ? 1 : 0].add(u);
     }
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      TARN_VISIT();
       if (!is_of(*m, u.thread)) continue;
       m->current += u.is_free ? -u.by[1] : u.by[1];
       m->peak = max_of(m->peak, m->current);
@@ -7709,7 +7546,10 @@ class tracked_numbers {
     raise_peaks();
     if (place == common) return;
     bool is_watched = false;
-    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) is_watched |= is_of(*m, thread);
+    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      TARN_VISIT();
+      is_watched |= is_of(*m, thread);
+    }
     if (is_watched) return mine.close();
     mine.open(generation(), bound_, overlapped_ ? tracked_amounts{bound_, bound_, bound_} : room());
   }
@@ -7775,6 +7615,7 @@ class tracked_numbers {
       active_peak_[g][k] = max_of(active_peak_[g][k], now + deferred_[g][k]);
     });
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      TARN_VISIT();
       if (m->whose == peak_of::all_threads) m->peak = max_of(m->peak, live(sums_, 0, 1));
     }
   }
@@ -7785,6 +7626,7 @@ class tracked_numbers {
       r[g][k] = min_of(peak_[g][k], active_peak_[g][k] - deferred_[g][k]) - live(sums_, g, k);
     });
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      TARN_VISIT();
       if (m->whose == peak_of::all_threads) r[0][1] = min_of(r[0][1], m->peak - live(sums_, 0, 1));
     }
     return r;
@@ -7841,13 +7683,7 @@ class tracked_numbers {
   std::uint64_t used_ = 0;    ///< places whose slots have counted
   unsigned owner_ = unowned;  ///< place of the thread that knows all sums
   bool overlapped_ = false;
-  at_fork member_{
-      this,
-      [](void* self) noexcept {
-        static_cast<tracked_numbers*>(self)->lock_.lock();
-        return true;
-      },
-      [](void* self, fork_side) noexcept { static_cast<tracked_numbers*>(self)->lock_.unlock(); }};
+  held_at_fork<combining_lock<tracked_update>> member_{lock_};
 };
 
 }  // namespace tarn::detail
@@ -7984,8 +7820,8 @@ struct tracked {
 };
 
 /// A block is counted before its address is returned and uncounted before it is freed, so an address that another thread gets at once
-/// is never counted twice. No call waits for another thread's, except for a lock that is held for less than a microsecond.
-/// Of several layers over one pool, each counts as active all deferred blocks of the pool. A block that is deferred first
+/// is never counted twice. No call waits for another thread's, except for a lock that is held for less than a microsecond. To count a
+/// call is O(1), and O(peak scopes) where a peak rises. Of several layers over one pool, each counts as active all deferred blocks of the pool. A block that is deferred first
 /// stops being allocated, within its deallocation: for that moment, another thread may see it as neither.
 template <class Upstream>
 class tracked_layer {
@@ -8406,7 +8242,7 @@ concept erasable =
 /// instructions for an allocation and its free instead of 333 (bench/results/instructions.json).
 /// @tparam Properties  what may access the memory: device_accessible, host_accessible or both
 template <class Driver, class... Properties>
-class basic_any_resource {
+class basic_any_resource : public call_names<basic_any_resource<Driver, Properties...>> {
  public:
   using driver_type = Driver;
   using properties = property_set<Properties...>;
@@ -8454,33 +8290,9 @@ class basic_any_resource {
                        attribution call = attribution::current()) noexcept {
     pool_->deallocate_sync(p, bytes, alignment, call);
   }
-  // The same four calls as CCCL 3.0 (CUDA 13.0) names them.
-
-  [[nodiscard]] void* allocate(detail::byte_count bytes, std::size_t alignment = default_alignment,
-                               attribution call = attribution::current()) {
-    return allocate_sync(bytes.value, alignment, call);
-  }
-  template <std::integral Bytes>
-  void deallocate(void* p, Bytes bytes, std::size_t alignment = default_alignment,
-                  attribution call = attribution::current()) noexcept {
-    deallocate_sync(p, static_cast<std::size_t>(bytes), alignment, call);
-  }
-  [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, stream_ref stream,
-                                     attribution call = attribution::current()) {
-    return allocate(stream, bytes, alignment, call);
-  }
-  [[nodiscard]] void* allocate_async(std::size_t bytes, stream_ref stream,
-                                     attribution call = attribution::current()) {
-    return allocate(stream, bytes, default_alignment, call);
-  }
-  void deallocate_async(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream,
-                        attribution call = attribution::current()) noexcept {
-    deallocate(stream, p, bytes, alignment, call);
-  }
-  void deallocate_async(void* p, std::size_t bytes, stream_ref stream,
-                        attribution call = attribution::current()) noexcept {
-    deallocate(stream, p, bytes, default_alignment, call);
-  }
+  // The same four calls under their other names.
+  using call_names<basic_any_resource>::allocate;
+  using call_names<basic_any_resource>::deallocate;
 
   void record_stream(void* p, std::size_t bytes, stream_ref stream,
                      source_location where = source_location::current()) const {
@@ -9950,8 +9762,8 @@ class range_table {
     ++spare_count_;
   }
 
-  [[nodiscard]] range& operator[](range_ref r) noexcept { return nodes_[r]; }
-  [[nodiscard]] range const& operator[](range_ref r) const noexcept { return nodes_[r]; }
+  [[nodiscard]] range& operator[](range_ref r) noexcept { return TARN_VISIT(), nodes_[r]; }
+  [[nodiscard]] range const& operator[](range_ref r) const noexcept { return TARN_VISIT(), nodes_[r]; }
   [[nodiscard]] std::size_t host_bytes() const noexcept { return nodes_.capacity() * sizeof(range); }
   /// One more than the largest index; spare nodes are `unused`.
   [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
@@ -10082,8 +9894,8 @@ class run_table {
     return frames_.find(align_down(reinterpret_cast<std::uintptr_t>(p), frame_bytes));
   }
 
-  [[nodiscard]] run& operator[](run_ref r) noexcept { return runs_[r]; }
-  [[nodiscard]] run const& operator[](run_ref r) const noexcept { return runs_[r]; }
+  [[nodiscard]] run& operator[](run_ref r) noexcept { return TARN_VISIT(), runs_[r]; }
+  [[nodiscard]] run const& operator[](run_ref r) const noexcept { return TARN_VISIT(), runs_[r]; }
   [[nodiscard]] std::size_t size() const noexcept { return runs_.size(); }
   [[nodiscard]] std::size_t host_bytes() const noexcept {
     return runs_.capacity() * sizeof(run) + frames_.host_bytes();
@@ -10475,7 +10287,7 @@ class page_map {
   [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
     return table_[(address - base_) >> shift_];
   }
-  [[nodiscard]] physical const& operator[](handle_ref h) const noexcept { return handles_[h]; }
+  [[nodiscard]] physical const& operator[](handle_ref h) const noexcept { return TARN_VISIT(), handles_[h]; }
   /// One more than the largest index.
   [[nodiscard]] handle_ref size() const noexcept { return static_cast<handle_ref>(handles_.size()); }
   [[nodiscard]] std::uintptr_t end_of(handle_ref h) const noexcept {
@@ -10778,8 +10590,7 @@ struct stream_domain {
   domain_ref neutral_domain = neutral;  ///< that of its part
   domain_ref next_in_part = neutral;    ///< in the list of the part's domains
   domain_ref previous_in_part = neutral;
-  domain_ref next_of_stream =
-      neutral;  ///< in the list of the stream's domains; that of the common part is the first
+  domain_ref next_of_stream = neutral;  ///< in the list of its stream's; that of the common part is first
   domain_ref previous_of_stream = neutral;
   bool climbing = false;       ///< its stream is climbing the ladder, see ladder
   bool gone = false;           ///< its stream was destroyed; nothing may be recorded on it
@@ -10792,6 +10603,7 @@ struct stream_domain {
   std::uint64_t neutralised = 0;  ///< what is marked up to here was made neutral
   event_handle event = nullptr;
   device_id event_device;          ///< where `event` was created
+  std::uint32_t shared_mark = 0;   ///< of ordering: if not 0, its event covers the marks, not `event`
   domain_ref next_free = neutral;  ///< of a free place
   std::uint16_t generation = 0;    ///< number of streams that had this place before
   range_index index[zone_count];
@@ -10987,8 +10799,10 @@ class stream_table {
     crowded_.store(false, std::memory_order_relaxed);
   }
 
-  [[nodiscard]] stream_domain& operator[](domain_ref d) noexcept { return *domains_[d]; }
-  [[nodiscard]] stream_domain const& operator[](domain_ref d) const noexcept { return *domains_[d]; }
+  [[nodiscard]] stream_domain& operator[](domain_ref d) noexcept { return TARN_VISIT(), *domains_[d]; }
+  [[nodiscard]] stream_domain const& operator[](domain_ref d) const noexcept {
+    return TARN_VISIT(), *domains_[d];
+  }
   /// One more than the largest index; places may be free (identity 0).
   [[nodiscard]] domain_ref size() const noexcept { return static_cast<domain_ref>(domains_.size()); }
   /// Number of domains now, of streams and of parts.
@@ -12140,9 +11954,11 @@ class slot_table {
   }
 
   [[nodiscard]] T& operator[](slot_number s) noexcept {
+    TARN_VISIT();
     return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
   }
   [[nodiscard]] T const& operator[](slot_number s) const noexcept {
+    TARN_VISIT();
     return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
   }
   /// Slots are numbered from 1 to this; some of them are free.
@@ -12438,7 +12254,8 @@ class recorded_streams {
   }
 
   /// Called at deallocation: returns true if the block is deferred, false if it has no recorded use and may be freed now.
-  /// Records one event on each recorded stream. Waits for the device only if a stream was destroyed and the driver cannot mark
+  /// Records one event for all of its streams on a device, if the driver can mark all of its work; otherwise one on each of the
+  /// streams. O(streams that the block is used on). Waits for the device only if a stream was destroyed and the driver cannot mark
   /// its work.
   bool defer(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
     lock held(mutex_);
@@ -12573,6 +12390,7 @@ class recorded_streams {
     slot_number first = 0;  ///< marked groups, linked by `next`
     slot_number last = 0;
     slot_number unmarked = 0;  ///< one group of those that could not be marked when they were freed
+    slot_number gathered = 0;  ///< one group of the uses of a block that is being freed
     std::uint32_t users = 0;   ///< uses, in any state
     std::uint32_t marked = 0;  ///< uses in marked groups
     bool asked = false;        ///< the first event is being queried
@@ -12695,11 +12513,24 @@ class recorded_streams {
     of.freed = freed;
     of.is_deferred = true;
     deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    slot_number groups = 0;
     while (others != 0) {
       slot_number const u = std::exchange(others, std::exchange(uses_[others].next, 0));
-      if (!mark(held, u, ticket)) continue;
-      drop(u);
-      --of.uses_left;
+      slot_number& gathered = queues_[uses_[u].queue].gathered;
+      if (gathered != 0) {
+        join(gathered, u);
+      } else {
+        gathered = u;
+        uses_[u].next = std::exchange(groups, u);
+      }
+    }
+    for (slot_number g = groups; g != 0; g = uses_[g].next) queues_[uses_[g].queue].gathered = 0;
+    while (groups != 0) {
+      slot_number const g = std::exchange(groups, std::exchange(uses_[groups].next, 0));
+      if (!mark(held, g, ticket)) continue;
+      of.uses_left -= uses_[g].count;
+      for (slot_number u = uses_[g].members; u != 0;) drop(std::exchange(u, uses_[u].next));
+      drop(g);
     }
     if (--of.uses_left != 0) return true;
     end_deferral(b);
@@ -13767,7 +13598,10 @@ class front {
   [[nodiscard]] idle_blocks idle() const noexcept {
     std::lock_guard const guard(list_mutex_);
     idle_blocks sum{0, caches_.size() != 0 ? caches_.size() : 1};
-    for (auto const& cache : caches_) sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
+    for (auto const& cache : caches_) {
+      TARN_VISIT();
+      sum.bytes += cache->held_bytes.load(std::memory_order_relaxed);
+    }
     return sum;
   }
   /// Blocks that callers hold, as counted by threads' caches.
@@ -14065,6 +13899,7 @@ class front {
     thread_cache* const own = local();
     bool any = false;
     for (auto const& cache : caches_) {
+      TARN_VISIT();
       if (!concerns(*cache)) continue;
       if (cache.get() == own) {  // the cache's owner thread needs no barrier
         own->lock.enter();
@@ -14099,7 +13934,10 @@ class front {
   }
   /// Empties all magazines of a thread. Called inside the owner lock.
   void give_back(thread_cache& cache) noexcept {
-    for (auto const& of_stream : cache.streams) give_back(*of_stream);
+    for (auto const& of_stream : cache.streams) {
+      TARN_VISIT();
+      give_back(*of_stream);
+    }
     cache.held_bytes.store(0, std::memory_order_relaxed);
   }
   /// Empties a stream's magazines, which no other thread can reach meanwhile.
@@ -14534,6 +14372,7 @@ struct captured_stream {
 // only by the ladder, sweeps of streams that ended, trim() and ~pool().
 
 #include <cstdint>
+#include <utility>
 
 namespace tarn::detail {
 
@@ -14585,7 +14424,7 @@ class ordering {
         if (!known_gone || marks_all_work<Driver>) {
           device_id const device = device_to_mark(driver_, stream, named_);
           bool captured = false;
-          result = ensure_event(domain, device_of_marks(driver_, device))
+          result = has_event(domain.event, domain.event_device, device_of_marks(driver_, device))
                        ? mark_work(driver_, device, domain.event, stream, captured)
                        : mark_result::refused;
         }
@@ -14597,9 +14436,38 @@ class ordering {
         return wait_for_gone(hot, domain, mark);
       }
       domain.recorded = mark;
+      leave_shared(domain);
     }
     if (is_running(a, hot, d)) return progress::running;
     return domain.freed <= domain.completed ? progress::completed : progress::running;
+  }
+
+  /// A pass over many streams. While it lives, an event that covers several of them is queried once, and a stream waits for it once.
+  class pass {
+   public:
+    explicit pass(ordering& order) noexcept : order_(order) { order_.pass_ = ++order_.passes_; }
+    pass(pass const&) = delete;
+    pass& operator=(pass const&) = delete;
+    ~pass() { order_.pass_ = 0; }
+
+   private:
+    ordering& order_;
+  };
+
+  /// Covers all that streams have freed with one event for each device, if the driver can mark all of its work. The event is not
+  /// queried. Default streams, a stream alone on its device, and what cannot be marked now are left to settle(). At most three
+  /// driver calls, and O(streams), for each device in use.
+  /// @param each  each(f) calls f(domain_ref) for the streams
+  template <class Each>
+  void mark_together(arena& a, may_release hot, Each const& each) noexcept {
+    if constexpr (marks_all_work<Driver>) {
+      for_each_device_in_use(driver_, [&](Driver const& there) {
+        try {
+          mark_on(a, hot, there, each);
+        } catch (...) {  // no host memory for the list
+        }
+      });
+    }
   }
 
   /// Whether the work up to the last mark of `d` runs still. At most one driver call.
@@ -14607,12 +14475,15 @@ class ordering {
     stream_domain& domain = a.streams[d];
     std::uint64_t const covered = domain.recorded;
     if (covered <= domain.completed) return false;
-    bool done = false;
-    {
+    shared_mark* const shared = shared_of(domain);
+    bool done = shared != nullptr && shared->is_complete;
+    if (!done && (shared == nullptr || pass_ == 0 || shared->found_running != pass_)) {
+      event_handle const event = event_of(domain);
       unlocked const open(hot);
-      done = driver_.query_event(domain.event).ok();
+      done = driver_.query_event(event).ok();
     }
     if (done) domain.completed = max_of(domain.completed, covered);
+    if (shared != nullptr) shared->note(done, pass_);
     return !done;
   }
 
@@ -14622,20 +14493,25 @@ class ordering {
     if (now != progress::running) return now == progress::completed;
     stream_domain& domain = a.streams[d];
     std::uint64_t const covered = domain.recorded;
+    shared_mark* const shared = shared_of(domain);
+    event_handle const event = event_of(domain);
     bool done = false;
     {
       unlocked const open(hot);
       ++host_waits_;
-      done = driver_.synchronize_event(domain.event).ok();
+      done = driver_.synchronize_event(event).ok();
     }
     if (done) domain.completed = max_of(domain.completed, covered);
+    if (shared != nullptr) shared->note(done, pass_);
     return done;
   }
 
-  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event.
+  /// Makes later work of `taker` wait on the device for all that `owner` freed up to its recorded event. A pass has one taker.
   bool order(arena& a, may_release hot, domain_ref taker, domain_ref owner) {
     stream_ref const stream = a.streams[taker].stream;
-    event_handle const event = a.streams[owner].event;
+    event_handle const event = event_of(a.streams[owner]);
+    shared_mark* const shared = shared_of(a.streams[owner]);
+    if (shared != nullptr && pass_ != 0 && shared->waited_for == pass_) return true;
     bool done = false;
     {
       unlocked const open(hot);
@@ -14644,6 +14520,7 @@ class ordering {
              driver_.wait_event(stream, event).ok();
     }
     if (done) ++device_waits_;
+    if (done && shared != nullptr) shared->waited_for = pass_;
     return done;
   }
 
@@ -14653,6 +14530,10 @@ class ordering {
       if (a.streams[d].event != nullptr) (void)driver_.destroy_event(a.streams[d].event);
       a.streams[d].event = nullptr;
     }
+    for (slot_number m = 1; m <= marks_.last(); ++m) {
+      if (marks_[m].event != nullptr) (void)driver_.destroy_event(marks_[m].event);
+      marks_[m].event = nullptr;
+    }
   }
 
   [[nodiscard]] Driver const& driver() const noexcept { return driver_; }
@@ -14661,16 +14542,80 @@ class ordering {
   [[nodiscard]] std::uint64_t device_waits() const noexcept { return device_waits_; }
 
  private:
-  /// Makes sure that the domain has an event of the device: its place may have been that of another device's
-  /// stream.
-  bool ensure_event(stream_domain& domain, device_id device) const noexcept {
-    if (domain.event != nullptr && domain.event_device != device) {
-      (void)driver_.destroy_event(domain.event);
-      domain.event = nullptr;
+  /// An event that covers what several streams freed. It keeps its event when no stream has it any more.
+  struct shared_mark {
+    event_handle event = nullptr;
+    device_id device;
+    std::uint32_t users = 0;
+    slot_number next = 0;  ///< of the marks without users
+    bool is_complete = false;
+    std::uint64_t found_running = 0;  ///< the last pass that found it incomplete
+    std::uint64_t waited_for = 0;     ///< the last pass in which the taker was made to wait for it
+
+    void note(bool complete, std::uint64_t pass) noexcept {
+      is_complete = complete;
+      if (!complete) found_running = pass;
     }
-    domain.event_device = device;
-    Driver const there = driver_on(driver_, device);
-    return domain.event != nullptr || there.create_event(domain.event).ok();
+  };
+
+  [[nodiscard]] shared_mark* shared_of(stream_domain const& domain) noexcept {
+    return domain.shared_mark != 0 ? &marks_[domain.shared_mark] : nullptr;
+  }
+  [[nodiscard]] event_handle event_of(stream_domain const& domain) const noexcept {
+    return domain.shared_mark != 0 ? marks_[domain.shared_mark].event : domain.event;
+  }
+  void leave_shared(stream_domain& domain) noexcept {
+    if (slot_number const m = std::exchange(domain.shared_mark, 0); m != 0 && --marks_[m].users == 0) drop(m);
+  }
+  /// Keeps a mark without users for later.
+  void drop(slot_number m) noexcept { marks_[m].next = std::exchange(unused_marks_, m); }
+
+  /// Marks together what streams of one device have freed. @throws std::bad_alloc, nothing has changed
+  template <class Each>
+  void mark_on(arena& a, may_release hot, Driver const& there, Each const& each) {
+    marks_.make_room();
+    sequence<domain_ref> chosen;
+    each([&](domain_ref d) {
+      stream_domain const& domain = a.streams[d];
+      if (domain.recorded >= domain.freed || domain.is_neutral() || is_capture_stream(domain.id)) return;
+      if (is_default_stream(domain.stream)) return;
+      if (device_to_mark(driver_, domain.stream, named_) == there.device()) chosen.push_back(d);
+    });
+    if (chosen.size() < 2) return;
+    slot_number const m = unused_marks_ != 0 ? unused_marks_ : marks_.take();
+    shared_mark& mark = marks_[m];
+    if (m == unused_marks_) unused_marks_ = mark.next;
+    // Frees from now on get a later mark.
+    for (domain_ref const d : chosen) ++a.streams[d].epoch;
+    stream_ref const any = a.streams[chosen[0]].stream;
+    bool marked = false;
+    {
+      unlocked const open(hot);
+      bool captured = false;
+      marked = has_event(mark.event, mark.device, there.device()) &&
+               mark_work(driver_, there.device(), mark.event, any, captured) == mark_result::marked;
+    }
+    if (!marked) return drop(m);
+    mark.is_complete = false;
+    mark.found_running = mark.waited_for = 0;
+    mark.users = static_cast<std::uint32_t>(chosen.size());
+    for (domain_ref const d : chosen) {
+      stream_domain& domain = a.streams[d];
+      leave_shared(domain);
+      domain.recorded = domain.epoch - 1;  // marks of streams are taken only under the growth lock
+      domain.shared_mark = m;
+    }
+  }
+
+  /// Makes sure that there is an event of the device: a domain's place may have been that of another device's
+  /// stream.
+  bool has_event(event_handle& event, device_id& event_device, device_id device) const noexcept {
+    if (event != nullptr && event_device != device) {
+      (void)driver_.destroy_event(event);
+      event = nullptr;
+    }
+    event_device = device;
+    return event != nullptr || driver_on(driver_, device).create_event(event).ok();
   }
 
   /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
@@ -14688,6 +14633,10 @@ class ordering {
 
   Driver driver_;
   default_streams named_;
+  slot_table<shared_mark> marks_;
+  slot_number unused_marks_ = 0;
+  std::uint64_t passes_ = 0;
+  std::uint64_t pass_ = 0;  ///< the one that runs now
   std::uint64_t host_waits_ = 0;
   std::uint64_t device_waits_ = 0;
 };
@@ -14740,6 +14689,12 @@ inline void neutralise(growth_lock const& growing, arena& space, domain_ref d) {
 template <stream_driver Driver>
 void collect_finished(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
                       part_ref part, domain_ref except = neutral) {
+  typename ordering<Driver>::pass const all(order);
+  order.mark_together(space, hot, [&](auto const& f) {
+    space.streams.for_each_in(part, [&](domain_ref d) {
+      if (d != except && space.streams[d].has_free()) f(d);
+    });
+  });
   space.streams.for_each_in(part, [&](domain_ref d) {
     if (d == except) return;
     if (space.streams[d].has_free()) (void)order.settle(space, hot, d);
@@ -14789,6 +14744,12 @@ void finish_all(growth_lock const& growing, arena& space, ordering<Driver>& orde
   bool has_returned = true;
   for (int pass = 0; pass < 2 && has_returned; ++pass) {
     has_returned = false;
+    typename ordering<Driver>::pass const all(order);
+    order.mark_together(space, hot, [&](auto const& f) {
+      space.streams.for_each([&](domain_ref d) {
+        if (space.streams[d].has_free() || space.streams[d].gone) f(d);
+      });
+    });
     space.streams.for_each([&](domain_ref d) {
       if (space.streams[d].has_free() || space.streams[d].gone) (void)order.finish(space, hot, d);
       bool const had_foreign = space.streams[d].foreign_count != 0;
@@ -14822,6 +14783,7 @@ template <stream_driver Driver>
 bool steal(growth_lock const& growing, arena& space, ordering<Driver>& order, may_release hot,
            domain_ref taker) {
   bool any = false;
+  typename ordering<Driver>::pass const all(order);
   space.streams.for_each_in(space.streams[taker].part, [&](domain_ref d) {
     stream_domain const& owner = space.streams[d];
     if (d == taker || owner.free_bytes() == 0) return;
@@ -15887,6 +15849,10 @@ class looked_up {
     record_.check_held(held, use);
     return value_;
   }
+  [[nodiscard]] T& get(hot_lock const& held, source_location use = source_location::current()) noexcept {
+    record_.check_held(held, use);
+    return value_;
+  }
 
  private:
   T value_;
@@ -16154,7 +16120,6 @@ struct held_memory {
 // A free range in front of a hole is extended rather than a new range begun, if the request says so.
 // The ladder says how much may be created before free handles are mapped again (growth_request::may_create).
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -16178,29 +16143,48 @@ struct held_memory {
 
 namespace tarn::detail {
 
+/// Restores the order of a heap in `items[0, end)` whose item `at` may be out of it: none is before those below it.
+template <class T, class Before>
+void sink_in_heap(T* items, std::size_t at, std::size_t end, Before const& before) {
+  T sinking = static_cast<T&&>(items[at]);
+  for (std::size_t child; (child = 2 * at + 1) < end; at = child) {
+    TARN_VISIT();
+    if (child + 1 < end && before(items[child], items[child + 1])) ++child;
+    if (!before(sinking, items[child])) break;
+    items[at] = static_cast<T&&>(items[child]);
+  }
+  items[at] = static_cast<T&&>(sinking);
+}
+/// Makes a heap of `items[0, count)`; its first item is the last in the order of `before(a, b)`. O(count), never allocates.
+template <class T, class Before>
+void make_heap(T* items, std::size_t count, Before const& before) {
+  for (std::size_t at = count / 2; at-- > 0;) sink_in_heap(items, at, count, before);
+}
+/// Moves the first item of a heap to `items[count - 1]`; those before it are a heap. O(log count), never allocates.
+template <class T, class Before>
+void pop_heap(T* items, std::size_t count, Before const& before) {
+  T last = static_cast<T&&>(items[count - 1]);
+  items[count - 1] = static_cast<T&&>(items[0]);
+  items[0] = static_cast<T&&>(last);
+  sink_in_heap(items, 0, count - 1, before);
+}
+
 /// Sorts `items[0, count)` by `before(a, b)`. Not stable: for a deterministic order `before` must distinguish all elements.
 /// O(count log count), never allocates.
 template <class T, class Before>
 void sort(T* items, std::size_t count, Before const& before) {
-  auto const sink = [&](std::size_t at, std::size_t end) {
-    T sinking = static_cast<T&&>(items[at]);
-    for (std::size_t child; (child = 2 * at + 1) < end; at = child) {
-      if (child + 1 < end && before(items[child], items[child + 1])) ++child;
-      if (!before(sinking, items[child])) break;
-      items[at] = static_cast<T&&>(items[child]);
-    }
-    items[at] = static_cast<T&&>(sinking);
-  };
-  for (std::size_t at = count / 2; at-- > 0;) sink(at, count);
-  for (std::size_t end = count; end-- > 1;) {
-    T last = static_cast<T&&>(items[end]);
-    items[end] = static_cast<T&&>(items[0]);
-    items[0] = static_cast<T&&>(last);
-    sink(0, end);
-  }
+  make_heap(items, count, before);
+  for (std::size_t end = count; end > 1; --end) pop_heap(items, end, before);
 }
 
 }  // namespace tarn::detail
+// ---- tarn/pool/growth/free_pieces.hpp
+// Free memory by handles: the pieces from which a block can be assembled. Pure: it reads the arena and the page map and changes neither.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
 // ---- tarn/pool/growth/view.hpp
 // A view: a second mapping that places handles next to each other that are not neighbours at their home addresses. A block
 // without a sufficient contiguous free range is assembled from free pieces: the free end of one handle, any number of wholly
@@ -16242,6 +16226,7 @@ struct view {
   }
   [[nodiscard]] bool shows(handle_ref h) const noexcept {
     for (view_slot const& slot : view_slots) {
+      TARN_VISIT();
       if (slot.handle == h) return true;
     }
     return false;
@@ -16264,13 +16249,6 @@ struct piece {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   handle_ref handle = 0;
-};
-
-/// The pieces of one block, in order, and the bytes still missing.
-struct choice {
-  sequence<piece> pieces;
-  std::size_t lack = 0;
-  std::size_t left_over = 0;  ///< free bytes that stay unused in handles of which the block takes a part
 };
 
 /// Free ends and starts of handles below this size are not worth mapping a handle, bytes.
@@ -16310,32 +16288,149 @@ void for_each_piece(arena const& a, page_map const& map, domain_ref d, zone wher
   return whole;
 }
 
-/// Of pieces of one size, the lower address comes first.
-inline void sort_largest_first(sequence<piece>& pieces) noexcept {
-  sort(pieces.begin(), pieces.size(), [](piece const& x, piece const& y) {
-    return x.bytes != y.bytes ? x.bytes > y.bytes : x.address < y.address;
-  });
-}
+/// Wholly free handles by size, the largest first; of one size the lower address comes first. Handles of one size are sorted only as far
+/// as they are looked at.
+class whole_handles {
+ public:
+  /// @throws std::bad_alloc
+  void add(piece const& p) {
+    all_.push_back(p);
+    largest_ = max_of(largest_, p.bytes);
+  }
+  /// Groups what was added by size. O(handles + largest handle / grain)
+  /// @param grain  divides all sizes @throws std::bad_alloc
+  void group(std::size_t grain) {
+    sequence<std::size_t> places;
+    places.resize(largest_ / grain + 1);
+    for (piece const& p : all_) {
+      TARN_VISIT();
+      ++places[p.bytes / grain];
+    }
+    sequence<piece> grouped;
+    grouped.resize(all_.size());
+    std::size_t first = 0;
+    for (std::size_t k = places.size(); k-- > 0;) {
+      TARN_VISIT();
+      std::size_t const count = std::exchange(places[k], first);
+      if (count != 0) sizes_.push_back({first, count, count, {}});
+      first += count;
+    }
+    for (piece const& p : all_) grouped[places[p.bytes / grain]++] = p;
+    all_.swap(grouped);
+    for (same_size& s : sizes_) {
+      make_heap(all_.begin() + s.first, s.count, later);
+      for (std::size_t i = s.first; i < s.first + s.count; ++i) {
+        if (all_[i].address >= s.last.address) s.last = all_[i];
+      }
+    }
+  }
+  /// Takes handles, the largest that fit first, until at most `leave` of `rest` bytes are left; not those for which is_taken(piece) is
+  /// true. Returns the smallest handle that did not fit, bytes 0 if there is none; of several the last one, if that is not taken.
+  /// O(sizes), and O(log handles) for each that is looked at for the first time @throws std::bad_alloc
+  template <class IsTaken>
+  piece take(std::size_t& rest, std::size_t leave, sequence<piece>& chosen, IsTaken const& is_taken) {
+    piece smallest_above;
+    for (same_size& s : sizes_) {
+      TARN_VISIT();
+      for (std::size_t i = 0; i < s.count && rest > leave; ++i) {
+        TARN_VISIT();
+        piece const& p = at(s, i);
+        if (is_taken(p)) continue;
+        if (p.bytes > rest) {
+          smallest_above = is_taken(s.last) ? p : s.last;
+          break;
+        }
+        chosen.push_back(p);
+        rest -= p.bytes;
+      }
+    }
+    return smallest_above;
+  }
 
-/// Free memory from which a block can be assembled: whole handles, the largest first, and the free ends and starts of others.
-struct free_pieces {
-  sequence<piece> whole;
-  sequence<piece> ends;
-  sequence<piece> starts;
+ private:
+  /// The handles of one size: those that were looked at are at the end, the others are a heap.
+  struct same_size {
+    std::size_t first = 0;
+    std::size_t count = 0;
+    std::size_t unsorted = 0;
+    piece last;  ///< the one with the highest address
+  };
+  static bool later(piece const& x, piece const& y) noexcept { return x.address > y.address; }
+  piece const& at(same_size& s, std::size_t i) noexcept {
+    for (; s.count - s.unsorted <= i; --s.unsorted) pop_heap(all_.begin() + s.first, s.unsorted, later);
+    return all_[s.first + s.count - 1 - i];
+  }
+
+  sequence<piece> all_;
+  sequence<same_size> sizes_;
+  std::size_t largest_ = 0;
 };
 
-/// What the taker may use, without handles that `after` shows: a view maps a handle at most once. O(free ranges + handles), plus
-/// sorting. @throws std::bad_alloc
-inline free_pieces find_pieces(arena const& a, page_map const& map, growth_request const& request,
-                               view const* after) {
-  free_pieces found;
-  bool const head_allowed = after == nullptr && request.alignment <= range_grain;
-  auto const is_taken = [&](piece const& p) { return after != nullptr && after->shows(p.handle); };
+/// Free memory from which a block can be assembled: whole handles, and the free ends and starts of others.
+class free_pieces {
+ public:
+  whole_handles whole;
+  sequence<piece> ends;
+  sequence<piece> starts;
+
+  /// @param handles  number of all handles
+  explicit free_pieces(std::size_t handles = 0) noexcept : handles_(handles) {}
+
+  /// From now on is_shown() is true for the handles of a view. O(its slots), and once O(handles) @throws std::bad_alloc
+  void mark(view const& v) {
+    shown_.resize(handles_);
+    ++marked_;
+    for (view_slot const& slot : v.view_slots) {
+      TARN_VISIT();
+      shown_[slot.handle] = marked_;
+    }
+  }
+  [[nodiscard]] bool is_shown(piece const& p) const noexcept {
+    TARN_VISIT();
+    return shown_[p.handle] == marked_;
+  }
+
+  static bool smaller(piece const& x, piece const& y) noexcept {
+    return x.bytes != y.bytes ? x.bytes < y.bytes : x.address < y.address;
+  }
+  void sort_starts() noexcept {
+    if (!std::exchange(are_sorted_, true)) sort(starts.begin(), starts.size(), smaller);
+  }
+  /// The smallest start of at least `least` bytes that is not shown. O(log starts + slots of the view), and once a sort of the starts
+  [[nodiscard]] piece smallest_start(std::size_t least) noexcept {
+    sort_starts();
+    std::size_t from = 0;
+    for (std::size_t end = starts.size(); from < end;) {
+      std::size_t const middle = from + (end - from) / 2;
+      starts[middle].bytes < least ? from = middle + 1 : end = middle;
+    }
+    while (from < starts.size() && is_shown(starts[from])) ++from;
+    return from < starts.size() ? starts[from] : piece{};
+  }
+  /// The largest start that is not shown. The same cost.
+  [[nodiscard]] piece largest_start() noexcept {
+    sort_starts();
+    std::size_t end = starts.size();
+    while (end != 0 && is_shown(starts[end - 1])) --end;
+    return end != 0 ? starts[end - 1] : piece{};
+  }
+
+ private:
+  sequence<std::uint32_t>
+      shown_;  ///< of each handle: the number of the last view that was marked and shows it
+  std::size_t handles_;
+  std::uint32_t marked_ = 0;
+  bool are_sorted_ = false;
+};
+
+/// What the taker may use. O(free ranges + handles) @throws std::bad_alloc
+inline free_pieces find_pieces(arena const& a, page_map const& map, growth_request const& request) {
+  free_pieces found(map.size());
+  bool const head_allowed = request.alignment <= range_grain;
   auto const look = [&](domain_ref d) {
     auto const sort_in = [&](piece const& p, bool at_start, bool at_end) {
-      if (is_taken(p)) return;
       if (at_start && at_end) {
-        found.whole.push_back(p);
+        found.whole.add(p);
       } else if (at_end && head_allowed) {
         found.ends.push_back(p);
       } else if (at_start) {
@@ -16345,13 +16440,24 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
     for_each_piece(a, map, d, zone::larger, least_piece, sort_in);
     for_each_piece(a, map, d, zone::smaller, map.granularity(),
                    [&](piece const& p, bool at_start, bool at_end) {
-                     if (at_start && at_end && !is_taken(p)) found.whole.push_back(p);
+                     if (at_start && at_end) found.whole.add(p);
                    });
   };
   a.streams.for_each_usable(request.taker, look);
-  sort_largest_first(found.whole);
+  found.whole.group(map.granularity());
   return found;
 }
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// The pieces of one block, in order, and the bytes still missing.
+struct choice {
+  sequence<piece> pieces;
+  std::size_t lack = 0;
+  std::size_t left_over = 0;  ///< free bytes that stay unused in handles of which the block takes a part
+};
 
 /// The free end of one handle and the free start of another, at the two ends of a block; either may be missing.
 struct piece_pair {
@@ -16367,6 +16473,7 @@ inline piece_pair largest_pair(free_pieces const& free) noexcept {
   auto const largest_but_of = [](sequence<piece> const& from, handle_ref h) {
     piece most;
     for (piece const& p : from) {
+      TARN_VISIT();
       if (p.handle != h && p.bytes > most.bytes) most = p;
     }
     return most;
@@ -16386,13 +16493,11 @@ inline piece_pair largest_pair(free_pieces const& free) noexcept {
 
 /// The pair with the fewest bytes of at least `rest`, which the largest one has. Sorts the pieces. O(pieces log pieces)
 inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
-  auto const smaller = [](piece const& x, piece const& y) {
-    return x.bytes != y.bytes ? x.bytes < y.bytes : x.address < y.address;
-  };
-  sort(free.ends.begin(), free.ends.size(), smaller);
-  sort(free.starts.begin(), free.starts.size(), smaller);
+  sort(free.ends.begin(), free.ends.size(), free_pieces::smaller);
+  free.sort_starts();
   piece_pair best;
   auto const consider = [&](piece const& end, piece const& start) {
+    TARN_VISIT();
     piece_pair const p{end, start};
     if (p.bytes() >= rest && (best.bytes() == 0 || p.bytes() < best.bytes())) best = p;
   };
@@ -16413,19 +16518,22 @@ inline piece_pair smallest_pair(free_pieces& free, std::size_t rest) noexcept {
 /// fits best; otherwise the smallest sufficient free end or start of a handle, or the largest of each. O(pieces), plus sorting.
 /// @param most   the largest pair
 /// @param whole  the smallest wholly free handle that is not taken; bytes 0 if there is none
+/// @param after  whether the block follows a view: no end is then used, and no start that the view shows
 /// @return       a pair of fewer bytes than `rest` if there are not enough
 inline piece_pair choose_ends(free_pieces& free, piece_pair const& most, piece const& whole, std::size_t rest,
-                              bool packs) noexcept {
-  if (packs && rest <= most.bytes()) return smallest_pair(free, rest);
+                              bool packs, bool after) noexcept {
+  if (packs && rest <= most.bytes())
+    return after ? piece_pair{{}, free.smallest_start(rest)} : smallest_pair(free, rest);
   auto const smallest_of = [rest](sequence<piece> const& from) {
     piece best;
     for (piece const& p : from) {
+      TARN_VISIT();
       if (p.bytes >= rest && (best.bytes == 0 || p.bytes < best.bytes)) best = p;
     }
     return best;
   };
-  piece const end = smallest_of(free.ends);
-  piece const start = smallest_of(free.starts);
+  piece const end = after ? piece{} : smallest_of(free.ends);
+  piece const start = after ? free.smallest_start(rest) : smallest_of(free.starts);
   bool const by_end = end.bytes != 0 && (start.bytes == 0 || end.bytes <= start.bytes);
   piece const& best = by_end ? end : start;
   bool const whole_does = whole.bytes >= rest;
@@ -16438,35 +16546,38 @@ inline piece_pair choose_ends(free_pieces& free, piece_pair const& most, piece c
 /// Assembles a block. If it uses up parts, from as few whole handles as the largest free end and start of handles leave necessary, and
 /// the pair of such parts that fits best. Otherwise from the largest wholly free handles that fit, then for the rest the
 /// smallest sufficient free end or start of a handle, or one of each, or the start of a wholly free handle: few pieces, since each costs
-/// 27 us to map. O(free ranges + handles), plus sorting.
+/// 27 us to map. O(free ranges + handles); after a view O(its slots + pieces of the block), plus one sort for all views.
+/// @param free   what find_pieces() has found
 /// @param after  the view that the pieces will follow: then no piece begins within a handle, and none of the view's handles is
 ///               taken
 /// @throws std::bad_alloc
-inline choice choose_pieces(arena const& a, page_map const& map, growth_request const& request,
-                            std::size_t bytes, view const* after = nullptr) {
-  free_pieces free = find_pieces(a, map, request, after);
-  piece_pair const most = largest_pair(free);
+inline choice choose_pieces(free_pieces& free, growth_request const& request, std::size_t bytes,
+                            view const* after = nullptr) {
+  if (after != nullptr) free.mark(*after);
   bool const packs = request.uses_up_parts;
+  auto const largest = [&] {
+    return after != nullptr ? piece_pair{{}, free.largest_start()} : largest_pair(free);
+  };
+  piece_pair most;
+  if (packs) most = largest();
   choice c;
   std::size_t rest = bytes;
   c.pieces.push_back(piece{});  // reserved for the head
-  piece smallest_above;         // did not fit the rest when it was looked at, so it is not taken
-  for (piece const& p : free.whole) {
-    if (rest <= (packs ? most.bytes() : 0)) break;
-    if (p.bytes <= rest) {
-      c.pieces.push_back(p);
-      rest -= p.bytes;
-    } else {
-      smallest_above = p;
-    }
-  }
+  piece const smallest_above = free.whole.take(
+      rest, most.bytes(), c.pieces, [&](piece const& p) { return after != nullptr && free.is_shown(p); });
   piece_pair ends;
   if (rest != 0) {
-    ends = choose_ends(free, most, smallest_above, rest, packs);
+    if (!packs) most = largest();
+    ends = choose_ends(free, most, smallest_above, rest, packs, after != nullptr);
     if (ends.bytes() < rest) {
       // New handles follow the head. The tail may follow them if parts are used up.
       std::size_t end_most = 0;
-      for (piece const& p : free.ends) end_most = max_of(end_most, p.bytes);
+      if (after == nullptr) {
+        for (piece const& p : free.ends) {
+          TARN_VISIT();
+          end_most = max_of(end_most, p.bytes);
+        }
+      }
       c.lack = rest - (packs ? most.bytes() : end_most);
       return c;
     }
@@ -16514,6 +16625,7 @@ void for_each_stretch(arena const& a, page_map const& map, view const& v, domain
   std::size_t end = 0;
   std::size_t offset = 0;
   for (view_slot const& slot : v.view_slots) {
+    TARN_VISIT();
     if (slot.handle != 0) {
       physical const& h = map[slot.handle];
       std::uintptr_t const handle_end = h.home + h.bytes;
@@ -16573,6 +16685,7 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
   choice c;
   std::size_t at = 0;
   for (view_slot const& slot : v.view_slots) {
+    TARN_VISIT();
     std::size_t const from = max_of(offset, at);
     std::size_t const to = min_of(offset + bytes, at + slot.bytes);
     if (from < to) c.pieces.push_back(piece{map[slot.handle].home + (from - at), to - from, slot.handle});
@@ -16637,13 +16750,13 @@ class handles_in_a_row {
 };
 
 /// The handles that a part takes for `bytes`: handles side by side with the fewest bytes too many, or else, if they may be mapped
-/// together, the largest ones that fit and one for the rest. Empty if there are not enough. O(free ranges + handles), plus sorting.
+/// together, the largest ones that fit and one for the rest. Empty if there are not enough. O(free ranges + handles)
 /// @param several  set to whether they must be mapped together @throws std::bad_alloc
 [[nodiscard]] inline sequence<piece> choose_adopted(arena const& a, page_map const& map,
                                                     growth_request const& request, std::size_t bytes,
                                                     bool& several) {
   std::size_t const most = most_adopted(a, request, bytes);
-  sequence<piece> whole;
+  whole_handles whole;
   handles_in_a_row row(bytes, most, a.joins_handles);
   auto const look = [&](part_ref from) {
     for (zone const where : all_zones) {
@@ -16652,7 +16765,7 @@ class handles_in_a_row {
                      [&](piece const& p, bool at_start, bool at_end) {
                        if (!at_start || !at_end) return;
                        row.add(p);
-                       if (p.bytes <= most) whole.push_back(p);
+                       if (p.bytes <= most) whole.add(p);
                      });
     }
   };
@@ -16668,18 +16781,9 @@ class handles_in_a_row {
     return chosen;
   }
   if (request.where == zone::smaller || !request.may_remap) return chosen;
-  sort_largest_first(whole);
+  whole.group(map.granularity());
   std::size_t rest = bytes;
-  piece smallest_above;
-  for (piece const& p : whole) {
-    if (rest == 0) break;
-    if (p.bytes > rest) {
-      smallest_above = p;
-    } else {
-      chosen.push_back(p);
-      rest -= p.bytes;
-    }
-  }
+  piece const smallest_above = whole.take(rest, 0, chosen, [](piece const&) { return false; });
   if (rest != 0 && smallest_above.bytes != 0) {
     chosen.push_back(smallest_above);
     rest = 0;
@@ -17003,6 +17107,7 @@ class page_views {
     free_stretch where;
     std::size_t looked_at = 0;
     for (std::uint32_t const i : by_use_) {
+      TARN_VISIT();
       view const& v = views_[i];
       if (v.bytes < request.bytes) continue;
       if (v.last_bytes != request.bytes && ++looked_at > view_search_limit) continue;
@@ -17032,8 +17137,10 @@ class page_views {
   /// old views have then been unmapped, and the caller must choose again.
   /// @throws out_of_memory, cuda_error, std::bad_alloc  nothing has changed
   [[nodiscard]] void* build(arena& a, may_release hot, ordering<driver_type>& order,
-                            looked_up<choice> const& c, growth_request const& request) {
-    looked_up<prolongation> const p(hot.held(), find_prolongation(a, c.get(hot.held()), request));
+                            looked_up<free_pieces>& free, looked_up<choice> const& c,
+                            growth_request const& request) {
+    looked_up<prolongation> const p(hot.held(),
+                                    find_prolongation(a, free.get(hot.held()), c.get(hot.held()), request));
     if (p.get(hot.held()).view != 0) return prolong(a, hot, p, request);
     return make(a, hot, order, c, request);
   }
@@ -17042,8 +17149,10 @@ class page_views {
   /// @param leaves  for each handle whether it is one of them
   void forget(sequence<bool> const& leaves) noexcept {
     for (view& v : views_) {
+      TARN_VISIT();
       std::uintptr_t at = v.address;
       for (view_slot& slot : v.view_slots) {
+        TARN_VISIT();
         if (leaves[slot.handle]) {
           if (map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
           slot.handle = 0;
@@ -17057,8 +17166,11 @@ class page_views {
   template <class F>
   void for_each_place(handle_ref h, F const& f) const {
     for (view const& v : views_) {
+      TARN_VISIT();
       std::uintptr_t at = v.address;
       for (view_slot const& slot : v.view_slots) {
+        TARN_VISIT();
+        TARN_VISIT();
         if (slot.handle == h) f(at);
         at += slot.bytes;
       }
@@ -17069,11 +17181,14 @@ class page_views {
   template <class F>
   view* each_part(std::uintptr_t address, std::size_t bytes, F const& f) {
     for (view& v : views_) {
+      TARN_VISIT();
       if (v.region == 0 || address < v.address || address - v.address >= v.bytes) continue;
       std::size_t const from = address - v.address;
       if (bytes > v.bytes - from) return nullptr;
       std::size_t at = 0;
       for (view_slot const& slot : v.view_slots) {
+        TARN_VISIT();
+        TARN_VISIT();
         std::size_t const begin = max_of(from, at);
         std::size_t const end = min_of(from + bytes, at + slot.bytes);
         if (begin < end && (slot.handle == 0 || !f(slot.handle, begin - at, end - begin))) return nullptr;
@@ -17086,6 +17201,7 @@ class page_views {
   /// Makes room to divide a handle's slots into `count` each. @throws std::bad_alloc, nothing has changed
   void make_room_to_divide(handle_ref h, std::size_t count) {
     for (view& v : views_) {
+      TARN_VISIT();
       if (v.shows(h)) v.view_slots.reserve(v.view_slots.size() + count);
     }
   }
@@ -17093,6 +17209,7 @@ class page_views {
   template <class BytesOf>
   void divide(handle_ref h, sequence<handle_ref> const& handles, BytesOf const& bytes_of) noexcept {
     for (view& v : views_) {
+      TARN_VISIT();
       if (!v.shows(h)) continue;
       std::size_t at = 0;
       while (v.view_slots[at].handle != h) ++at;
@@ -17160,7 +17277,7 @@ class page_views {
 
   /// The view whose extension maps the fewest pieces, compared with the pieces of a new view.
   /// @throws std::bad_alloc
-  [[nodiscard]] prolongation find_prolongation(arena const& a, choice const& fresh,
+  [[nodiscard]] prolongation find_prolongation(arena const& a, free_pieces& free, choice const& fresh,
                                                growth_request const& request) const {
     prolongation best;
     if (fresh.pieces.size() <= least_saving) return best;
@@ -17168,11 +17285,12 @@ class page_views {
     std::size_t const most_left_over = fresh.left_over + request.bytes / left_over_part;
     std::size_t looked_at = 0;
     for (std::uint32_t const i : by_use_) {
+      TARN_VISIT();
       if (most == 0 || ++looked_at > view_search_limit) break;
       view const& v = views_[i];
       free_stretch const end = find_free_end(a, map_, v, request);
       if (end.bytes >= request.bytes || v.handles_from(end.offset) < least_saving) continue;
-      choice c = choose_pieces(a, map_, request, request.bytes - end.bytes, &v);
+      choice c = choose_pieces(free, request, request.bytes - end.bytes, &v);
       if (c.lack != 0 || c.left_over > most_left_over || c.pieces.size() > most) continue;
       std::size_t bytes = v.bytes;
       for (piece const& p : c.pieces) bytes += map_[p.handle].bytes;
@@ -17279,6 +17397,7 @@ class page_views {
   /// An entry of views_, with its tenancy. @throws std::bad_alloc, nothing has changed
   std::uint32_t unused_view(arena& a) {
     for (std::uint32_t i = 1; i < views_.size(); ++i) {
+      TARN_VISIT();
       if (views_[i].region == 0) return i;
     }
     a.tenancies.reserve(views_.size() + 1);
@@ -17301,7 +17420,10 @@ class page_views {
     v.last_bytes = request.bytes;
     std::size_t at = 0;
     while (by_use_[at] != i) ++at;
-    for (; at != 0; --at) by_use_[at] = by_use_[at - 1];
+    for (; at != 0; --at) {
+      TARN_VISIT();
+      by_use_[at] = by_use_[at - 1];
+    }
     by_use_[0] = i;
     a.join_pieces(carved.begin(), carved.size(), request.taker, v.address + offset, i);
     return reinterpret_cast<void*>(v.address + offset);
@@ -17317,6 +17439,8 @@ class page_views {
       unlocked const open(hot);
       captured = may_be_capturing(order.driver(), stream);
     }
+    typename ordering<driver_type>::pass const all(order);
+    if (!captured) order.mark_together(a, hot, [&](auto const& f) { a.streams.for_each(f); });
     a.streams.for_each([&](domain_ref d) {
       if (captured) return;
       if (chosen == patience::wait) {
@@ -17335,6 +17459,7 @@ class page_views {
   [[nodiscard]] bool keeps_addresses(arena const& a, view const& v) const noexcept {
     if (!a.streams.has_parts()) return false;
     for (view_slot const& slot : v.view_slots) {
+      TARN_VISIT();
       if (slot.handle != 0 && a.keeps_address(a.ranges[a.starts.find(a.ranges, map_[slot.handle].home)]))
         return true;
     }
@@ -17355,7 +17480,10 @@ class page_views {
 
   void drop_view(arena& a, may_release hot, std::size_t at) {
     std::uint32_t const i = by_use_[at];
-    for (std::size_t k = at + 1; k < by_use_.size(); ++k) by_use_[k - 1] = by_use_[k];
+    for (std::size_t k = at + 1; k < by_use_.size(); ++k) {
+      TARN_VISIT();
+      by_use_[k - 1] = by_use_[k];
+    }
     by_use_.pop_back();
     view const gone = static_cast<view&&>(views_[i]);
     views_[i] = view{};
@@ -17371,6 +17499,7 @@ class page_views {
   void unmap_slots(view const& v) noexcept {
     std::uintptr_t at = v.address;
     for (view_slot const& slot : v.view_slots) {
+      TARN_VISIT();
       if (is_mapped_with_view(slot) && map_[slot.handle].state == backing::mapped) unmap(at, slot.bytes);
       at += slot.bytes;
     }
@@ -18179,30 +18308,31 @@ class page_growth {
     // No address would be found, and creating handles first would briefly take the whole device.
     if (request.bytes > map_.bytes()) return false;
     std::size_t const grain = map_.granularity();
+    hot_lock const& held = hot.held();
     // Repeated if idle views had to be unmapped, which releases the lock: everything is looked up again.
     for (bool has_dropped = false, has_adopted = false;;) {
-      looked_up<extension> const e(hot.held(),
-                                   request.extend && a.joins_handles ? extendable(a, request) : extension{});
-      std::size_t const extended = e.get(hot.held()).bytes;
+      looked_up const e(held, request.extend && a.joins_handles ? extendable(a, request) : extension{});
+      std::size_t const extended = e.get(held).bytes;
       std::size_t const missing = align_up(request.bytes - extended, grain);
       if (!has_adopted && (!request.may_remap || missing <= request.may_create)) {
         if (!adopt_handles(a, map_, request, align_up(request.bytes, grain), has_adopted))
           return create(growing, a, hot, request, e, request.bytes - extended);
         if (!has_adopted) return true;
       }
-      if ((block = views_.reuse(a, hot.held(), request)) != nullptr) return true;
+      if ((block = views_.reuse(a, held, request)) != nullptr) return true;
       std::size_t lack = missing;
       if (request.where == zone::smaller) {
         if (change_zone(a, request)) return true;
       } else {
-        looked_up<choice> const c(hot.held(), choose_pieces(a, map_, request, request.bytes));
-        lack = align_up(c.get(hot.held()).lack, grain);
+        looked_up<free_pieces> free(held, find_pieces(a, map_, request));
+        looked_up<choice> const c(held, choose_pieces(free.get(held), request, request.bytes));
+        lack = align_up(c.get(held).lack, grain);
         if (lack == 0 && views_.is_full() && !has_dropped) {
           views_.drop_idle(a, hot, order, request.taker);
           has_dropped = true;
           continue;
         }
-        if (lack == 0) return (block = views_.build(a, hot, order, c, request)) != nullptr;
+        if (lack == 0) return (block = views_.build(a, hot, order, free, c, request)) != nullptr;
       }
       if (bool several = false; !has_adopted && adopt_handles(a, map_, request, lack, several)) {
         if (!several && lack >= align_up(request.bytes, grain)) return true;
@@ -18211,9 +18341,10 @@ class page_growth {
       }
       if (!request.may_exceed && lack > request.may_create) return false;
       if (lack >= missing) return create(growing, a, hot, request, e, request.bytes - extended);
-      if (!create(growing, a, hot, request, looked_up<extension>(hot.held(), {}), lack)) return false;
-      looked_up<choice> const c(hot.held(), choose_pieces(a, map_, request, request.bytes));
-      return c.get(hot.held()).lack == 0 && (block = views_.build(a, hot, order, c, request)) != nullptr;
+      if (!create(growing, a, hot, request, looked_up<extension>(held, {}), lack)) return false;
+      looked_up<free_pieces> free(held, find_pieces(a, map_, request));
+      looked_up<choice> const c(held, choose_pieces(free.get(held), request, request.bytes));
+      return c.get(held).lack == 0 && (block = views_.build(a, hot, order, free, c, request)) != nullptr;
     }
   }
 
@@ -18576,8 +18707,7 @@ class segment_growth {
       throw;
     }
     count_made(growing, base, bytes, request.where);
-    auto const index = free_index();
-    segments_[index] = {base, bytes, alignment_, request.where};
+    std::size_t const index = add({base, bytes, alignment_, request.where});
     range& node = a.ranges[r];
     node.address = align_up(reinterpret_cast<std::uintptr_t>(base), range_grain);
     node.bytes = align_down(reinterpret_cast<std::uintptr_t>(base) + bytes - node.address, range_grain);
@@ -18600,22 +18730,24 @@ class segment_growth {
   }
 
   /// Gives wholly free segments whose work is complete back, until at most `keep` bytes are reserved; returns the bytes given
-  /// back.
+  /// back. O(free ranges). @throws std::bad_alloc, nothing has changed
   std::size_t shrink(growth_lock const& growing, arena& a, may_release hot, std::size_t keep) {
+    if (counters_.reserved <= keep) return 0;
+    looked_up<sequence<range_ref>> const whole(hot.held(), free_segments(a));
+    sequence<segment> gone;
+    gone.reserve(whole.get(hot.held()).size());
     std::size_t given = 0;
-    while (counters_.reserved > keep) {
-      looked_up<range_ref> const found(hot.held(), free_segment(a));
-      range_ref const whole = found.get(hot.held());
-      if (whole == 0) break;
-      a.claim(whole);
-      segment const gone = std::exchange(segments_[a.ranges[whole].segment], {});
-      a.move_to_part(whole, common, gone.bytes);
-      a.ranges.put_back(whole);
-      count_given(growing, gone.base, gone.bytes, gone.where);
-      given += gone.bytes;
-      unlocked const open(hot);
-      give(gone.base, gone.bytes, gone.alignment);
+    for (range_ref const r : whole.get(hot.held())) {
+      if (counters_.reserved <= keep) break;
+      a.claim(r);
+      gone.push_back(remove(a.ranges[r].segment));
+      a.move_to_part(r, common, gone.back().bytes);
+      a.ranges.put_back(r);
+      count_given(growing, gone.back().base, gone.back().bytes, gone.back().where);
+      given += gone.back().bytes;
     }
+    unlocked const open(hot);
+    for (segment const& s : gone) give(s.base, s.bytes, s.alignment);
     return given;
   }
 
@@ -18631,6 +18763,7 @@ class segment_growth {
   /// Whether `address` lies in a segment. O(segments).
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
     for (segment const& s : segments_) {
+      TARN_VISIT();
       auto const base = reinterpret_cast<std::uintptr_t>(s.base);
       if (s.base != nullptr && address >= base && address - base < s.bytes) return true;
     }
@@ -18643,6 +18776,7 @@ class segment_growth {
       if (s.base != nullptr) give(s.base, s.bytes, s.alignment);
     }
     segments_.clear();
+    first_unused_ = 0;
   }
 
   [[nodiscard]] std::size_t host_bytes() const noexcept { return segments_.capacity() * sizeof(segment); }
@@ -18690,8 +18824,8 @@ class segment_growth {
   }
 
   struct segment {
-    void* base = nullptr;
-    std::size_t bytes = 0;
+    void* base = nullptr;   ///< null in an unused entry
+    std::size_t bytes = 0;  ///< in an unused entry: the index of the next one
     std::size_t alignment = 0;
     zone where = zone::smaller;
   };
@@ -18719,29 +18853,42 @@ class segment_growth {
     return true;
   }
 
-  /// A wholly free segment whose work is complete; 0 if there is none.
-  [[nodiscard]] static range_ref free_segment(arena const& a) noexcept {
-    range_ref whole = 0;
-    for (domain_ref d = 0; d < a.streams.size() && whole == 0; ++d) {
-      stream_domain const& domain = a.streams[d];
+  /// The wholly free segments whose work is complete, larger ones mostly first. O(free ranges) @throws std::bad_alloc
+  [[nodiscard]] static sequence<range_ref> free_segments(arena const& a) {
+    sequence<range_ref> whole;
+    for (domain_ref d = 0; d < a.streams.size(); ++d) {
+      TARN_VISIT();
       if (a.streams.part_of(d).keeps_addresses) continue;
-      for (range_index const& index : domain.index) {
+      std::size_t const first = whole.size();
+      for (range_index const& index : a.streams[d].index) {
         index.for_each(a.ranges, range_grain, [&](range_ref r) {
           range const& node = a.ranges[r];
-          if (node.previous == 0 && node.next == 0 && a.is_complete(node)) whole = r;
+          if (node.previous == 0 && node.next == 0 && a.is_complete(node)) whole.push_back(r);
         });
       }
+      // An index has its smaller ranges first.
+      for (std::size_t i = first, k = whole.size(); i + 1 < k; ++i) std::swap(whole[i], whole[--k]);
     }
     return whole;
   }
 
-  /// An unused entry. Requires room for one.
-  std::size_t free_index() noexcept {
-    for (std::size_t i = 0; i < segments_.size(); ++i) {
-      if (segments_[i].base == nullptr) return i;
+  /// Adds a segment and returns its index. Requires room for one. O(1)
+  std::size_t add(segment const& s) noexcept {
+    std::size_t const index = first_unused_;
+    if (index == segments_.size()) {
+      segments_.push_back(s);
+      first_unused_ = index + 1;
+    } else {
+      first_unused_ = segments_[index].bytes;
+      segments_[index] = s;
     }
-    segments_.push_back({});
-    return segments_.size() - 1;
+    return index;
+  }
+  /// Removes a segment. O(1)
+  segment remove(std::size_t index) noexcept {
+    segment const gone = segments_[index];
+    segments_[index] = {nullptr, std::exchange(first_unused_, index)};
+    return gone;
   }
 
   Source& source_;
@@ -18751,6 +18898,7 @@ class segment_growth {
   growth_counters& counters_;
   description_type& tool_;
   sequence<segment> segments_;
+  std::size_t first_unused_ = 0;  ///< segments_.size() if there is none
 };
 
 }  // namespace tarn::detail
@@ -19483,9 +19631,21 @@ class heap {
   /// Marks the work of streams other than `id` that have free memory, and finds out which earlier marks are complete. Without it, a
   /// stream that has queued work, but allocates nothing, would keep what it freed. Never waits.
   void mark_other_streams(growth_lock const&, may_release held, stream_id id) {
-    space_.streams.for_each([&](domain_ref d) {
-      stream_domain const& domain = space_.streams[d];
-      if (domain.id == id || !domain.has_free() || domain.is_completed()) return;
+    typename ordering<driver_type>::pass const all(order_);
+    auto const each = [&](auto const& f) {
+      space_.streams.for_each([&](domain_ref d) {
+        stream_domain const& domain = space_.streams[d];
+        if (domain.id != id && domain.has_free() && !domain.is_completed()) f(d);
+      });
+    };
+    auto const each_idle = [&](auto const& f) {
+      each([&](domain_ref d) {
+        if (space_.streams[d].recorded <= space_.streams[d].completed) f(d);
+      });
+    };
+    each([&](domain_ref d) { (void)order_.is_running(space_, held, d); });
+    order_.mark_together(space_, held, each_idle);
+    each([&](domain_ref d) {
       if (!order_.is_running(space_, held, d))
         (void)order_.settle(space_, held, d, gone_stream::stays_unknown);
     });
@@ -19864,7 +20024,7 @@ inline void add_free_ranges(pool_state& s, arena const& space) {
   s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
 }
 
-/// O(free ranges + threads).
+/// O(threads + streams).
 template <class Heap, class Front, class Deferred>
 [[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
                                     Deferred const& deferred) {
@@ -20650,7 +20810,9 @@ class pool {
   /// @throws misuse  the stream is of a device that cannot use the memory
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
   /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder, sweeps streams that ended, or
-  /// must query the identity of a stream.
+  /// must query the identity of a stream. A climb is O(streams + their free ranges + handles of those + views), in driver calls
+  /// those for the memory that it creates or maps, and for the work of other streams one mark, query and wait for all of a device;
+  /// before CUDA 12.5, for each stream. If the device refuses, each other pool on it is asked.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
@@ -20658,7 +20820,8 @@ class pool {
 
   /// Frees a block; work enqueued on `stream`, of any device, before this call may still use it. `bytes` and
   /// `alignment` are those of the allocation. Never throws; detected misuse is reported to the misuse
-  /// handler.
+  /// handler. O(1), and O(streams that the block was recorded for): one mark for all of a device; before CUDA 12.5, for
+  /// each.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     deallocate_sized(detail::lazy_block_size{bytes}, stream, p, bytes, alignment);
@@ -20691,12 +20854,13 @@ class pool {
   }
 
   /// Allocates memory that every stream may use at once. Waits for other streams' frees if nothing else serves the request.
+  /// Costs as allocate().
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_on(detail::neutral_id, {}, detail::lazy_block_size{bytes}, bytes, alignment);
   }
 
-  /// Frees memory that no stream uses any more; every stream may reuse it at once.
+  /// Frees memory that no stream uses any more; every stream may reuse it at once. Costs as deallocate().
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     if (deferred_.any_recorded() && may_be_recorded(p) &&
@@ -20717,7 +20881,8 @@ class pool {
   }
 
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
-  /// threads continue meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
+  /// threads continue meanwhile. Returns the bytes given back. O(streams + free ranges + handles log handles + slots of views), over
+  /// blocks O(streams + free ranges): two driver calls for each handle and its places in views, one for each block.
   std::size_t trim(std::size_t keep_bytes) {
     detail::misuse_report const last = heap_.misuse_at_end();
     detail::growth_lock const growing = heap_.lock_growth();
@@ -20725,7 +20890,7 @@ class pool {
     return drain_.give_back(growing, keep_bytes, detail::giving::what_is_waited_for);
   }
 
-  /// The largest block that allocate() would serve now, see tarn::largest_available_block().
+  /// The largest block that allocate() would serve now, see tarn::largest_available_block(). O(ranges + handles)
   /// @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t largest_available_block() {
     detail::misuse_report const last = heap_.misuse_at_end();
@@ -20794,7 +20959,7 @@ class pool {
     for (memory_segment const& s : found) f(s);
   }
   /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved or put to sleep, also
-  /// after the block is freed. Pins are counted. @throws as each_segment()
+  /// after the block is freed. Pins are counted. O(views + segments) @throws as each_segment()
   void pin(void const* p, std::size_t bytes)
     requires page_source<Upstream>
   {
@@ -20804,7 +20969,7 @@ class pool {
     heap_.growth(growing).visit_pages(
         [&](auto& pages) { pages.segments().pin(reinterpret_cast<std::uintptr_t>(p), bytes); });
   }
-  /// Waits for the growth lock.
+  /// Waits for the growth lock. O(views + segments)
   void unpin(void const* p, std::size_t bytes) noexcept
     requires page_source<Upstream>
   {
@@ -20816,7 +20981,7 @@ class pool {
 
   // ---- facts
 
-  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
+  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock. O(1), over blocks O(segments)
   [[nodiscard]] bool owns(void const* p) const noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
     return heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
@@ -20855,7 +21020,7 @@ class pool {
   // ---- statistics
 
   /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
-  /// O(free ranges + threads + streams).
+  /// O(threads + streams).
   [[nodiscard]] pool_state state() const {
     detail::growth_lock const growing = heap_.lock_growth();
     pool_state all = detail::read_state(growing, heap_, front_, deferred_);
@@ -21263,7 +21428,8 @@ struct fenced {
 
 /// Fences are written in stream order at allocation and verified at deallocation and by check_all(). Verifying waits for the
 /// stream on the host. It also detects pointers that are not live here, and wrong sizes. Findings go to the misuse handler; a
-/// block that is not live is not passed on. Alignment is kept. Thread-safe: one mutex, not held while waiting for the device.
+/// block that is not live is not passed on. Alignment is kept. Thread-safe: one mutex, not held while waiting for the device. A
+/// pair costs two small fills, two small copies and two waits.
 ///
 /// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
 /// then has no fences. Nor is anything verified while the pool sleeps.
@@ -21590,27 +21756,17 @@ class headroom_base : public resource_adaptor<Layer, Upstream> {
   auto beside_headroom(request const& r, Allocate const& allocate) {
     std::size_t free = 0;
     if (!planned_.plan(this->driver(), r.bytes, headroom_bytes(), free)) refuse(r, free);
-    class in_progress {
-     public:
-      in_progress(headroom_base& layer, std::size_t bytes) noexcept : layer_(layer), bytes_(bytes) {}
-      in_progress(in_progress const&) = delete;
-      in_progress& operator=(in_progress const&) = delete;
-      ~in_progress() { layer_.planned_.done(layer_.driver(), bytes_); }
-
-     private:
-      headroom_base& layer_;
-      std::size_t bytes_;
-    } const growth(*this, r.bytes);
+    struct in_progress {
+      headroom_base& layer;
+      std::size_t bytes;
+      ~in_progress() { layer.planned_.done(layer.driver(), bytes); }
+    } const growth{*this, r.bytes};
     return allocate();
   }
 
  private:
   [[noreturn]] TARN_NOINLINE void refuse(request const& r, std::size_t free) const {
-    memory_report report;
-    report.asked = r.bytes;
-    report.alignment = r.alignment;
-    report.device = this->driver().device().value;
-    report.stream = r.stream.id();
+    memory_report report = this->report_of(r);
     report.device_free = free;
     report.headroom = bytes_;
     report.refused_by = "headroom";
@@ -21781,6 +21937,7 @@ class byte_budget {
   void remove(budget_bound& bound) noexcept {
     std::lock_guard const guard(lock_);
     for (budget_bound** at = &bounds_; *at != nullptr; at = &(*at)->next) {
+      TARN_VISIT();
       if (*at != &bound) continue;
       *at = bound.next;
       break;
@@ -21794,6 +21951,7 @@ class byte_budget {
   [[nodiscard]] bool take_in_turn(std::size_t bytes) noexcept {
     std::lock_guard const guard(lock_);
     for (budget_waiter const* w = waiters_; w != nullptr; w = w->next_) {
+      TARN_VISIT();
       if (w->passed_by_ >= most_passes) return false;
     }
     if (!take(bytes)) return false;
@@ -21817,6 +21975,7 @@ class byte_budget {
     std::lock_guard const guard(lock_);
     if (waiter.has_bytes_) return true;
     for (budget_waiter** at = &waiters_; *at != nullptr; at = &(*at)->next_) {
+      TARN_VISIT();
       if (*at != &waiter) continue;
       unlink(at);
       break;
@@ -21828,7 +21987,10 @@ class byte_budget {
  private:
   void put_in_force() noexcept {
     std::size_t smallest = own_limit_;
-    for (budget_bound const* b = bounds_; b != nullptr; b = b->next) smallest = min_of(smallest, b->bytes);
+    for (budget_bound const* b = bounds_; b != nullptr; b = b->next) {
+      TARN_VISIT();
+      smallest = min_of(smallest, b->bytes);
+    }
     limit_.store(smallest, std::memory_order_relaxed);
     serve();
   }
@@ -21839,6 +22001,7 @@ class byte_budget {
   /// Gives bytes to the waiters that may have them. Under the lock. O(waiters) for each that is served.
   void serve() noexcept {
     for (budget_waiter** at = &waiters_; *at != nullptr;) {
+      TARN_VISIT();
       budget_waiter& w = **at;
       if (take(w.bytes_)) {
         for (budget_waiter* earlier = waiters_; earlier != &w; earlier = earlier->next_)
@@ -21857,6 +22020,7 @@ class byte_budget {
   /// Ends the waits for more bytes than the limit. Under the lock. O(waiters)
   void end_hopeless_waits() noexcept {
     for (budget_waiter** at = &waiters_; *at != nullptr;) {
+      TARN_VISIT();
       budget_waiter& w = **at;
       if (w.bytes_ <= own_limit_) {
         at = &w.next_;
@@ -21953,7 +22117,7 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
   template <class Allocate>
   TARN_ALWAYS_INLINE auto within_budget(std::size_t counted, request const& r, Allocate const& allocate) {
     if (!budget_.take(counted)) [[unlikely]]
-      refuse(r.stream, r.bytes, r.alignment);
+      refuse(r);
     try {
       return allocate();
     } catch (...) {
@@ -21965,17 +22129,13 @@ class limited_base : public resource_adaptor<Layer, Upstream> {
   byte_budget budget_;
 
  private:
-  [[noreturn]] TARN_NOINLINE void refuse(stream_ref stream, std::size_t bytes, std::size_t alignment) const {
-    memory_report r;
-    r.asked = bytes;
-    r.alignment = alignment;
-    r.device = this->driver().device().value;
-    r.stream = stream.id();
-    r.live = used();
-    r.limit = limit();
-    r.limit_used = used();
-    r.refused_by = "limited";
-    throw out_of_memory(r);
+  [[noreturn]] TARN_NOINLINE void refuse(request const& r) const {
+    memory_report report = this->report_of(r);
+    report.live = used();
+    report.limit = limit();
+    report.limit_used = used();
+    report.refused_by = "limited";
+    throw out_of_memory(report);
   }
 };
 
@@ -22126,7 +22286,8 @@ namespace tarn {
 
 /// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If it returns true,
 /// something was freed and the request is retried; if false, the error is passed on. Exceptions of the handler reach the
-/// caller. The handler may be called from several threads at once, and may itself free through the same memory.
+/// caller. The handler may be called from several threads at once, and may itself free through the same memory. Costs nothing where the
+/// upstream has the memory.
 ///
 /// Under a pool (`source | retry_on_oom{f} | pooled{}`) the handler runs inside the pool's growth. It may use that pool:
 /// empty_cache() gives back what is wholly free; owns(), state() and deallocate() work; allocate() is served from the cache, or
@@ -22591,7 +22752,7 @@ namespace tarn {
 ///                                     place, is_asleep() is true and the pool keeps its memory: wake() maps it again
 /// @throws out_of_memory               only in that case
 /// @throws misuse                      called by a handler of the pool's own growth
-/// Waits on the host for the copies. Thread-safe. O(handles + ranges): about 150 us for each handle that is replaced, on an
+/// Waits on the host for the copies. Thread-safe. O(handles + ranges), and O(slots of views) and about 150 us for each handle that is replaced, on an
 /// H200, and one copy on the device of its live granules.
 template <class Memory>
 compaction compact(Memory const& memory, source_location place = source_location::current()) {
@@ -22784,11 +22945,9 @@ class basic_stream {
       : driver_(other.driver_), stream_(std::exchange(other.stream_, stream_ref{})) {}
   /// Destroys the stream owned so far. Self-move changes nothing.
   basic_stream& operator=(basic_stream&& other) noexcept {
-    if (this != &other) {
-      basic_stream stolen(std::move(other));
-      std::swap(driver_, stolen.driver_);
-      std::swap(stream_, stolen.stream_);
-    }
+    basic_stream stolen(std::move(other));
+    std::swap(driver_, stolen.driver_);
+    std::swap(stream_, stolen.stream_);
     return *this;
   }
   ~basic_stream() {
@@ -22978,10 +23137,8 @@ class device_buffer {
         capacity_(std::exchange(other.capacity_, 0)) {}
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   device_buffer& operator=(device_buffer&& other) noexcept {
-    if (this != &other) {
-      device_buffer stolen(std::move(other));
-      swap(stolen);
-    }
+    device_buffer stolen(std::move(other));
+    swap(stolen);
     return *this;
   }
   ~device_buffer() { reset(); }
@@ -23006,26 +23163,14 @@ class device_buffer {
   /// @param stream  orders the copy, the release of the old block, and later work
   /// @throws length_error, out_of_memory, cuda_error  nothing has changed
   void resize(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
-    detail::called_from<Resource>(call, [&] {
-      if (count > capacity_) {
-        relocate(count, stream);
-      } else {
-        set_stream(stream);
-      }
-    });
+    reserve(count, stream, call);
     size_ = count;
   }
   void resize(std::size_t count, attribution call = attribution::current()) { resize(count, stream_, call); }
 
   /// Reserves capacity for `count` elements; size() is unchanged. Strong guarantee, as resize().
   void reserve(std::size_t count, stream_ref stream, attribution call = attribution::current()) {
-    detail::called_from<Resource>(call, [&] {
-      if (count > capacity_) {
-        relocate(count, stream);
-      } else {
-        set_stream(stream);
-      }
-    });
+    move_to(count > capacity_ ? count : capacity_, stream, call);
   }
   void reserve(std::size_t count, attribution call = attribution::current()) {
     reserve(count, stream_, call);
@@ -23033,13 +23178,7 @@ class device_buffer {
 
   /// Releases unused capacity by moving to a block of size() elements. Strong guarantee.
   void shrink_to_fit(stream_ref stream, attribution call = attribution::current()) {
-    detail::called_from<Resource>(call, [&] {
-      if (size_ < capacity_) {
-        relocate(size_, stream);
-      } else {
-        set_stream(stream);
-      }
-    });
+    move_to(size_, stream, call);
   }
   void shrink_to_fit(attribution call = attribution::current()) { shrink_to_fit(stream_, call); }
 
@@ -23108,9 +23247,8 @@ class device_buffer {
   /// Sets every byte, in stream order. @throws cuda_error
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
-    status const s =
-        detail::fill_in_order(driver(), stream_, data_, std::to_integer<unsigned char>(value), bytes());
-    if (!s.ok()) throw cuda_error(s, driver().device().value, where);
+    auto const byte = std::to_integer<unsigned char>(value);
+    detail::must_succeed(driver(), detail::fill_in_order(driver(), stream_, data_, byte, bytes()), where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
@@ -23165,7 +23303,7 @@ class device_buffer {
       device_id const theirs = other.resource().driver().device();
       if (theirs == driver().device()) return false;
       status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), bytes());
-      if (!s.ok()) throw cuda_error(s, driver().device().value, where);
+      detail::must_succeed(driver(), s, where);
       return true;
     }
     return false;
@@ -23176,7 +23314,16 @@ class device_buffer {
     return has_property<Resource, host_accessible> && !has_property<Other, host_accessible> &&
            other.resource().driver().device() != driver().device();
   }
-  /// Moves to a block of `count` elements on `stream`.
+  /// Moves to a block of `count` elements on `stream`, or only to `stream` if the block has that many.
+  void move_to(std::size_t count, stream_ref stream, attribution const& call) {
+    detail::called_from<Resource>(call, [&] {
+      if (count != capacity_) {
+        relocate(count, stream);
+      } else {
+        set_stream(stream);
+      }
+    });
+  }
   void relocate(std::size_t count, stream_ref stream) {
     device_buffer moved(memory_, count, stream, alignment_);
     moved.size_ = detail::min_of(size_, count);
@@ -23334,10 +23481,8 @@ class device_ptr {
     p_ = other.release();
   }
   device_ptr& operator=(device_ptr&& other) noexcept {
-    if (this != &other) {
-      device_ptr stolen(std::move(other));
-      swap(stolen);
-    }
+    device_ptr stolen(std::move(other));
+    swap(stolen);
     return *this;
   }
   device_ptr& operator=(std::nullptr_t) noexcept {
@@ -23747,10 +23892,8 @@ class pinned_buffer {
   }
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
   pinned_buffer& operator=(pinned_buffer&& other) noexcept {
-    if (this != &other) {
-      pinned_buffer stolen(std::move(other));
-      swap(stolen);
-    }
+    pinned_buffer stolen(std::move(other));
+    swap(stolen);
     return *this;
   }
   ~pinned_buffer() { reset(); }
@@ -24108,7 +24251,7 @@ reported_numbers read_numbers(Resource& memory) {
 }  // namespace detail
 
 /// Returns the bytes allocated now, as the pool rounds them. Exact. If more bytes were freed than allocated, which only a double
-/// free or a free to the wrong resource can cause, it reports misuse and returns 0.
+/// free or a free to the wrong resource can cause, it reports misuse and returns 0. O(threads that have counted, at most 32).
 template <class Resource>
 [[nodiscard]] std::size_t memory_allocated(Resource memory) {
   std::int64_t const bytes = detail::statistics_of(memory).allocated_bytes[0].current;
@@ -24121,18 +24264,19 @@ template <class Resource>
   }
   return static_cast<std::size_t>(bytes);
 }
-/// Returns the maximum of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
+/// Returns the maximum of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact. Costs as that.
 template <class Resource>
 [[nodiscard]] std::size_t max_memory_allocated(Resource memory) {
   return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].peak);
 }
 /// Returns all cached memory of the pool to the driver, as torch.cuda.empty_cache() does. Waits for the streams that freed it.
+/// O(streams + free ranges + handles log handles + slots of views): two driver calls for each handle and its places in views.
 template <class Resource>
 void empty_cache(Resource const& memory, source_location where = source_location::current()) {
   static_assert(detail::is_pooled<Resource>, "tarn: empty_cache needs a pool; add: | tarn::pooled{}");
   memory.empty_cache(where);
 }
-/// Returns the bytes that the pool holds from the driver now.
+/// Returns the bytes that the pool holds from the driver now. O(threads + streams).
 template <class Resource>
 [[nodiscard]] std::size_t memory_reserved(Resource memory) {
   return detail::state_of(memory).reserved;
@@ -24212,7 +24356,7 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 /// graph_memory::state() returns these for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
 /// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a deferred block counts
 /// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
-/// the pool's locks briefly. @throws std::bad_alloc
+/// the pool's locks briefly. O(threads + streams). @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   detail::reported_numbers const numbers = detail::read_numbers(memory);

@@ -1541,12 +1541,6 @@ PLANTED = {
             "domain.recorded = domain.epoch;",
         ),
         Mutant(
-            "an event that covers several streams is recorded again while one of them has it",
-            "pool/order/ordering.hpp",
-            "m != 0 && --marks_[m].users == 0) drop(m);",
-            "m != 0) drop(m);",
-        ),
-        Mutant(
             "a stream does not wait for an event that another one waited for",
             "pool/order/ordering.hpp",
             "shared->waited_for == pass_",
@@ -2911,6 +2905,50 @@ PLANTED = {
             "if (!driver.has_memory_pools())",
             "if (false)",
             finder="tests/source/sim_sources.cpp",
+        ),
+    ],
+    "a call costs what it states": [
+        Mutant(
+            "each view that might be extended collects all free pieces",
+            "pool/growth/page_views.hpp",
+            "choice c = choose_pieces(free, request, request.bytes - end.bytes, &v);",
+            "free = find_pieces(a, map_, request);\n      choice c = choose_pieces(free, request, request.bytes - end.bytes, &v);",
+            finder="tests/costs/costs.cpp",
+        ),
+        Mutant(
+            "all free ranges are searched for each segment that is given back",
+            "pool/growth/segment_growth.hpp",
+            "      a.claim(r);\n",
+            "      (void)free_segments(a);\n      a.claim(r);\n",
+            finder="tests/costs/costs.cpp",
+        ),
+        Mutant(
+            "each stream gets an event of its own",
+            "pool/order/ordering.hpp",
+            "if (chosen.size() < 2) return;",
+            "if (chosen.size() != 0) return;",
+            finder="tests/costs/costs.cpp",
+        ),
+        Mutant(
+            "an event is queried for each stream that it covers",
+            "pool/order/ordering.hpp",
+            "pass_ == 0 || shared->found_running != pass_",
+            "pass_ != 0",
+            finder="tests/costs/costs.cpp",
+        ),
+        Mutant(
+            "the taker waits for an event for each stream that it covers",
+            "pool/order/ordering.hpp",
+            "if (done && shared != nullptr) shared->waited_for = pass_;",
+            "if (done && shared != nullptr) shared->waited_for = 0;",
+            finder="tests/costs/costs.cpp",
+        ),
+        Mutant(
+            "each recorded use of a block gets an event of its own",
+            "pool/order/recorded_streams.hpp",
+            "if (gathered != 0) {",
+            "if (gathered != 0 && others == 0) {",
+            finder="tests/costs/costs.cpp",
         ),
     ],
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tarn/core/at_fork.hpp"
+#include "tarn/core/config.hpp"
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/spin_lock.hpp"
 
@@ -93,6 +94,7 @@ class byte_budget {
   void remove(budget_bound& bound) noexcept {
     std::lock_guard const guard(lock_);
     for (budget_bound** at = &bounds_; *at != nullptr; at = &(*at)->next) {
+      TARN_VISIT();
       if (*at != &bound) continue;
       *at = bound.next;
       break;
@@ -106,6 +108,7 @@ class byte_budget {
   [[nodiscard]] bool take_in_turn(std::size_t bytes) noexcept {
     std::lock_guard const guard(lock_);
     for (budget_waiter const* w = waiters_; w != nullptr; w = w->next_) {
+      TARN_VISIT();
       if (w->passed_by_ >= most_passes) return false;
     }
     if (!take(bytes)) return false;
@@ -129,6 +132,7 @@ class byte_budget {
     std::lock_guard const guard(lock_);
     if (waiter.has_bytes_) return true;
     for (budget_waiter** at = &waiters_; *at != nullptr; at = &(*at)->next_) {
+      TARN_VISIT();
       if (*at != &waiter) continue;
       unlink(at);
       break;
@@ -140,7 +144,10 @@ class byte_budget {
  private:
   void put_in_force() noexcept {
     std::size_t smallest = own_limit_;
-    for (budget_bound const* b = bounds_; b != nullptr; b = b->next) smallest = min_of(smallest, b->bytes);
+    for (budget_bound const* b = bounds_; b != nullptr; b = b->next) {
+      TARN_VISIT();
+      smallest = min_of(smallest, b->bytes);
+    }
     limit_.store(smallest, std::memory_order_relaxed);
     serve();
   }
@@ -151,6 +158,7 @@ class byte_budget {
   /// Gives bytes to the waiters that may have them. Under the lock. O(waiters) for each that is served.
   void serve() noexcept {
     for (budget_waiter** at = &waiters_; *at != nullptr;) {
+      TARN_VISIT();
       budget_waiter& w = **at;
       if (take(w.bytes_)) {
         for (budget_waiter* earlier = waiters_; earlier != &w; earlier = earlier->next_)
@@ -169,6 +177,7 @@ class byte_budget {
   /// Ends the waits for more bytes than the limit. Under the lock. O(waiters)
   void end_hopeless_waits() noexcept {
     for (budget_waiter** at = &waiters_; *at != nullptr;) {
+      TARN_VISIT();
       budget_waiter& w = **at;
       if (w.bytes_ <= own_limit_) {
         at = &w.next_;

@@ -158,6 +158,7 @@ class tracked_numbers {
   void remove(high_water_mark& mark) noexcept {
     std::lock_guard const guard(lock_);
     for (high_water_mark** at = &marks_; *at != nullptr; at = &(*at)->next) {
+      TARN_VISIT();
       if (*at != &mark) continue;
       *at = mark.next;
       return complete(mark);
@@ -167,6 +168,7 @@ class tracked_numbers {
     std::lock_guard const guard(lock_);
     high_water_mark now = mark;
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      TARN_VISIT();
       if (m == &mark) complete(now);
     }
     return now;
@@ -213,6 +215,7 @@ class tracked_numbers {
       sums_[u.group == block_group::larger ? 1 : 0].add(u);
     }
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      TARN_VISIT();
       if (!is_of(*m, u.thread)) continue;
       m->current += u.is_free ? -u.by[1] : u.by[1];
       m->peak = max_of(m->peak, m->current);
@@ -238,7 +241,10 @@ class tracked_numbers {
     raise_peaks();
     if (place == common) return;
     bool is_watched = false;
-    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) is_watched |= is_of(*m, thread);
+    for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      TARN_VISIT();
+      is_watched |= is_of(*m, thread);
+    }
     if (is_watched) return mine.close();
     mine.open(generation(), bound_, overlapped_ ? tracked_amounts{bound_, bound_, bound_} : room());
   }
@@ -304,6 +310,7 @@ class tracked_numbers {
       active_peak_[g][k] = max_of(active_peak_[g][k], now + deferred_[g][k]);
     });
     for (high_water_mark* m = marks_; m != nullptr; m = m->next) {
+      TARN_VISIT();
       if (m->whose == peak_of::all_threads) m->peak = max_of(m->peak, live(sums_, 0, 1));
     }
   }
@@ -314,6 +321,7 @@ class tracked_numbers {
       r[g][k] = min_of(peak_[g][k], active_peak_[g][k] - deferred_[g][k]) - live(sums_, g, k);
     });
     for (high_water_mark const* m = marks_; m != nullptr; m = m->next) {
+      TARN_VISIT();
       if (m->whose == peak_of::all_threads) r[0][1] = min_of(r[0][1], m->peak - live(sums_, 0, 1));
     }
     return r;

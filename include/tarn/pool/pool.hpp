@@ -122,7 +122,9 @@ class pool {
   /// @throws misuse  the stream is of a device that cannot use the memory
   /// @throws out_of_memory, bad_alignment, cuda_error, std::bad_alloc (host): nothing has changed
   /// O(1) from a magazine or the heap; calls the driver only when it climbs the ladder, sweeps streams that ended, or
-  /// must query the identity of a stream.
+  /// must query the identity of a stream. A climb is O(streams + their free ranges + handles of those + views), in driver calls
+  /// those for the memory that it creates or maps, and for the work of other streams one mark, query and wait for all of a device;
+  /// before CUDA 12.5, for each stream. If the device refuses, each other pool on it is asked.
   [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_sized(detail::lazy_block_size{bytes}, stream, bytes, alignment);
@@ -130,7 +132,8 @@ class pool {
 
   /// Frees a block; work enqueued on `stream`, of any device, before this call may still use it. `bytes` and
   /// `alignment` are those of the allocation. Never throws; detected misuse is reported to the misuse
-  /// handler.
+  /// handler. O(1), and O(streams that the block was recorded for): one mark for all of a device; before CUDA 12.5, for
+  /// each.
   void deallocate(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     deallocate_sized(detail::lazy_block_size{bytes}, stream, p, bytes, alignment);
@@ -163,12 +166,13 @@ class pool {
   }
 
   /// Allocates memory that every stream may use at once. Waits for other streams' frees if nothing else serves the request.
+  /// Costs as allocate().
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment) {
     if (bytes == 0) return nullptr;
     return allocate_on(detail::neutral_id, {}, detail::lazy_block_size{bytes}, bytes, alignment);
   }
 
-  /// Frees memory that no stream uses any more; every stream may reuse it at once.
+  /// Frees memory that no stream uses any more; every stream may reuse it at once. Costs as deallocate().
   void deallocate_sync(void* p, std::size_t bytes, std::size_t alignment) noexcept {
     if (p == nullptr) return;
     if (deferred_.any_recorded() && may_be_recorded(p) &&
@@ -189,7 +193,8 @@ class pool {
   }
 
   /// Gives cached memory back to the driver until at most `keep_bytes` are reserved. Waits for the streams that freed it; other
-  /// threads continue meanwhile. Returns the bytes given back. O(handles + slots of views + free ranges).
+  /// threads continue meanwhile. Returns the bytes given back. O(streams + free ranges + handles log handles + slots of views), over
+  /// blocks O(streams + free ranges): two driver calls for each handle and its places in views, one for each block.
   std::size_t trim(std::size_t keep_bytes) {
     detail::misuse_report const last = heap_.misuse_at_end();
     detail::growth_lock const growing = heap_.lock_growth();
@@ -197,7 +202,7 @@ class pool {
     return drain_.give_back(growing, keep_bytes, detail::giving::what_is_waited_for);
   }
 
-  /// The largest block that allocate() would serve now, see tarn::largest_available_block().
+  /// The largest block that allocate() would serve now, see tarn::largest_available_block(). O(ranges + handles)
   /// @throws cuda_error, std::bad_alloc
   [[nodiscard]] std::size_t largest_available_block() {
     detail::misuse_report const last = heap_.misuse_at_end();
@@ -266,7 +271,7 @@ class pool {
     for (memory_segment const& s : found) f(s);
   }
   /// Keeps the pages behind a live block mapped where they are, until unpin(): they are not given back, moved or put to sleep, also
-  /// after the block is freed. Pins are counted. @throws as each_segment()
+  /// after the block is freed. Pins are counted. O(views + segments) @throws as each_segment()
   void pin(void const* p, std::size_t bytes)
     requires page_source<Upstream>
   {
@@ -276,7 +281,7 @@ class pool {
     heap_.growth(growing).visit_pages(
         [&](auto& pages) { pages.segments().pin(reinterpret_cast<std::uintptr_t>(p), bytes); });
   }
-  /// Waits for the growth lock.
+  /// Waits for the growth lock. O(views + segments)
   void unpin(void const* p, std::size_t bytes) noexcept
     requires page_source<Upstream>
   {
@@ -288,7 +293,7 @@ class pool {
 
   // ---- facts
 
-  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock.
+  /// Returns whether `p` lies in memory that the pool reserved. Takes the growth lock. O(1), over blocks O(segments)
   [[nodiscard]] bool owns(void const* p) const noexcept {
     detail::growth_lock const growing = heap_.lock_growth();
     return heap_.growth(growing).contains(reinterpret_cast<std::uintptr_t>(p));
@@ -327,7 +332,7 @@ class pool {
   // ---- statistics
 
   /// All statistics at one moment, those of graph memories included; exact while no other thread is in a call.
-  /// O(free ranges + threads + streams).
+  /// O(threads + streams).
   [[nodiscard]] pool_state state() const {
     detail::growth_lock const growing = heap_.lock_growth();
     pool_state all = detail::read_state(growing, heap_, front_, deferred_);

@@ -30,7 +30,7 @@ inline void add_free_ranges(pool_state& s, arena const& space) {
   s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
 }
 
-/// O(free ranges + threads).
+/// O(threads + streams).
 template <class Heap, class Front, class Deferred>
 [[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
                                     Deferred const& deferred) {

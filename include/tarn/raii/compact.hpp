@@ -33,7 +33,7 @@ namespace tarn {
 ///                                     place, is_asleep() is true and the pool keeps its memory: wake() maps it again
 /// @throws out_of_memory               only in that case
 /// @throws misuse                      called by a handler of the pool's own growth
-/// Waits on the host for the copies. Thread-safe. O(handles + ranges): about 150 us for each handle that is replaced, on an
+/// Waits on the host for the copies. Thread-safe. O(handles + ranges), and O(slots of views) and about 150 us for each handle that is replaced, on an
 /// H200, and one copy on the device of its live granules.
 template <class Memory>
 compaction compact(Memory const& memory, source_location place = source_location::current()) {

@@ -137,7 +137,7 @@ reported_numbers read_numbers(Resource& memory) {
 }  // namespace detail
 
 /// Returns the bytes allocated now, as the pool rounds them. Exact. If more bytes were freed than allocated, which only a double
-/// free or a free to the wrong resource can cause, it reports misuse and returns 0.
+/// free or a free to the wrong resource can cause, it reports misuse and returns 0. O(threads that have counted, at most 32).
 template <class Resource>
 [[nodiscard]] std::size_t memory_allocated(Resource memory) {
   std::int64_t const bytes = detail::statistics_of(memory).allocated_bytes[0].current;
@@ -150,18 +150,19 @@ template <class Resource>
   }
   return static_cast<std::size_t>(bytes);
 }
-/// Returns the maximum of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact.
+/// Returns the maximum of memory_allocated() since the start or the last reset_peak_memory_stats(). Exact. Costs as that.
 template <class Resource>
 [[nodiscard]] std::size_t max_memory_allocated(Resource memory) {
   return static_cast<std::size_t>(detail::statistics_of(memory).allocated_bytes[0].peak);
 }
 /// Returns all cached memory of the pool to the driver, as torch.cuda.empty_cache() does. Waits for the streams that freed it.
+/// O(streams + free ranges + handles log handles + slots of views): two driver calls for each handle and its places in views.
 template <class Resource>
 void empty_cache(Resource const& memory, source_location where = source_location::current()) {
   static_assert(detail::is_pooled<Resource>, "tarn: empty_cache needs a pool; add: | tarn::pooled{}");
   memory.empty_cache(where);
 }
-/// Returns the bytes that the pool holds from the driver now.
+/// Returns the bytes that the pool holds from the driver now. O(threads + streams).
 template <class Resource>
 [[nodiscard]] std::size_t memory_reserved(Resource memory) {
   return detail::state_of(memory).reserved;
@@ -241,7 +242,7 @@ using memory_stat = std::pair<std::string, std::int64_t>;
 /// graph_memory::state() returns these for one owner, take_snapshot() by segment (PyTorch's segment_pool_id).
 /// A block is in small_pool up to 1 MiB, as requested; if a layer below `tracked` adds bytes (fences), a deferred block counts
 /// with them. Exact while no other thread is inside a call; under concurrency each number belongs to one order of events. Takes
-/// the pool's locks briefly. @throws std::bad_alloc
+/// the pool's locks briefly. O(threads + streams). @throws std::bad_alloc
 template <class Resource>
 [[nodiscard]] std::vector<memory_stat> memory_stats(Resource memory) {
   detail::reported_numbers const numbers = detail::read_numbers(memory);
