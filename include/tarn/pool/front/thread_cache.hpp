@@ -233,7 +233,7 @@ class thread_exit {
   static constexpr std::size_t least_places = 16;
 
   /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it
-  /// together with the pool's growth lock, and this thread may hold the growth lock of a pool over pools.
+  /// together with the mutex of its pool's list, and this thread holds that of another pool.
   [[nodiscard]] static bool is_gone(entry const& e) noexcept {
     return e.link->pool.load(std::memory_order_acquire) == nullptr;
   }
