@@ -13290,7 +13290,7 @@ class thread_exit {
   static constexpr std::size_t least_places = 16;
 
   /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it
-  /// together with the pool's growth lock, and this thread may hold the growth lock of a pool over pools.
+  /// together with the mutex of its pool's list, and this thread holds that of another pool.
   [[nodiscard]] static bool is_gone(entry const& e) noexcept {
     return e.link->pool.load(std::memory_order_acquire) == nullptr;
   }
@@ -14615,7 +14615,8 @@ class ordering {
       event = nullptr;
     }
     event_device = device;
-    return event != nullptr || driver_on(driver_, device).create_event(event).ok();
+    Driver const there = driver_on(driver_, device);
+    return event != nullptr || there.create_event(event).ok();
   }
 
   /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.

@@ -257,7 +257,8 @@ class ordering {
       event = nullptr;
     }
     event_device = device;
-    return event != nullptr || driver_on(driver_, device).create_event(event).ok();
+    Driver const there = driver_on(driver_, device);
+    return event != nullptr || there.create_event(event).ok();
   }
 
   /// Waits for the whole device: nothing can be recorded on a destroyed stream, and its last work may still run.
