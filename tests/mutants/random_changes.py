@@ -7,7 +7,7 @@ import random
 import re
 import subprocess
 
-from planted import Mutant
+from planted import PLANTED, Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TARN = ROOT / "include" / "tarn"
@@ -93,7 +93,8 @@ def includes(*sources, folders=()):
 
 
 def tests_that_name(header):
-    """The files of unit tests that name a header, or one that includes it, the one of its name first."""
+    """The files of unit tests that name a header, or one that includes it, the one of its name first; then those that find a
+    planted bug in it."""
     folder = ROOT / "tests" / header.split("/")[0] if "/" in header else ROOT / "tests"
     texts = {p: p.read_text() for p in sorted(folder.rglob("*.cpp") if "/" in header else folder.glob("interop/*.cpp"))}
     texts = {p: text for p, text in texts.items() if "TEST_CASE(" in text}
@@ -106,7 +107,8 @@ def tests_that_name(header):
 
     users = [h.relative_to(TARN).as_posix() for h in sorted(TARN.rglob("*.hpp")) if f'"tarn/{header}"' in h.read_text()]
     paths = named(header) or [p for user in users for p in named(user)]
-    return [str(p.relative_to(ROOT)) for p in list(dict.fromkeys(paths))[:MOST_TESTS]]
+    finders = [m.finder for mutants in PLANTED.values() for m in mutants if m.file == header and m.finder.endswith(".cpp")]
+    return list(dict.fromkeys([str(p.relative_to(ROOT)) for p in paths] + finders))[:MOST_TESTS]
 
 
 def draws(seed, number):
