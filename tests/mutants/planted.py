@@ -1400,8 +1400,8 @@ PLANTED = {
         ),
         Mutant(
             "a buffer changes its stream without ordering",
-            "raii/device_buffer.hpp",
-            "    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_, where);\n",
+            "raii/owned_elements.hpp",
+            "    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);\n",
             "",
         ),
     ],
@@ -1470,7 +1470,7 @@ PLANTED = {
     "clear() keeps the memory of a buffer": [
         Mutant(
             "clear() forgets the capacity",
-            "raii/pinned_buffer.hpp",
+            "raii/owned_elements.hpp",
             "void clear() noexcept { size_ = 0; }",
             "void clear() noexcept { size_ = capacity_ = 0; }",
             finder="tests/raii/pinned_buffer.cpp",

@@ -15,6 +15,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/driver/default_driver.hpp"
+#include "tarn/raii/owned_elements.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/pinned_host.hpp"
 
@@ -45,28 +46,26 @@ struct can_only_be_uninitialised {
 /// moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never throws,
 /// and does nothing once the driver is unloaded. Not thread-safe.
 template <class T, class Resource = basic_pinned<detail::default_driver<T>>>
-class pinned_buffer {
+class pinned_buffer : public owned_elements<T, Resource> {
+  using base = owned_elements<T, Resource>;
   static_assert(std::is_trivially_copyable_v<T>,
                 "tarn: pinned_buffer<T> is for copies to devices: T must be trivially copyable");
 
  public:
-  using value_type = T;
-  using size_type = std::size_t;
   using difference_type = std::ptrdiff_t;
   using reference = T&;
   using const_reference = T const&;
   using iterator = T*;
   using const_iterator = T const*;
-  using resource_type = Resource;
 
   /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
   pinned_buffer() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
-      : memory_(detail::absent_resource<Resource>()) {}
+  = default;
   /// Constructs an empty buffer.
   explicit pinned_buffer(Resource memory, stream_ref stream = {},
                          source_location where = source_location::current())
-      : memory_(std::move(memory)), stream_(identified(memory_, stream, where)) {
+      : base(std::move(memory), stream, alignment(), where) {
     static_assert(has_property<Resource, host_accessible>,
                   "tarn: pinned_buffer needs memory that the host can access; use pinned_host, managed or a "
                   "pool over them");
@@ -95,12 +94,7 @@ class pinned_buffer {
   }
   pinned_buffer(pinned_buffer const& other, attribution call = attribution::current())
       : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_, call) {}
-  pinned_buffer(pinned_buffer&& other) noexcept
-      : memory_(other.memory_),
-        stream_(other.stream_),
-        data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)),
-        capacity_(std::exchange(other.capacity_, 0)) {}
+  pinned_buffer(pinned_buffer&&) noexcept = default;
   /// Copies elements, stream and resource. Strong guarantee.
   pinned_buffer& operator=(pinned_buffer const& other) {
     if (this != &other) {
@@ -110,40 +104,16 @@ class pinned_buffer {
     return *this;
   }
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
-  pinned_buffer& operator=(pinned_buffer&& other) noexcept {
-    pinned_buffer stolen(std::move(other));
-    swap(stolen);
-    return *this;
-  }
-  ~pinned_buffer() { reset(); }
+  pinned_buffer& operator=(pinned_buffer&&) noexcept = default;
 
-  [[nodiscard]] T* data() noexcept { return data_; }
-  [[nodiscard]] T const* data() const noexcept { return data_; }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
-  /// Returns the number of elements that fit without a new block.
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] iterator begin() noexcept { return data_; }
   [[nodiscard]] iterator end() noexcept { return data_ + size_; }
   [[nodiscard]] const_iterator begin() const noexcept { return data_; }
   [[nodiscard]] const_iterator end() const noexcept { return data_ + size_; }
   [[nodiscard]] T& operator[](std::size_t i) noexcept { return data_[i]; }
   [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data_[i]; }
-  [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
-  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
   /// Returns the alignment of the memory, bytes.
-  [[nodiscard]] static constexpr std::size_t alignment() noexcept {
-    return detail::max_of(default_alignment, alignof(T));
-  }
-
-  /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for the copies on the old stream,
-  /// which must still exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    stream = identified(memory_, stream, where);
-    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
-    stream_ = stream;
-  }
+  [[nodiscard]] static constexpr std::size_t alignment() noexcept { return base::least_alignment(); }
 
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy may be running.
   /// @throws length_error, out_of_memory  nothing has changed
@@ -166,28 +136,7 @@ class pinned_buffer {
   void shrink_to_fit(attribution call = attribution::current()) {
     if (size_ < capacity_) detail::called_from<Resource>(call, [&] { relocate(size_); });
   }
-  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. O(1), no driver call.
-  void clear() noexcept { size_ = 0; }
-  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one deallocation.
-  void reset() noexcept {
-    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment());
-    data_ = nullptr;
-    size_ = capacity_ = 0;
-  }
-  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements had
-  /// before the call.
-  [[nodiscard]] T* release() noexcept {
-    size_ = capacity_ = 0;
-    return std::exchange(data_, nullptr);
-  }
-  void swap(pinned_buffer& other) noexcept {
-    using std::swap;
-    swap(memory_, other.memory_);
-    swap(stream_, other.stream_);
-    swap(data_, other.data_);
-    swap(size_, other.size_);
-    swap(capacity_, other.capacity_);
-  }
+  void swap(pinned_buffer& other) noexcept { base::swap(other); }
   friend void swap(pinned_buffer& a, pinned_buffer& b) noexcept { a.swap(b); }
 
  private:
@@ -220,11 +169,7 @@ class pinned_buffer {
     swap(moved);
   }
 
-  Resource memory_;
-  stream_ref stream_;
-  T* data_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
+  using base::alignment_, base::capacity_, base::data_, base::memory_, base::size_, base::stream_;
 };
 
 }  // namespace tarn
