@@ -23067,6 +23067,102 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
 }
 
 }  // namespace tarn::detail
+// ---- tarn/raii/owned_elements.hpp
+// owned_elements: a block of elements, its resource and its stream: what device_buffer and pinned_buffer have in common.
+
+#include <cstddef>
+#include <utility>
+
+namespace tarn {
+
+/// The base of a buffer. Owns the block; a moved-from buffer is empty, keeps its resource and stream, and may be reused.
+template <class T, class Resource>
+class owned_elements {
+ public:
+  using value_type = T;
+  using size_type = std::size_t;
+  using resource_type = Resource;
+
+  [[nodiscard]] T* data() noexcept { return data_; }
+  [[nodiscard]] T const* data() const noexcept { return data_; }
+  /// Returns the number of elements.
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
+  /// Returns the number of elements that fit without a new block.
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  /// Returns the alignment of the memory, bytes.
+  [[nodiscard]] std::size_t alignment() const noexcept { return alignment_; }
+  [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
+  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
+
+  /// Changes the buffer's stream, which frees the memory. Later work on `stream` waits, on the device, for what was enqueued on the
+  /// old stream. Both streams must exist. @throws cuda_error  nothing has changed
+  void set_stream(stream_ref stream, source_location where = source_location::current()) {
+    stream = identified(memory_, stream, where);
+    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
+    stream_ = stream;
+  }
+
+  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. Host cost O(1), no driver call.
+  void clear() noexcept { size_ = 0; }
+  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one deallocation.
+  void reset() noexcept {
+    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
+    data_ = nullptr;
+    size_ = capacity_ = 0;
+  }
+  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements had
+  /// before the call.
+  [[nodiscard]] T* release() noexcept {
+    size_ = capacity_ = 0;
+    return std::exchange(data_, nullptr);
+  }
+
+ protected:
+  static constexpr std::size_t least_alignment() noexcept {
+    return detail::max_of(default_alignment, alignof(T));
+  }
+
+  owned_elements() noexcept(detail::is_nothrow_absent<Resource>)
+    requires detail::can_be_absent<Resource>
+      : memory_(detail::absent_resource<Resource>()) {}
+  owned_elements(Resource memory, stream_ref stream, std::size_t alignment, source_location where)
+      : memory_(std::move(memory)), stream_(identified(memory_, stream, where)), alignment_(alignment) {}
+  owned_elements(owned_elements&& other) noexcept
+      : memory_(other.memory_),
+        stream_(other.stream_),
+        alignment_(other.alignment_),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)),
+        capacity_(std::exchange(other.capacity_, 0)) {}
+  /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
+  owned_elements& operator=(owned_elements&& other) noexcept {
+    owned_elements stolen(std::move(other));
+    swap(stolen);
+    return *this;
+  }
+  ~owned_elements() { reset(); }
+
+  void swap(owned_elements& other) noexcept {
+    using std::swap;
+    swap(memory_, other.memory_);
+    swap(stream_, other.stream_);
+    swap(alignment_, other.alignment_);
+    swap(data_, other.data_);
+    swap(size_, other.size_);
+    swap(capacity_, other.capacity_);
+  }
+
+  Resource memory_;
+  stream_ref stream_;
+  std::size_t alignment_ = least_alignment();
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace tarn
 
 namespace tarn {
 
@@ -23083,32 +23179,28 @@ using default_device_resource = pool_over<basic_pages<default_driver<T>>>;
 /// orders throws misuse. A moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never throws, works with any current device and after the stream is destroyed, and does nothing once the driver is unloaded. All
 /// other operations need the stream to exist.
 template <class T, class Resource = detail::default_device_resource<T>>
-class device_buffer {
+class device_buffer : public owned_elements<T, Resource> {
+  using base = owned_elements<T, Resource>;
   static_assert(std::is_trivially_copyable_v<T>,
                 "tarn: device_buffer<T> never constructs elements: T must be trivially copyable");
 
  public:
-  using value_type = T;
-  using size_type = std::size_t;
-  using resource_type = Resource;
-
   /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
   device_buffer() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
-      : memory_(detail::absent_resource<Resource>()), alignment_(least_alignment()) {}
+  = default;
   /// Constructs an empty buffer. @param alignment  of the data, bytes; kept by copies and moves
-  explicit device_buffer(Resource memory, stream_ref stream = {}, std::size_t alignment = least_alignment(),
+  explicit device_buffer(Resource memory, stream_ref stream = {},
+                         std::size_t alignment = base::least_alignment(),
                          source_location where = source_location::current())
-      : memory_(std::move(memory)),
-        stream_(identified(memory_, stream, where)),
-        alignment_(detail::max_of(alignment, least_alignment())) {
+      : base(std::move(memory), stream, detail::max_of(alignment, base::least_alignment()), where) {
     require_alignment(alignment);
   }
   /// Allocates `count` uninitialised elements.
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
   device_buffer(Resource memory, std::size_t count, stream_ref stream,
-                std::size_t alignment = least_alignment(), attribution call = attribution::current())
+                std::size_t alignment = base::least_alignment(), attribution call = attribution::current())
       : device_buffer(std::move(memory), stream, alignment, call.where) {
     data_ = take(count, call);
     size_ = capacity_ = count;
@@ -23116,45 +23208,23 @@ class device_buffer {
   /// Allocates with a name: `device_buffer<float> weights(pool, n, stream, tarn::tag("weights"));` (core/tag). The name belongs
   /// to the block: a new block taken by a later resize() gets the name given there.
   device_buffer(Resource memory, std::size_t count, stream_ref stream, attribution call)
-      : device_buffer(std::move(memory), count, stream, least_alignment(), call) {}
+      : device_buffer(std::move(memory), count, stream, base::least_alignment(), call) {}
   /// Constructs a copy of host or device elements, in stream order.
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream,
-                std::size_t alignment = least_alignment(), attribution call = attribution::current())
+                std::size_t alignment = base::least_alignment(), attribution call = attribution::current())
       : device_buffer(std::move(memory), from.size(), stream, alignment, call) {
     copy_from(
         from,
         call.where);  // if it throws, the destructor runs, since the delegated-to constructor has completed
   }
   device_buffer(Resource memory, std::span<T const> from, stream_ref stream, attribution call)
-      : device_buffer(std::move(memory), from, stream, least_alignment(), call) {}
+      : device_buffer(std::move(memory), from, stream, base::least_alignment(), call) {}
   device_buffer(device_buffer const&) = delete;  // copies are explicit: buffer.clone(stream), or copy_from()
   device_buffer& operator=(device_buffer const&) = delete;
-  device_buffer(device_buffer&& other) noexcept
-      : memory_(other.memory_),
-        stream_(other.stream_),
-        alignment_(other.alignment_),
-        data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)),
-        capacity_(std::exchange(other.capacity_, 0)) {}
+  device_buffer(device_buffer&&) noexcept = default;
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
-  device_buffer& operator=(device_buffer&& other) noexcept {
-    device_buffer stolen(std::move(other));
-    swap(stolen);
-    return *this;
-  }
-  ~device_buffer() { reset(); }
+  device_buffer& operator=(device_buffer&&) noexcept = default;
 
-  [[nodiscard]] T* data() noexcept { return data_; }
-  [[nodiscard]] T const* data() const noexcept { return data_; }
-  /// Returns the number of elements.
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
-  /// Returns the number of elements that fit without a new block.
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
-  [[nodiscard]] std::size_t alignment() const noexcept { return alignment_; }
-  [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
-  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
   /// Returns the elements as device pointers. The host must not access them unless the memory is host-accessible.
   [[nodiscard]] std::span<T> span() noexcept { return {data_, size_}; }
   [[nodiscard]] std::span<T const> span() const noexcept { return {data_, size_}; }
@@ -23182,14 +23252,6 @@ class device_buffer {
     move_to(size_, stream, call);
   }
   void shrink_to_fit(attribution call = attribution::current()) { shrink_to_fit(stream_, call); }
-
-  /// Changes the buffer's stream. Later work on `stream` waits, on the device, for what was enqueued on the old stream. Both
-  /// streams must exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    stream = identified(memory_, stream, where);
-    if (data_ != nullptr) detail::order_streams(driver(), stream, stream_, where);
-    stream_ = stream;
-  }
 
   /// Returns a copy on `stream`, from the same resource, with the same alignment. `stream` first waits, on the device, for this
   /// buffer's stream, which then waits for the copy: this buffer may be changed or destroyed at once.
@@ -23249,42 +23311,16 @@ class device_buffer {
   void fill(std::byte value, source_location where = source_location::current()) {
     if (size_ == 0) return;
     auto const byte = std::to_integer<unsigned char>(value);
-    detail::must_succeed(driver(), detail::fill_in_order(driver(), stream_, data_, byte, bytes()), where);
+    detail::must_succeed(driver(), detail::fill_in_order(driver(), stream_, data_, byte, this->bytes()),
+                         where);
   }
   /// Sets every byte to 0, in stream order. @throws cuda_error
   void zero(source_location where = source_location::current()) { fill(std::byte{}, where); }
 
-  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. Host cost O(1), no driver call.
-  void clear() noexcept { size_ = 0; }
-  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one deallocation.
-  void reset() noexcept {
-    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment_);
-    data_ = nullptr;
-    size_ = capacity_ = 0;
-  }
-
-  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements
-  /// had before the call.
-  [[nodiscard]] T* release() noexcept {
-    size_ = capacity_ = 0;
-    return std::exchange(data_, nullptr);
-  }
-
-  void swap(device_buffer& other) noexcept {
-    using std::swap;
-    swap(memory_, other.memory_);
-    swap(stream_, other.stream_);
-    swap(alignment_, other.alignment_);
-    swap(data_, other.data_);
-    swap(size_, other.size_);
-    swap(capacity_, other.capacity_);
-  }
+  void swap(device_buffer& other) noexcept { base::swap(other); }
   friend void swap(device_buffer& a, device_buffer& b) noexcept { a.swap(b); }
 
  private:
-  static constexpr std::size_t least_alignment() noexcept {
-    return detail::max_of(default_alignment, alignof(T));
-  }
   [[nodiscard]] auto const& driver(source_location where = source_location::current()) const {
     return detail::required(memory_, where).driver();
   }
@@ -23303,7 +23339,7 @@ class device_buffer {
                   requires { driver().copy_from_device(stream_, data_, device_id{}, data_, size_); }) {
       device_id const theirs = other.resource().driver().device();
       if (theirs == driver().device()) return false;
-      status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), bytes());
+      status const s = driver().copy_from_device(stream_, data_, theirs, other.data(), this->bytes());
       detail::must_succeed(driver(), s, where);
       return true;
     }
@@ -23321,7 +23357,7 @@ class device_buffer {
       if (count != capacity_) {
         relocate(count, stream);
       } else {
-        set_stream(stream);
+        this->set_stream(stream);
       }
     });
   }
@@ -23336,12 +23372,7 @@ class device_buffer {
     swap(moved);
   }
 
-  Resource memory_;
-  stream_ref stream_;
-  std::size_t alignment_;
-  T* data_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
+  using base::alignment_, base::capacity_, base::data_, base::memory_, base::size_, base::stream_;
 };
 
 /// Allocates `count` uninitialised elements of T from a resource, in stream order.
@@ -23827,28 +23858,26 @@ struct can_only_be_uninitialised {
 /// moved-from buffer is empty, keeps its resource and stream, and may be reused. Destruction never throws,
 /// and does nothing once the driver is unloaded. Not thread-safe.
 template <class T, class Resource = basic_pinned<detail::default_driver<T>>>
-class pinned_buffer {
+class pinned_buffer : public owned_elements<T, Resource> {
+  using base = owned_elements<T, Resource>;
   static_assert(std::is_trivially_copyable_v<T>,
                 "tarn: pinned_buffer<T> is for copies to devices: T must be trivially copyable");
 
  public:
-  using value_type = T;
-  using size_type = std::size_t;
   using difference_type = std::ptrdiff_t;
   using reference = T&;
   using const_reference = T const&;
   using iterator = T*;
   using const_iterator = T const*;
-  using resource_type = Resource;
 
   /// Constructs an empty buffer without a resource, to be assigned later. A resource that is no handle is default-constructed.
   pinned_buffer() noexcept(detail::is_nothrow_absent<Resource>)
     requires detail::can_be_absent<Resource>
-      : memory_(detail::absent_resource<Resource>()) {}
+  = default;
   /// Constructs an empty buffer.
   explicit pinned_buffer(Resource memory, stream_ref stream = {},
                          source_location where = source_location::current())
-      : memory_(std::move(memory)), stream_(identified(memory_, stream, where)) {
+      : base(std::move(memory), stream, alignment(), where) {
     static_assert(has_property<Resource, host_accessible>,
                   "tarn: pinned_buffer needs memory that the host can access; use pinned_host, managed or a "
                   "pool over them");
@@ -23877,12 +23906,7 @@ class pinned_buffer {
   }
   pinned_buffer(pinned_buffer const& other, attribution call = attribution::current())
       : pinned_buffer(other.memory_, std::span<T const>(other), other.stream_, call) {}
-  pinned_buffer(pinned_buffer&& other) noexcept
-      : memory_(other.memory_),
-        stream_(other.stream_),
-        data_(std::exchange(other.data_, nullptr)),
-        size_(std::exchange(other.size_, 0)),
-        capacity_(std::exchange(other.capacity_, 0)) {}
+  pinned_buffer(pinned_buffer&&) noexcept = default;
   /// Copies elements, stream and resource. Strong guarantee.
   pinned_buffer& operator=(pinned_buffer const& other) {
     if (this != &other) {
@@ -23892,40 +23916,16 @@ class pinned_buffer {
     return *this;
   }
   /// Takes over the other's block; the old block is freed on its own stream. Self-move changes nothing.
-  pinned_buffer& operator=(pinned_buffer&& other) noexcept {
-    pinned_buffer stolen(std::move(other));
-    swap(stolen);
-    return *this;
-  }
-  ~pinned_buffer() { reset(); }
+  pinned_buffer& operator=(pinned_buffer&&) noexcept = default;
 
-  [[nodiscard]] T* data() noexcept { return data_; }
-  [[nodiscard]] T const* data() const noexcept { return data_; }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
-  /// Returns the number of elements that fit without a new block.
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] iterator begin() noexcept { return data_; }
   [[nodiscard]] iterator end() noexcept { return data_ + size_; }
   [[nodiscard]] const_iterator begin() const noexcept { return data_; }
   [[nodiscard]] const_iterator end() const noexcept { return data_ + size_; }
   [[nodiscard]] T& operator[](std::size_t i) noexcept { return data_[i]; }
   [[nodiscard]] T const& operator[](std::size_t i) const noexcept { return data_[i]; }
-  [[nodiscard]] stream_ref stream() const noexcept { return stream_; }
-  [[nodiscard]] Resource const& resource() const noexcept { return memory_; }
   /// Returns the alignment of the memory, bytes.
-  [[nodiscard]] static constexpr std::size_t alignment() noexcept {
-    return detail::max_of(default_alignment, alignof(T));
-  }
-
-  /// Changes the stream that frees the memory. Later work on `stream` waits, on the device, for the copies on the old stream,
-  /// which must still exist. @throws cuda_error  nothing has changed
-  void set_stream(stream_ref stream, source_location where = source_location::current()) {
-    stream = identified(memory_, stream, where);
-    if (data_ != nullptr) detail::order_streams(memory_.driver(), stream, stream_, where);
-    stream_ = stream;
-  }
+  [[nodiscard]] static constexpr std::size_t alignment() noexcept { return base::least_alignment(); }
 
   /// Changes the number of elements; keeps the first min(size(), count). Shrinking keeps the pointer. No copy may be running.
   /// @throws length_error, out_of_memory  nothing has changed
@@ -23948,28 +23948,7 @@ class pinned_buffer {
   void shrink_to_fit(attribution call = attribution::current()) {
     if (size_ < capacity_) detail::called_from<Resource>(call, [&] { relocate(size_); });
   }
-  /// Makes the buffer empty and keeps its memory: size() is 0, capacity() is unchanged. O(1), no driver call.
-  void clear() noexcept { size_ = 0; }
-  /// Frees the memory in the order of stream(). The buffer is empty and may be reused. Costs one deallocation.
-  void reset() noexcept {
-    if (data_ != nullptr) detail::give_back(memory_, stream_, data_, capacity_ * sizeof(T), alignment());
-    data_ = nullptr;
-    size_ = capacity_ = 0;
-  }
-  /// Releases ownership. The caller deallocates through resource(), at alignment(), as many bytes as capacity() elements had
-  /// before the call.
-  [[nodiscard]] T* release() noexcept {
-    size_ = capacity_ = 0;
-    return std::exchange(data_, nullptr);
-  }
-  void swap(pinned_buffer& other) noexcept {
-    using std::swap;
-    swap(memory_, other.memory_);
-    swap(stream_, other.stream_);
-    swap(data_, other.data_);
-    swap(size_, other.size_);
-    swap(capacity_, other.capacity_);
-  }
+  void swap(pinned_buffer& other) noexcept { base::swap(other); }
   friend void swap(pinned_buffer& a, pinned_buffer& b) noexcept { a.swap(b); }
 
  private:
@@ -24002,11 +23981,7 @@ class pinned_buffer {
     swap(moved);
   }
 
-  Resource memory_;
-  stream_ref stream_;
-  T* data_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
+  using base::alignment_, base::capacity_, base::data_, base::memory_, base::size_, base::stream_;
 };
 
 }  // namespace tarn
