@@ -809,8 +809,6 @@ class [[nodiscard]] dma_buf {
 // Over the socket, in turn: the size and the bytes of the description; an answer; then for each group of handles a header with their
 // descriptors, and an answer; and when all is mapped an answer with the importer's identity. So neither side, nor the kernel between
 // them, holds more than one group of descriptors.
-//
-// Over 400 lines: both ends of that conversation stand beside each other, and what they share.
 
 #include <chrono>
 #include <cstddef>

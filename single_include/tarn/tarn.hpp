@@ -1359,8 +1359,9 @@ class capture_gate {
     }
     return false;
   }
-  static void end_capture() noexcept {
-    if (open_on_this_thread != 0) --open_on_this_thread;
+  /// @param is_own  whether this thread began it
+  static void end_capture(bool is_own = true) noexcept {
+    if (is_own && open_on_this_thread != 0) --open_on_this_thread;
     state.fetch_sub(one_capture, std::memory_order_release);
   }
   /// In a forked child: the captures and the calls of other threads of the parent do not exist there.
@@ -5289,8 +5290,6 @@ class call_names {
 // ---- tarn/core/pool_call.hpp
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
 // resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
-//
-// Over 400 lines: one short type for each call.
 
 #include <concepts>
 #include <cstddef>
@@ -7744,9 +7743,9 @@ inline constexpr auto class_bytes_table = [] {
   return class_bytes_table[size_class];
 }
 
-/// Whether a request has a size class; others keep their exact size.
+/// Whether a request has a size class; others keep their exact size. None has 0 bytes, which only a wrong deallocation names.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
-  return alignment <= default_alignment && bytes <= class_limit;
+  return alignment <= default_alignment && bytes - 1 < class_limit;
 }
 
 /// The block that serves a request, for callers that use the numbers several times.
@@ -7774,7 +7773,7 @@ struct block_size {
 struct lazy_block_size {
   std::size_t asked;
 
-  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept { return asked <= class_limit; }
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept { return asked - 1 < class_limit; }
   [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned its_class() const noexcept { return class_of(asked); }
   [[nodiscard]] constexpr std::size_t bytes_in(unsigned size_class) const noexcept {
     return class_bytes(size_class);
@@ -12214,7 +12213,7 @@ class recorded_streams {
   recorded_streams& operator=(recorded_streams const&) = delete;
 
   [[nodiscard]] bool any() const noexcept { return recorded_count_.load(std::memory_order_relaxed) != 0; }
-  /// Makes any() true for a block of graph_blocks (pool/graph/), so that a deallocation reads one counter.
+  /// Makes any() true for a graph memory or a block that graphs use (pool/graph/), so that a deallocation reads one counter.
   void count_graph_block(bool more) noexcept {
     if (more) {
       recorded_count_.fetch_add(1, std::memory_order_relaxed);
@@ -12640,18 +12639,9 @@ class deferred_blocks {
   deferred_blocks& operator=(deferred_blocks const&) = delete;
 
   /// See recorded_streams::record(). @throws std::bad_alloc, cuda_error: nothing has changed
-  void record(void* p, stream_ref stream) {
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id) {
-      if (status const s = heap_.identify(stream, id); !s.ok())
-        throw cuda_error(s, heap_.driver().device().value);
-      stream = stream_ref::from(stream.handle(), id);
-      (void)find_device(heap_.driver(), stream);
-    }
-    uses_.record(p, stream);
-  }
+  void record(void* p, stream_ref stream) { uses_.record(p, heap_.known(stream)); }
 
-  /// Returns false if no block has a recorded use, and none is in graph_blocks. One relaxed load.
+  /// Returns false if no block has a recorded use, and there is no graph memory. One relaxed load.
   [[nodiscard]] TARN_ALWAYS_INLINE bool any_recorded() const noexcept { return uses_.any(); }
   /// Returns false if `p` has no recorded use. Takes no lock.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return uses_.may_hold(p); }
@@ -14912,21 +14902,15 @@ class graph_captures {
   /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
   /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which capture; nothing has changed
   [[nodiscard]] captured_stream of_use(stream_ref& stream) {
-    stream_ref const named = stream;
-    stream_id id = named.id();
-    if (id == stream_ref::unknown_id) {
-      if (status const s = heap_.driver().identify(named, id); !s.ok())
-        throw cuda_error(s, heap_.driver().device().value);
-      stream = stream_ref::from(named.handle(), id);
-    }
-    captured_stream const at = of_deallocation(id, named);
+    stream_ref const named = std::exchange(stream, heap_.known(stream));
+    captured_stream const at = of_deallocation(stream.id(), named);
     if (at.is_captured() && at.owner == nullptr) refuse_unknown();
     return at;
   }
 
   // ---- scopes
 
-  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
+  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, more than the rest of opening a
   /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
   [[nodiscard]] bool is_memory_scarce(growth_lock const& growing) noexcept {
     std::size_t const reserved = heap_.counters(growing).reserved;
@@ -14953,7 +14937,7 @@ class graph_captures {
     try {
       kept_as = add_stream(stream, {0, made, &owner});
     } catch (...) {
-      remove_scope(made);
+      (void)remove_scope(made);
       throw;
     }
     front_.set_capture(stream.id(), kept_as, &owner);
@@ -14972,9 +14956,8 @@ class graph_captures {
       front_.drop_stream(kept_as);
       end_order(kept_as, owner.captured);
     }
-    capture_gate::end_capture();
+    capture_gate::end_capture(remove_scope(number));
     captured_handles::end_capture();
-    remove_scope(number);
   }
 
  private:
@@ -15063,19 +15046,23 @@ class graph_captures {
     }
     return made.number;
   }
-  void remove_scope(capture_number number) noexcept {
+  /// Returns whether the calling thread opened it.
+  bool remove_scope(capture_number number) noexcept {
     std::uint64_t watched = 0;
+    bool is_own = false;
     {
       std::lock_guard const guard(mutex_);
       for (std::size_t i = 0; i < scopes_.size(); ++i) {
         if (scopes_[i].number != number) continue;
         watched = scopes_[i].watched;
+        is_own = scopes_[i].thread == this_thread_number();
         --scopes_[i].owner->references;
         scopes_.erase_unordered(i);
         break;
       }
     }
     if (watched != 0) front_.end_watch(watched);
+    return is_own;
   }
   /// Adds a stream and closes its caches. Returns the identity that it has in the capture.
   stream_id add_stream(stream_ref stream, captured_stream of) {
@@ -15533,12 +15520,7 @@ class graph_owner_of final : public graph_owner {
   }
   void join_capture(capture_number capture, stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id) {
-      status const s = whole_.driver().identify(stream, id);
-      if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
-    }
-    whole_.graphs_.captures().add(parts_, capture, stream_ref::from(stream.handle(), id));
+    whole_.graphs_.captures().add(parts_, capture, whole_.heap_.known(stream));
   }
   void end_capture(capture_number capture) noexcept override {
     if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest
@@ -17171,7 +17153,6 @@ class page_views {
       std::uintptr_t at = v.address;
       for (view_slot const& slot : v.view_slots) {
         TARN_VISIT();
-        TARN_VISIT();
         if (slot.handle == h) f(at);
         at += slot.bytes;
       }
@@ -17188,7 +17169,6 @@ class page_views {
       if (bytes > v.bytes - from) return nullptr;
       std::size_t at = 0;
       for (view_slot const& slot : v.view_slots) {
-        TARN_VISIT();
         TARN_VISIT();
         std::size_t const begin = max_of(from, at);
         std::size_t const end = min_of(from + bytes, at + slot.bytes);
@@ -19422,6 +19402,15 @@ class heap {
     return id;
   }
 
+  /// A stream that exists, with its identity and, for later, the device where it lives. @throws cuda_error  the driver does not know it
+  [[nodiscard]] stream_ref known(stream_ref stream) const {
+    stream_id id = stream.id();
+    if (id != stream_ref::unknown_id) return stream;
+    if (status const s = identify(stream, id); !s.ok()) throw cuda_error(s, driver().device().value);
+    stream_ref const found = stream_ref::from(stream.handle(), id);
+    (void)find_device(driver(), found);
+    return found;
+  }
   /// Learns where the stream of a deallocation lives if the call names it by a bare handle, so that it
   /// exists.
   void learn_if_named(stream_id id, stream_ref stream) const noexcept {

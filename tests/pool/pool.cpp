@@ -453,6 +453,11 @@ TEST_CASE("a block that is freed with another size is reported, a small one when
     memory.deallocate({}, static_cast<char*>(large) + 4096, 10_MiB);
     CHECK(seen == std::vector{misuse_kind::wrong_size, misuse_kind::foreign_pointer});
     seen.clear();
+    memory.deallocate({}, memory.allocate({}, 10_MiB), 0);
+    CHECK(seen == std::vector{misuse_kind::wrong_size});
+    memory.deallocate({}, memory.allocate({}, 100), 0);
+    CHECK(seen.size() == 2);
+    seen.clear();
     memory.deallocate({}, memory.allocate({}, 100), 5000);
     memory.empty_cache();
     CHECK(seen == std::vector{misuse_kind::wrong_size});

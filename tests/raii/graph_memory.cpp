@@ -1425,3 +1425,17 @@ TEST_CASE("captures open, run and end while another thread grows the pool", "[gr
   CHECK(host_bytes() == before);
   d.clean();
 }
+
+TEST_CASE("a thread that closes another thread's scope still has its own", "[graph_memory][threads]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver};
+  graph_memory memory{pool};
+  auto of_a = std::make_unique<capture_scope>(memory, a);
+  std::thread([&] {
+    capture_scope const of_b(memory, b);
+    of_a.reset();
+    CHECK(detail::capture_gate::may_be_mine());  // so that no call of the thread waits for it
+  }).join();
+  CHECK_FALSE(detail::capture_gate::has_captures());
+}

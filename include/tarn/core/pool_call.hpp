@@ -2,8 +2,6 @@
 #pragma once
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
 // resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
-//
-// Over 400 lines: one short type for each call.
 
 #include <concepts>
 #include <cstddef>

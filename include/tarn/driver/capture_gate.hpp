@@ -64,8 +64,9 @@ class capture_gate {
     }
     return false;
   }
-  static void end_capture() noexcept {
-    if (open_on_this_thread != 0) --open_on_this_thread;
+  /// @param is_own  whether this thread began it
+  static void end_capture(bool is_own = true) noexcept {
+    if (is_own && open_on_this_thread != 0) --open_on_this_thread;
     state.fetch_sub(one_capture, std::memory_order_release);
   }
   /// In a forked child: the captures and the calls of other threads of the parent do not exist there.

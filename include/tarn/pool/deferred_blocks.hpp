@@ -29,18 +29,9 @@ class deferred_blocks {
   deferred_blocks& operator=(deferred_blocks const&) = delete;
 
   /// See recorded_streams::record(). @throws std::bad_alloc, cuda_error: nothing has changed
-  void record(void* p, stream_ref stream) {
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id) {
-      if (status const s = heap_.identify(stream, id); !s.ok())
-        throw cuda_error(s, heap_.driver().device().value);
-      stream = stream_ref::from(stream.handle(), id);
-      (void)find_device(heap_.driver(), stream);
-    }
-    uses_.record(p, stream);
-  }
+  void record(void* p, stream_ref stream) { uses_.record(p, heap_.known(stream)); }
 
-  /// Returns false if no block has a recorded use, and none is in graph_blocks. One relaxed load.
+  /// Returns false if no block has a recorded use, and there is no graph memory. One relaxed load.
   [[nodiscard]] TARN_ALWAYS_INLINE bool any_recorded() const noexcept { return uses_.any(); }
   /// Returns false if `p` has no recorded use. Takes no lock.
   [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return uses_.may_hold(p); }

@@ -246,6 +246,15 @@ class heap {
     return id;
   }
 
+  /// A stream that exists, with its identity and, for later, the device where it lives. @throws cuda_error  the driver does not know it
+  [[nodiscard]] stream_ref known(stream_ref stream) const {
+    stream_id id = stream.id();
+    if (id != stream_ref::unknown_id) return stream;
+    if (status const s = identify(stream, id); !s.ok()) throw cuda_error(s, driver().device().value);
+    stream_ref const found = stream_ref::from(stream.handle(), id);
+    (void)find_device(driver(), found);
+    return found;
+  }
   /// Learns where the stream of a deallocation lives if the call names it by a bare handle, so that it
   /// exists.
   void learn_if_named(stream_id id, stream_ref stream) const noexcept {

@@ -59,9 +59,9 @@ inline constexpr auto class_bytes_table = [] {
   return class_bytes_table[size_class];
 }
 
-/// Whether a request has a size class; others keep their exact size.
+/// Whether a request has a size class; others keep their exact size. None has 0 bytes, which only a wrong deallocation names.
 [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class(std::size_t bytes, std::size_t alignment) noexcept {
-  return alignment <= default_alignment && bytes <= class_limit;
+  return alignment <= default_alignment && bytes - 1 < class_limit;
 }
 
 /// The block that serves a request, for callers that use the numbers several times.
@@ -89,7 +89,7 @@ struct block_size {
 struct lazy_block_size {
   std::size_t asked;
 
-  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept { return asked <= class_limit; }
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept { return asked - 1 < class_limit; }
   [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned its_class() const noexcept { return class_of(asked); }
   [[nodiscard]] constexpr std::size_t bytes_in(unsigned size_class) const noexcept {
     return class_bytes(size_class);

@@ -77,21 +77,15 @@ class graph_captures {
   /// The capture of a stream that record_stream() names; no owner if it is not captured. Notes the identity of a bare handle in `stream`.
   /// @throws cuda_error  the driver does not know the stream, or it is captured, and not known by which capture; nothing has changed
   [[nodiscard]] captured_stream of_use(stream_ref& stream) {
-    stream_ref const named = stream;
-    stream_id id = named.id();
-    if (id == stream_ref::unknown_id) {
-      if (status const s = heap_.driver().identify(named, id); !s.ok())
-        throw cuda_error(s, heap_.driver().device().value);
-      stream = stream_ref::from(named.handle(), id);
-    }
-    captured_stream const at = of_deallocation(id, named);
+    stream_ref const named = std::exchange(stream, heap_.known(stream));
+    captured_stream const at = of_deallocation(stream.id(), named);
     if (at.is_captured() && at.owner == nullptr) refuse_unknown();
     return at;
   }
 
   // ---- scopes
 
-  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, as long as the rest of opening a
+  /// Whether a capture may have to take memory that the pool caches. The driver call takes 5 us, more than the rest of opening a
   /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
   [[nodiscard]] bool is_memory_scarce(growth_lock const& growing) noexcept {
     std::size_t const reserved = heap_.counters(growing).reserved;
@@ -118,7 +112,7 @@ class graph_captures {
     try {
       kept_as = add_stream(stream, {0, made, &owner});
     } catch (...) {
-      remove_scope(made);
+      (void)remove_scope(made);
       throw;
     }
     front_.set_capture(stream.id(), kept_as, &owner);
@@ -137,9 +131,8 @@ class graph_captures {
       front_.drop_stream(kept_as);
       end_order(kept_as, owner.captured);
     }
-    capture_gate::end_capture();
+    capture_gate::end_capture(remove_scope(number));
     captured_handles::end_capture();
-    remove_scope(number);
   }
 
  private:
@@ -228,19 +221,23 @@ class graph_captures {
     }
     return made.number;
   }
-  void remove_scope(capture_number number) noexcept {
+  /// Returns whether the calling thread opened it.
+  bool remove_scope(capture_number number) noexcept {
     std::uint64_t watched = 0;
+    bool is_own = false;
     {
       std::lock_guard const guard(mutex_);
       for (std::size_t i = 0; i < scopes_.size(); ++i) {
         if (scopes_[i].number != number) continue;
         watched = scopes_[i].watched;
+        is_own = scopes_[i].thread == this_thread_number();
         --scopes_[i].owner->references;
         scopes_.erase_unordered(i);
         break;
       }
     }
     if (watched != 0) front_.end_watch(watched);
+    return is_own;
   }
   /// Adds a stream and closes its caches. Returns the identity that it has in the capture.
   stream_id add_stream(stream_ref stream, captured_stream of) {

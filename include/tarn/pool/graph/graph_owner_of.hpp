@@ -34,12 +34,7 @@ class graph_owner_of final : public graph_owner {
   }
   void join_capture(capture_number capture, stream_ref stream) override {
     if (whole_.heap_.is_lost()) whole_.heap_.refuse_forked();
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id) {
-      status const s = whole_.driver().identify(stream, id);
-      if (!s.ok()) throw cuda_error(s, whole_.driver().device().value);
-    }
-    whole_.graphs_.captures().add(parts_, capture, stream_ref::from(stream.handle(), id));
+    whole_.graphs_.captures().add(parts_, capture, whole_.heap_.known(stream));
   }
   void end_capture(capture_number capture) noexcept override {
     if (whole_.heap_.is_lost()) {  // a thread of the parent may have been changing the rest

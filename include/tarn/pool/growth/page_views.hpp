@@ -112,7 +112,6 @@ class page_views {
       std::uintptr_t at = v.address;
       for (view_slot const& slot : v.view_slots) {
         TARN_VISIT();
-        TARN_VISIT();
         if (slot.handle == h) f(at);
         at += slot.bytes;
       }
@@ -129,7 +128,6 @@ class page_views {
       if (bytes > v.bytes - from) return nullptr;
       std::size_t at = 0;
       for (view_slot const& slot : v.view_slots) {
-        TARN_VISIT();
         TARN_VISIT();
         std::size_t const begin = max_of(from, at);
         std::size_t const end = min_of(from + bytes, at + slot.bytes);

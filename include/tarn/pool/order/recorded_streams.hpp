@@ -45,7 +45,7 @@ class recorded_streams {
   recorded_streams& operator=(recorded_streams const&) = delete;
 
   [[nodiscard]] bool any() const noexcept { return recorded_count_.load(std::memory_order_relaxed) != 0; }
-  /// Makes any() true for a block of graph_blocks (pool/graph/), so that a deallocation reads one counter.
+  /// Makes any() true for a graph memory or a block that graphs use (pool/graph/), so that a deallocation reads one counter.
   void count_graph_block(bool more) noexcept {
     if (more) {
       recorded_count_.fetch_add(1, std::memory_order_relaxed);
