@@ -1667,19 +1667,19 @@ template <class T>
 inline constexpr bool is_in_device_memory<T> =
     has_property<T, device_accessible> && !has_property<T, host_accessible>;
 
-/// A table entry and its layer: the same pool, passed twice, counts once.
+/// A table entry and its layers: the same pool, passed twice, counts once.
 struct found_share {
   pool_share share;
-  void const* layer = nullptr;
+  std::vector<void const*> layers;  ///< of several pools that one resource routes to, all
 };
 
-/// The address of the nearest pool; of several, of the first.
-struct address_of_pool {
-  static constexpr auto crosses = crossing::joined;
-  static constexpr void const* join(void const* first, void const*) noexcept { return first; }
+/// The addresses of the nearest pools.
+struct addresses_of_pools {
+  std::vector<void const*>& all;
+  static constexpr auto crosses = crossing::each;
   template <class L>
-  auto operator()(L& l) const -> decltype(static_cast<void>(l.state()), static_cast<void const*>(&l)) {
-    return &l;
+  auto operator()(L& l) const -> decltype(static_cast<void>(l.state())) {
+    all.push_back(&l);
   }
 };
 
@@ -1692,7 +1692,7 @@ found_share share_of(Memory memory) {
   pool_share& p = found.share;
   if constexpr (is_pooled<Memory>) {
     pool_state const s = state_of(memory);
-    found.layer = nearest(memory, address_of_pool{});
+    nearest(memory, addresses_of_pools{found.layers});
     p.reserved = s.reserved;
     if constexpr (reachable<Memory, pool_call::allocator_backend>) p.backend = allocator_backend(memory);
     std::size_t const held = min_of(s.live, s.reserved);
@@ -1705,10 +1705,10 @@ found_share share_of(Memory memory) {
     auto const allocated = static_cast<std::size_t>(t.allocated_bytes[0].current);
     auto const requested = static_cast<std::size_t>(t.requested_bytes[0].current);
     if constexpr (!is_pooled<Memory>) {
-      found.layer = nearest(
+      found.layers.push_back(nearest(
           memory, [](auto& l) -> decltype(static_cast<void>(l.statistics()), static_cast<void const*>(&l)) {
             return &l;
-          });
+          }));
       p.reserved = p.live = allocated;
     }
     // `tracked` may also count memory of another source (fallback_to); then it does not show this pool's rounding.
@@ -1793,8 +1793,8 @@ memory_explanation explain(Subjects const&... subjects) {
       }
       if constexpr (is_memory<Subject>) {
         found_share found = share_of(subject);
-        if (std::find(seen.begin(), seen.end(), found.layer) != seen.end()) return;
-        seen.push_back(found.layer);
+        if (std::find(seen.begin(), seen.end(), found.layers.front()) != seen.end()) return;
+        seen.insert(seen.end(), found.layers.begin(), found.layers.end());
         found.share.name = concat({"pool ", std::to_string(++pools)});
         (is_in_device_memory<Subject> ? e.pools : e.host_pools).push_back(std::move(found.share));
       }
@@ -1864,7 +1864,7 @@ context_cost measure(Subjects const&... subjects) {
 /// The pools' figures are exact; those of the driver and NVML are taken a moment later: the residual is meaningful only if
 /// nothing is allocated meanwhile. If NVML is missing or does not see the processes, parts are unknown and reported as such.
 /// Creates the device's context if there is none. Cost: NVML is initialised and shut down, 10 to 100 ms; it does not wait for
-/// the device, but for threads that grow the pools. Thread-safe.
+/// the device, but for threads that grow the pools that are passed. Thread-safe.
 /// @throws cuda_error  the driver does not report free memory
 /// @throws misuse      a pool belongs to another device: call it once per device
 template <class... Subjects>
@@ -3182,7 +3182,7 @@ struct pool_facts {
   std::vector<range> ranges;  ///< live and free ones
   std::vector<run> runs;
   std::vector<stream_id> domains;          ///< by domain_ref
-  std::vector<std::uint16_t> generations;  ///< by domain_ref
+  std::vector<std::uint16_t> generations;  ///< by domain_ref, the last bits
   std::vector<used_view> views;
   std::vector<held_piece> pieces;
   std::vector<held_memory> held;
@@ -3293,7 +3293,7 @@ struct pool_facts {
     for (part_ref p = common; p < space.streams.parts(); ++p) owners.push_back(space.streams.part(p).owner);
     for (domain_ref d = 0; d < space.streams.size(); ++d) {
       domains.push_back(public_id(space.streams[d].id));
-      generations.push_back(space.streams[d].generation);
+      generations.push_back(static_cast<std::uint16_t>(space.streams[d].generation));
       for (auto const& list : space.streams[d].foreign) {
         for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back(), 0});
       }

@@ -7773,7 +7773,9 @@ struct block_size {
 struct lazy_block_size {
   std::size_t asked;
 
-  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept { return asked - 1 < class_limit; }
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept {
+    return asked - 1 < class_limit;
+  }
   [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned its_class() const noexcept { return class_of(asked); }
   [[nodiscard]] constexpr std::size_t bytes_in(unsigned size_class) const noexcept {
     return class_bytes(size_class);
@@ -9717,7 +9719,8 @@ struct range {
   std::uint32_t view_or_split = 0;
   std::uint32_t segment = 0;  ///< index of the upstream block, for pools over blocks
   domain_ref domain = neutral;
-  std::uint16_t generation = 0;  ///< of a live range: the generation of its domain when it was taken
+  std::uint16_t generation =
+      0;  ///< of a live range: the last bits of its domain's generation when it was taken
   range_state state = range_state::unused;
   zone where = zone::smaller;
   bool at_end = false;     ///< in an index: a hole follows, so it may be extended, see range_index
@@ -9814,7 +9817,7 @@ struct run {
   run_ref next = 0;
   range_ref body = 0;
   domain_ref domain = neutral;
-  std::uint16_t generation = 0;  ///< of its domain; if the domain's differs now, the run is neutral
+  std::uint32_t generation = 0;  ///< of its domain; if the domain's differs now, the run is neutral
   std::uint16_t size_class = 0;
 
   /// Takes a free block. Requires that there is one.
@@ -10604,7 +10607,7 @@ struct stream_domain {
   device_id event_device;          ///< where `event` was created
   std::uint32_t shared_mark = 0;   ///< of ordering: if not 0, its event covers the marks, not `event`
   domain_ref next_free = neutral;  ///< of a free place
-  std::uint16_t generation = 0;    ///< number of streams that had this place before
+  std::uint32_t generation = 0;    ///< number of streams that had this place before
   range_index index[zone_count];
   run_list runs[run_class_count];
   /// Blocks freed on this stream that were cut from another domain's run. This stream reuses them; they return to their runs
@@ -11062,7 +11065,7 @@ class arena {
       range& piece = ranges[pieces[i]];
       piece.chain = i + 1 < count ? pieces[i + 1] : 0;
       piece.domain = taker;
-      piece.generation = streams[taker].generation;
+      piece.generation = static_cast<std::uint16_t>(streams[taker].generation);
       bytes += piece.bytes;
     }
     count_live(bytes, streams[taker].part);
@@ -11456,7 +11459,7 @@ class arena {
     if (r == 0) return 0;
     r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
-    ranges[r].generation = streams[taker].generation;
+    ranges[r].generation = static_cast<std::uint16_t>(streams[taker].generation);
     count_live(bytes, streams[taker].part);
     return r;
   }
@@ -13662,9 +13665,10 @@ class front {
   void watch_all() noexcept { watches_all_ = true; }
   /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
   [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
-    thread_cache* const own = local_or_new();
-    if (own == nullptr) return 0;  // it has none, so that every call takes the slow path
     std::lock_guard const guard(list_mutex_);
+    thread_cache* const known = local();
+    thread_cache* const own = known != nullptr ? known : make_local();
+    if (own == nullptr) return 0;  // it can have none now: its calls take the slow path
     ++own->watches;
     own->lock.watch();
     return own->serial;
@@ -13708,8 +13712,9 @@ class front {
   /// Does nothing on a thread that has one already, or has no cache.
   void set_capture(stream_id stream, stream_id captured_as, void* owner) noexcept {
     thread_cache* const own = local();
-    if (own == nullptr || own->captured_stream.load(std::memory_order_relaxed) != stream_ref::unknown_id)
-      return;
+    if (own == nullptr) return;
+    std::lock_guard const guard(list_mutex_);  // another thread may be ending an earlier capture
+    if (own->captured_stream.load(std::memory_order_relaxed) != stream_ref::unknown_id) return;
     own->capture_owner.store(owner, std::memory_order_relaxed);
     own->captured_as.store(captured_as, std::memory_order_relaxed);
     own->captured_stream.store(stream, std::memory_order_relaxed);
@@ -13741,16 +13746,19 @@ class front {
       return cache;
     return new_local();
   }
+  /// Does not wait: a visitor may have every thread stopped for a while.
   TARN_NOINLINE thread_cache* new_local() noexcept {
-    if (thread_exit::over || heap_.description().active() || heap_.is_lost()) return nullptr;
+    std::unique_lock const guard(list_mutex_, std::try_to_lock);
+    return guard.owns_lock() ? make_local() : nullptr;
+  }
+  /// Under the mutex of the list. Null on a thread that is ending, without host memory, while a tool watches, or while the caches are
+  /// closed.
+  thread_cache* make_local() noexcept {
+    if (thread_exit::over || heap_.description().active() || heap_.is_lost() || closed_) return nullptr;
     try {
       thread_exit& hook = thread_exit::of_this_thread();
       owned made(new thread_cache);
       thread_cache* const cache = made.get();
-      // Do not wait: a visitor may have every thread stopped for a while.
-      std::unique_lock const guard(list_mutex_, std::try_to_lock);
-      if (!guard.owns_lock() || closed_) [[unlikely]]
-        return nullptr;
       caches_.reserve(caches_.size() + 1);
       cache->serial = ++last_serial_;
       if (watches_all_) cache->lock.watch();
@@ -14914,7 +14922,7 @@ class graph_captures {
   /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
   [[nodiscard]] bool is_memory_scarce(growth_lock const& growing) noexcept {
     std::size_t const reserved = heap_.counters(growing).reserved;
-    if (reserved <= ample_up_to_ && is_known_ample()) return false;
+    if (is_known_ample(reserved)) return false;
     std::size_t free = 0;
     std::size_t total = 0;
     if (!heap_.driver().memory_info(free, total).ok()) return false;
@@ -14922,10 +14930,10 @@ class graph_captures {
     ample_up_to_ = reserved + total / 16;
     return free < total / 8;
   }
-  /// The same for a capture that begins while another thread grows the pool: false also where it is not known.
-  [[nodiscard]] bool is_known_ample() noexcept {
+  /// Whether that is known without asking, and no longer once the answer has served enough captures.
+  [[nodiscard]] bool is_known_ample(std::size_t reserved) noexcept {
     unsigned left = captures_with_ample_memory_.load(std::memory_order_relaxed);
-    if (left == 0) return false;
+    if (left == 0 || reserved > ample_up_to_.load(std::memory_order_relaxed)) return false;
     (void)captures_with_ample_memory_.compare_exchange_strong(left, left - 1, std::memory_order_relaxed);
     return true;
   }
@@ -14947,7 +14955,7 @@ class graph_captures {
   /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another one's, or too many streams
   void add(graph_parts& owner, capture_number number, stream_ref stream) {
     captured_stream const at = known(stream.id());
-    if (!at.is_captured()) return (void)add_stream(stream, {0, number, &owner});
+    if (!at.is_captured() || at.capture == number) return (void)add_stream(stream, {0, number, &owner});
     if (at.owner != &owner) refuse("capture_scope::join (this stream is part of another owner's capture)");
   }
   void end(graph_parts& owner, capture_number number) noexcept {
@@ -14957,6 +14965,7 @@ class graph_captures {
       end_order(kept_as, owner.captured);
     }
     capture_gate::end_capture(remove_scope(number));
+    std::lock_guard const guard(mutex_);  // a fork waits for it, as for all calls of captured_handles here
     captured_handles::end_capture();
   }
 
@@ -14974,7 +14983,9 @@ class graph_captures {
   }
 
   /// The capture of a stream that the calling thread has opened; takes no lock.
-  [[nodiscard]] captured_stream of_this_thread(stream_id id) const noexcept {
+  [[nodiscard]] captured_stream of_this_thread(stream_id id) noexcept {
+    if (unwatched_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      watch_again();
     captured_stream at;
     if (id == stream_ref::unknown_id) return at;
     auto const noted = front_.capture_of(id);
@@ -15031,20 +15042,26 @@ class graph_captures {
 
   /// Watches the calls of the calling thread from now on.
   capture_number add_scope(graph_parts& owner) {
-    scope made{0, &owner, this_thread_number()};
+    capture_number made = 0;
     {
       std::lock_guard const guard(mutex_);
-      made.number = last_capture_ + 1;
-      scopes_.push_back(made);
+      made = last_capture_ + 1;
+      scopes_.push_back(scope{made, &owner, this_thread_number()});
       ++last_capture_;
       ++owner.references;
+      ++unwatched_;
     }
-    std::uint64_t const watched = front_.watch_this_thread();
+    watch_again();
+    return made;
+  }
+  /// Watches the calling thread for those of its scopes for which it could not be watched. No call makes it a cache before.
+  TARN_NOINLINE void watch_again() noexcept {
     std::lock_guard const guard(mutex_);
     for (scope& s : scopes_) {
-      if (s.number == made.number) s.watched = watched;
+      if (s.watched != 0 || s.thread != this_thread_number()) continue;
+      s.watched = front_.watch_this_thread();
+      if (s.watched != 0) --unwatched_;
     }
-    return made.number;
   }
   /// Returns whether the calling thread opened it.
   bool remove_scope(capture_number number) noexcept {
@@ -15055,6 +15072,7 @@ class graph_captures {
       for (std::size_t i = 0; i < scopes_.size(); ++i) {
         if (scopes_[i].number != number) continue;
         watched = scopes_[i].watched;
+        if (watched == 0) --unwatched_;
         is_own = scopes_[i].thread == this_thread_number();
         --scopes_[i].owner->references;
         scopes_.erase_unordered(i);
@@ -15069,24 +15087,27 @@ class graph_captures {
     stream_id const id = stream.id();
     {
       std::lock_guard const guard(mutex_);
-      if (std::size_t const at = heap_.captured.find(id); at != captured_streams::most) {
-        if (streams_[at].capture == of.capture) return streams_[at].kept_as;  // another thread added it
+      std::size_t place = heap_.captured.find(id);
+      if (place == captured_streams::most) {
+        place = heap_.captured.free_place();
+        if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
+        of.kept_as = capture_stream_id(last_identity_ + 1);
+        of.stream = id;
+        {
+          hot_lock const held = heap_.lock_hot();
+          (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
+                                              of.owner->captured);
+        }
+        ++last_identity_;
+        captured_handles::add(stream);
+        streams_[place] = of;
+        heap_.captured.set(place, id);
+      } else if (streams_[place].capture != of.capture) {
         refuse("capture_scope (this stream is already part of an open one)");
       }
-      std::size_t const place = heap_.captured.free_place();
-      if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
-      of.kept_as = capture_stream_id(++last_identity_);
-      of.stream = id;
-      {
-        hot_lock const held = heap_.lock_hot();
-        (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
-                                            of.owner->captured);
-      }
-      captured_handles::add(stream);
-      streams_[place] = of;
-      heap_.captured.set(place, id);
+      of.kept_as = streams_[place].kept_as;
     }
-    front_.drop_stream(id);
+    front_.drop_stream(id);  // also if another thread has added the stream, and not dropped it yet
     return of.kept_as;
   }
   /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
@@ -15129,7 +15150,8 @@ class graph_captures {
   capture_number last_capture_ = 0;
   std::uint64_t last_identity_ = 0;
   std::atomic<unsigned> captures_with_ample_memory_{0};  ///< for which is_memory_scarce() does not ask
-  std::size_t ample_up_to_ = 0;                          ///< bytes reserved; under the growth lock
+  std::atomic<std::size_t> ample_up_to_{0};              ///< bytes reserved
+  std::atomic<unsigned> unwatched_{0};                   ///< scopes whose thread is not watched
 };
 
 }  // namespace tarn::detail
@@ -15311,13 +15333,13 @@ class graph_memories {
     if (!heap_.is_lost()) (void)reap(growing, whole, false);
   }
 
-  /// Does not wait for a thread that grows the pool where the device is known to have ample memory. @throws cuda_error, std::bad_alloc:
-  /// nothing has changed
+  /// Does not wait for a thread that grows the pool where nothing is to be collected for the capture, and the device is known to have
+  /// ample memory. @throws cuda_error, std::bad_alloc: nothing has changed
   template <class Pool>
   [[nodiscard]] capture_number begin_capture(Pool& whole, graph_parts& owner, stream_ref stream) {
     if (heap_.try_lock_growth()) {
       prepare_for_capture(heap_.adopt_growth_lock(), whole, owner);
-    } else if (!captures_.is_known_ample()) {
+    } else if (has_uncollected(owner) || !captures_.is_known_ample(heap_.reserved_now())) {
       prepare_for_capture(heap_.lock_growth(), whole, owner);
     }
     blocks_.reserve(owner, deferred_at_least);
@@ -15423,6 +15445,17 @@ class graph_memories {
       count->fetch_add(bytes, std::memory_order_relaxed);
   }
 
+  /// Whether streams outside captures have freed memory of an owner that may be complete.
+  [[nodiscard]] bool has_uncollected(graph_parts const& owner) noexcept {
+    hot_lock const held = heap_.lock_hot();
+    arena const& space = heap_.space(held);
+    bool any = false;
+    for (part_ref const part : {owner.captured, space.streams.part(owner.captured).beside}) {
+      if (part == common) continue;
+      space.streams.for_each_in(part, [&](domain_ref d) { any = any || space.streams[d].has_free(); });
+    }
+    return any;
+  }
   /// While a capture is open, nothing can be marked: what is complete now is free for it.
   template <class Pool>
   void prepare_for_capture(growth_lock const& growing, Pool& whole, graph_parts const& owner) {
@@ -15855,6 +15888,7 @@ class looked_up {
 // ---- tarn/pool/growth/growth.hpp
 // The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -16064,14 +16098,17 @@ inline void count_given(pool_state& s, std::size_t bytes, std::size_t handles, z
 /// What a pool counts as it grows and shrinks; `reserved` is also read without it. There is one writer, so plain loads are enough.
 struct growth_counters : pool_state {
   growth_notes notes;
+  std::atomic<std::size_t> reserved_now{0};  ///< `reserved`, for threads without the growth lock
 
   void hold(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
     notes.add(growing, growth_change::made, address, bytes);
     count_taken(*this, bytes, where);
+    reserved_now.store(reserved, std::memory_order_relaxed);
   }
   void release(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
     notes.add(growing, growth_change::given_back, address, bytes);
     count_given(*this, bytes, 1, where);
+    reserved_now.store(reserved, std::memory_order_relaxed);
   }
 };
 
@@ -19060,7 +19097,7 @@ class other_pools {
     the_device
   };
 
-  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock; `reserved` may.
+  /// Makes `pool` known. `give_back` returns the bytes that it gave back. Neither waits for a lock.
   other_pools(Driver const& driver, void* pool, give_back_function give_back, reserved_function reserved,
               goes_to to)
       : driver_(driver),
@@ -19130,8 +19167,7 @@ class other_pools {
     return given;
   }
 
-  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's device. Waits while a
-  /// thread grows one. The caller holds no lock of a pool; `f` throws nothing.
+  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's device. `f` throws nothing.
   template <class F>
   static void for_each_reserved(Driver const& driver, F const& f) noexcept {
     visit(all_pools(), driver, nullptr, [&](other_pools& known) {
@@ -19251,6 +19287,10 @@ class heap {
   /// What holds memory from the source, under the growth lock.
   [[nodiscard]] growth_type& growth(growth_lock const&) noexcept { return growth_; }
   [[nodiscard]] growth_counters& counters(growth_lock const&) noexcept { return counters_; }
+  /// Bytes reserved, for threads without the growth lock.
+  [[nodiscard]] std::size_t reserved_now() const noexcept {
+    return counters_.reserved_now.load(std::memory_order_relaxed);
+  }
   /// How much the growth can still create.
   [[nodiscard]] known_left& left(growth_lock const&) noexcept { return left_; }
   /// The order of streams, under the growth lock.
@@ -19714,12 +19754,10 @@ class pool_drain {
     }
   }
 
-  /// Bytes reserved, for a report about all pools of the process.
+  /// Bytes reserved, for a report about all pools of the process. Takes no lock: the caller may be in a handler of another growth.
   static std::size_t reserved_of(void* pool) noexcept {
-    auto& heap = static_cast<Pool*>(pool)->heap_;
-    if (heap.is_lost()) return 0;
-    growth_lock const growing = heap.lock_growth();
-    return heap.counters(growing).reserved;
+    auto const& heap = static_cast<Pool*>(pool)->heap_;
+    return heap.is_lost() ? 0 : heap.reserved_now();
   }
 
   /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the
@@ -21050,7 +21088,7 @@ class pool {
     if (!notes.is_open()) notes.open(growing, most, clock);
   }
 
-  /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows and no thread cache is created or destroyed.
+  /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows.
   /// For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {
@@ -23725,7 +23763,8 @@ class graph_memory {
 ///
 /// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
 /// (fenced, poisoned and checked verify and poison nothing then that they would have to wait for on the device.)
-/// Opening and closing it takes 0.9 us (H200), and longer with many threads. Must be destroyed before its owner; any thread may do
+/// Opening and closing it takes 0.9 us (H200), and longer with many threads. It waits for a thread that grows the pool only where memory
+/// is not known to be ample. Must be destroyed before its owner; any thread may do
 /// so.
 class [[nodiscard]] capture_scope {
  public:
@@ -23742,7 +23781,9 @@ class [[nodiscard]] capture_scope {
   ~capture_scope() { owner_.end_capture(capture_); }
 
   /// Names another stream of the capture. @throws cuda_error, nothing has changed
-  void join(stream_ref stream) { owner_.join_capture(capture_, stream); }
+  void join(stream_ref stream, source_location where = source_location::current()) {
+    detail::called_from(where, [&] { owner_.join_capture(capture_, stream); });
+  }
 
  private:
   detail::graph_owner& owner_;

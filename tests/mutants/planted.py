@@ -2532,7 +2532,7 @@ PLANTED = {
         Mutant(
             "a captured stream keeps its caches on all threads",
             "pool/graph/graph_captures.hpp",
-            "    front_.drop_stream(id);\n",
+            "    front_.drop_stream(id);  // also if another thread has added the stream, and not dropped it yet\n",
             "",
             finder="tests/raii/graph_memory.cpp",
         ),
@@ -2670,8 +2670,8 @@ PLANTED = {
         Mutant(
             "the thread of a scope stays on its warm path, so that streams that joined are not seen",
             "pool/graph/graph_captures.hpp",
-            "    std::uint64_t const watched = front_.watch_this_thread();\n",
-            "    std::uint64_t const watched = 0;\n",
+            "      s.watched = front_.watch_this_thread();\n",
+            "      s.watched = ~std::uint64_t{0};\n",
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
@@ -2752,9 +2752,23 @@ PLANTED = {
             finder="tests/raii/graph_memory.cpp",
         ),
         Mutant(
+            "a capture that begins during growth collects nothing",
+            "pool/graph/graph_memories.hpp",
+            "} else if (has_uncollected(owner) || ",
+            "} else if (",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
+            "a scope does not watch a thread that has no cache yet",
+            "pool/front/front.hpp",
+            "    thread_cache* const own = known != nullptr ? known : make_local();\n",
+            "    thread_cache* const own = known;\n",
+            finder="tests/raii/graph_memory.cpp",
+        ),
+        Mutant(
             "two streams of a capture share what they freed",
             "pool/graph/graph_captures.hpp",
-            "of.kept_as = capture_stream_id(++last_identity_);",
+            "of.kept_as = capture_stream_id(last_identity_ + 1);",
             "of.kept_as = capture_stream_id(of.capture);",
             finder="tests/raii/graph_memory.cpp",
         ),

@@ -3,6 +3,7 @@
 // and that no call of the pool invalidates a capture.
 #include "tarn/raii/graph_memory.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -1438,4 +1439,88 @@ TEST_CASE("a thread that closes another thread's scope still has its own", "[gra
     CHECK(detail::capture_gate::may_be_mine());  // so that no call of the thread waits for it
   }).join();
   CHECK_FALSE(detail::capture_gate::has_captures());
+}
+
+TEST_CASE("a scope that opens while all threads are stopped watches its thread", "[graph_memory][threads]") {
+  device d;
+  auto pool = d.pages() | pooled{.captures = capture_watch::in_scopes};
+  device::stream_type a{d.driver}, b{d.driver};
+  graph_memory memory{pool};
+  { capture const c(d.machine, memory, a); }  // finds out that memory is ample
+  void* of_graph = nullptr;
+  std::thread thread;
+  pool->inspect([&](auto& growing, auto&, auto& front, auto&, auto&) {
+    detail::stopped_threads const stopped(growing, front);
+    std::atomic<bool> begins{false};
+    thread = std::thread([&] {
+      begins = true;
+      capture c(d.machine, memory, a);  // the first call of this thread
+      event_handle joins = nullptr;
+      event_handle joined = nullptr;
+      REQUIRE((d.driver.create_event(joins).ok() && d.driver.create_event(joined).ok()));
+      REQUIRE((d.driver.record_event(joins, a).ok() && d.driver.wait_event(b, joins).ok()));
+      of_graph = pool.allocate(b, 3000);
+      CHECK(memory.state().allocated != 0);
+      pool.deallocate(b, of_graph, 3000);
+      REQUIRE((d.driver.record_event(joined, b).ok() && d.driver.wait_event(a, joined).ok()));
+      c.end();
+      CHECK((d.driver.destroy_event(joins).ok() && d.driver.destroy_event(joined).ok()));
+    });
+    while (!begins) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  });
+  thread.join();
+  void* const p = pool.allocate(b, 3000);
+  CHECK(p != of_graph);
+  pool.deallocate(b, p, 3000);
+  CHECK(d.machine.findings().empty());
+}
+
+TEST_CASE("captures that begin during growth reuse what was freed outside captures",
+          "[graph_memory][threads]") {
+  device d;
+  std::atomic<bool> is_growing{false};
+  auto pool = basic_malloc<sim_marking_driver>(d.driver) | retry_on_oom{[&](out_of_memory const&, unsigned) {
+                is_growing = true;
+                std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                return false;
+              }} |
+              pooled{};
+  device::stream_type a{d.driver}, b{d.driver}, c{d.driver};
+  graph_memory memory{pool};
+  for (int i = 0; i < 20; ++i) {
+    std::thread grows([&] { CHECK_THROWS_AS(pool.allocate(b, std::size_t{1} << 40), out_of_memory); });
+    while (!is_growing) std::this_thread::yield();
+    void* p = nullptr;
+    {
+      capture made(d.machine, memory, a);
+      p = pool.allocate(a, 20 << 20);
+    }
+    pool.deallocate(c, p, 20 << 20);
+    grows.join();
+    is_growing = false;
+  }
+  CHECK(memory.state().reserved <= 20 << 20);
+  d.clean();
+}
+
+TEST_CASE("an owner's blocks stay its own after many captures of others", "[graph_memory]") {
+  device d;
+  auto pool = d.pages() | pooled{};
+  device::stream_type a{d.driver}, b{d.driver};
+  graph_memory first{pool};
+  graph_memory second{pool};
+  std::vector<void*> blocks;  // a run that is wholly handed out: it keeps the number of the capture's place
+  {
+    capture c(d.machine, first, a);
+    for (int i = 0; i < 256; ++i) blocks.push_back(pool.allocate(a, 256));
+  }
+  for (int i = 0; i < 33'000; ++i) capture_scope const scope(second, b);
+  for (void* const p : blocks) pool.deallocate(a, p, 256);
+  capture c(d.machine, second, b);
+  for (int i = 0; i < 256; ++i) {
+    void* const p = pool.allocate(b, 256);
+    REQUIRE(std::find(blocks.begin(), blocks.end(), p) == blocks.end());
+    pool.deallocate(b, p, 256);
+  }
 }

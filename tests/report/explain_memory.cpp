@@ -4,6 +4,7 @@
 #include "tarn/report/explain_memory.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <clocale>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +19,7 @@
 #include "driver/faulty.hpp"
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/limited.hpp"
+#include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/source/host_memory.hpp"
@@ -190,6 +192,37 @@ TEST_CASE("explain_memory names what pools hold that were not passed", "[report]
   above.deallocate({}, b, 20_MiB);
   on_host.deallocate({}, c, 30_MiB);
   elsewhere.deallocate({}, d, 40_MiB);
+}
+
+TEST_CASE("explain_memory counts both pools of fallback_to once", "[report][explain_memory]") {
+  sim_machine const machine{crowded()};
+  auto second = sim_malloc{machine.driver()} | pooled{};
+  auto memory = sim_pages{machine.driver()} | limited{10_MiB} | pooled{} | fallback_to{second};
+  void* const a = memory.allocate({}, 8_MiB);
+  void* const b = memory.allocate({}, 30_MiB);
+  memory_explanation const e = explain_memory(memory);
+  check_sums(e);
+  CHECK(e.reserved() == memory_reserved(memory));
+  CHECK(e.other_pool_count == 0);
+  memory.deallocate({}, a, 8_MiB);
+  memory.deallocate({}, b, 30_MiB);
+}
+
+TEST_CASE("explain_memory in handlers of two growths waits for neither",
+          "[report][explain_memory][threads]") {
+  sim_machine const machine{crowded()};
+  std::atomic<int> in_handler{0};
+  auto const explain = [&](out_of_memory const&, unsigned) {
+    ++in_handler;
+    while (in_handler < 2) std::this_thread::yield();
+    CHECK(explain_memory(machine.driver()).other_pool_count == 2);
+    return false;
+  };
+  auto one = sim_malloc{machine.driver()} | retry_on_oom{explain} | pooled{};
+  auto other = sim_malloc{machine.driver()} | retry_on_oom{explain} | pooled{};
+  std::thread thread([&] { CHECK_THROWS_AS(other.allocate({}, 1_TiB), out_of_memory); });
+  CHECK_THROWS_AS(one.allocate({}, 1_TiB), out_of_memory);
+  thread.join();
 }
 
 TEST_CASE("explain_memory counts each of any number of pools once, with host memory apart from the total",

@@ -95,6 +95,10 @@ class heap {
   /// What holds memory from the source, under the growth lock.
   [[nodiscard]] growth_type& growth(growth_lock const&) noexcept { return growth_; }
   [[nodiscard]] growth_counters& counters(growth_lock const&) noexcept { return counters_; }
+  /// Bytes reserved, for threads without the growth lock.
+  [[nodiscard]] std::size_t reserved_now() const noexcept {
+    return counters_.reserved_now.load(std::memory_order_relaxed);
+  }
   /// How much the growth can still create.
   [[nodiscard]] known_left& left(growth_lock const&) noexcept { return left_; }
   /// The order of streams, under the growth lock.

@@ -44,7 +44,7 @@ class other_pools {
     the_device
   };
 
-  /// Makes `pool` known. `give_back` returns the bytes that it gave back, and does not wait for a lock; `reserved` may.
+  /// Makes `pool` known. `give_back` returns the bytes that it gave back. Neither waits for a lock.
   other_pools(Driver const& driver, void* pool, give_back_function give_back, reserved_function reserved,
               goes_to to)
       : driver_(driver),
@@ -114,8 +114,7 @@ class other_pools {
     return given;
   }
 
-  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's device. Waits while a
-  /// thread grows one. The caller holds no lock of a pool; `f` throws nothing.
+  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's device. `f` throws nothing.
   template <class F>
   static void for_each_reserved(Driver const& driver, F const& f) noexcept {
     visit(all_pools(), driver, nullptr, [&](other_pools& known) {

@@ -372,7 +372,7 @@ class pool {
     if (!notes.is_open()) notes.open(growing, most, clock);
   }
 
-  /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows and no thread cache is created or destroyed.
+  /// Calls `look(lock, heap, front, deferred blocks, graph memories)` while nothing grows.
   /// For pool/inspection/inspection.hpp, which takes the other locks in their order.
   template <class Look>
   void inspect(Look&& look) {

@@ -55,12 +55,10 @@ class pool_drain {
     }
   }
 
-  /// Bytes reserved, for a report about all pools of the process.
+  /// Bytes reserved, for a report about all pools of the process. Takes no lock: the caller may be in a handler of another growth.
   static std::size_t reserved_of(void* pool) noexcept {
-    auto& heap = static_cast<Pool*>(pool)->heap_;
-    if (heap.is_lost()) return 0;
-    growth_lock const growing = heap.lock_growth();
-    return heap.counters(growing).reserved;
+    auto const& heap = static_cast<Pool*>(pool)->heap_;
+    return heap.is_lost() ? 0 : heap.reserved_now();
   }
 
   /// Makes free memory that the device has finished with usable by every stream, and marks the rest: while a capture is open, the

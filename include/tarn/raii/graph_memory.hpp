@@ -90,7 +90,8 @@ class graph_memory {
 ///
 /// tarn makes no driver call meanwhile that invalidates a capture, on any thread: what would need one is done after the scope.
 /// (fenced, poisoned and checked verify and poison nothing then that they would have to wait for on the device.)
-/// Opening and closing it takes 0.9 us (H200), and longer with many threads. Must be destroyed before its owner; any thread may do
+/// Opening and closing it takes 0.9 us (H200), and longer with many threads. It waits for a thread that grows the pool only where memory
+/// is not known to be ample. Must be destroyed before its owner; any thread may do
 /// so.
 class [[nodiscard]] capture_scope {
  public:
@@ -107,7 +108,9 @@ class [[nodiscard]] capture_scope {
   ~capture_scope() { owner_.end_capture(capture_); }
 
   /// Names another stream of the capture. @throws cuda_error, nothing has changed
-  void join(stream_ref stream) { owner_.join_capture(capture_, stream); }
+  void join(stream_ref stream, source_location where = source_location::current()) {
+    detail::called_from(where, [&] { owner_.join_capture(capture_, stream); });
+  }
 
  private:
   detail::graph_owner& owner_;

@@ -152,7 +152,7 @@ class arena {
       range& piece = ranges[pieces[i]];
       piece.chain = i + 1 < count ? pieces[i + 1] : 0;
       piece.domain = taker;
-      piece.generation = streams[taker].generation;
+      piece.generation = static_cast<std::uint16_t>(streams[taker].generation);
       bytes += piece.bytes;
     }
     count_live(bytes, streams[taker].part);
@@ -546,7 +546,7 @@ class arena {
     if (r == 0) return 0;
     r = carve(r, align_up(ranges[r].address, alignment), bytes);
     ranges[r].domain = taker;
-    ranges[r].generation = streams[taker].generation;
+    ranges[r].generation = static_cast<std::uint16_t>(streams[taker].generation);
     count_live(bytes, streams[taker].part);
     return r;
   }

@@ -38,7 +38,7 @@ struct run {
   run_ref next = 0;
   range_ref body = 0;
   domain_ref domain = neutral;
-  std::uint16_t generation = 0;  ///< of its domain; if the domain's differs now, the run is neutral
+  std::uint32_t generation = 0;  ///< of its domain; if the domain's differs now, the run is neutral
   std::uint16_t size_class = 0;
 
   /// Takes a free block. Requires that there is one.

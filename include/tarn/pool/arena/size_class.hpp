@@ -89,7 +89,9 @@ struct block_size {
 struct lazy_block_size {
   std::size_t asked;
 
-  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept { return asked - 1 < class_limit; }
+  [[nodiscard]] TARN_ALWAYS_INLINE constexpr bool has_class() const noexcept {
+    return asked - 1 < class_limit;
+  }
   [[nodiscard]] TARN_ALWAYS_INLINE constexpr unsigned its_class() const noexcept { return class_of(asked); }
   [[nodiscard]] constexpr std::size_t bytes_in(unsigned size_class) const noexcept {
     return class_bytes(size_class);

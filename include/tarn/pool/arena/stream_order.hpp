@@ -71,7 +71,7 @@ struct stream_domain {
   device_id event_device;          ///< where `event` was created
   std::uint32_t shared_mark = 0;   ///< of ordering: if not 0, its event covers the marks, not `event`
   domain_ref next_free = neutral;  ///< of a free place
-  std::uint16_t generation = 0;    ///< number of streams that had this place before
+  std::uint32_t generation = 0;    ///< number of streams that had this place before
   range_index index[zone_count];
   run_list runs[run_class_count];
   /// Blocks freed on this stream that were cut from another domain's run. This stream reuses them; they return to their runs

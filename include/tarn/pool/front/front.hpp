@@ -292,9 +292,10 @@ class front {
   void watch_all() noexcept { watches_all_ = true; }
   /// The same on the calling thread, until end_watch() of what it returns, which any thread may call.
   [[nodiscard]] std::uint64_t watch_this_thread() noexcept {
-    thread_cache* const own = local_or_new();
-    if (own == nullptr) return 0;  // it has none, so that every call takes the slow path
     std::lock_guard const guard(list_mutex_);
+    thread_cache* const known = local();
+    thread_cache* const own = known != nullptr ? known : make_local();
+    if (own == nullptr) return 0;  // it can have none now: its calls take the slow path
     ++own->watches;
     own->lock.watch();
     return own->serial;
@@ -338,8 +339,9 @@ class front {
   /// Does nothing on a thread that has one already, or has no cache.
   void set_capture(stream_id stream, stream_id captured_as, void* owner) noexcept {
     thread_cache* const own = local();
-    if (own == nullptr || own->captured_stream.load(std::memory_order_relaxed) != stream_ref::unknown_id)
-      return;
+    if (own == nullptr) return;
+    std::lock_guard const guard(list_mutex_);  // another thread may be ending an earlier capture
+    if (own->captured_stream.load(std::memory_order_relaxed) != stream_ref::unknown_id) return;
     own->capture_owner.store(owner, std::memory_order_relaxed);
     own->captured_as.store(captured_as, std::memory_order_relaxed);
     own->captured_stream.store(stream, std::memory_order_relaxed);
@@ -371,16 +373,19 @@ class front {
       return cache;
     return new_local();
   }
+  /// Does not wait: a visitor may have every thread stopped for a while.
   TARN_NOINLINE thread_cache* new_local() noexcept {
-    if (thread_exit::over || heap_.description().active() || heap_.is_lost()) return nullptr;
+    std::unique_lock const guard(list_mutex_, std::try_to_lock);
+    return guard.owns_lock() ? make_local() : nullptr;
+  }
+  /// Under the mutex of the list. Null on a thread that is ending, without host memory, while a tool watches, or while the caches are
+  /// closed.
+  thread_cache* make_local() noexcept {
+    if (thread_exit::over || heap_.description().active() || heap_.is_lost() || closed_) return nullptr;
     try {
       thread_exit& hook = thread_exit::of_this_thread();
       owned made(new thread_cache);
       thread_cache* const cache = made.get();
-      // Do not wait: a visitor may have every thread stopped for a while.
-      std::unique_lock const guard(list_mutex_, std::try_to_lock);
-      if (!guard.owns_lock() || closed_) [[unlikely]]
-        return nullptr;
       caches_.reserve(caches_.size() + 1);
       cache->serial = ++last_serial_;
       if (watches_all_) cache->lock.watch();

@@ -89,7 +89,7 @@ class graph_captures {
   /// scope: an answer that was far from scarce holds for some captures, unless the pool grows.
   [[nodiscard]] bool is_memory_scarce(growth_lock const& growing) noexcept {
     std::size_t const reserved = heap_.counters(growing).reserved;
-    if (reserved <= ample_up_to_ && is_known_ample()) return false;
+    if (is_known_ample(reserved)) return false;
     std::size_t free = 0;
     std::size_t total = 0;
     if (!heap_.driver().memory_info(free, total).ok()) return false;
@@ -97,10 +97,10 @@ class graph_captures {
     ample_up_to_ = reserved + total / 16;
     return free < total / 8;
   }
-  /// The same for a capture that begins while another thread grows the pool: false also where it is not known.
-  [[nodiscard]] bool is_known_ample() noexcept {
+  /// Whether that is known without asking, and no longer once the answer has served enough captures.
+  [[nodiscard]] bool is_known_ample(std::size_t reserved) noexcept {
     unsigned left = captures_with_ample_memory_.load(std::memory_order_relaxed);
-    if (left == 0) return false;
+    if (left == 0 || reserved > ample_up_to_.load(std::memory_order_relaxed)) return false;
     (void)captures_with_ample_memory_.compare_exchange_strong(left, left - 1, std::memory_order_relaxed);
     return true;
   }
@@ -122,7 +122,7 @@ class graph_captures {
   /// Adds a stream, unless it is part of a capture of this owner. @throws cuda_error  it is part of another one's, or too many streams
   void add(graph_parts& owner, capture_number number, stream_ref stream) {
     captured_stream const at = known(stream.id());
-    if (!at.is_captured()) return (void)add_stream(stream, {0, number, &owner});
+    if (!at.is_captured() || at.capture == number) return (void)add_stream(stream, {0, number, &owner});
     if (at.owner != &owner) refuse("capture_scope::join (this stream is part of another owner's capture)");
   }
   void end(graph_parts& owner, capture_number number) noexcept {
@@ -132,6 +132,7 @@ class graph_captures {
       end_order(kept_as, owner.captured);
     }
     capture_gate::end_capture(remove_scope(number));
+    std::lock_guard const guard(mutex_);  // a fork waits for it, as for all calls of captured_handles here
     captured_handles::end_capture();
   }
 
@@ -149,7 +150,9 @@ class graph_captures {
   }
 
   /// The capture of a stream that the calling thread has opened; takes no lock.
-  [[nodiscard]] captured_stream of_this_thread(stream_id id) const noexcept {
+  [[nodiscard]] captured_stream of_this_thread(stream_id id) noexcept {
+    if (unwatched_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      watch_again();
     captured_stream at;
     if (id == stream_ref::unknown_id) return at;
     auto const noted = front_.capture_of(id);
@@ -206,20 +209,26 @@ class graph_captures {
 
   /// Watches the calls of the calling thread from now on.
   capture_number add_scope(graph_parts& owner) {
-    scope made{0, &owner, this_thread_number()};
+    capture_number made = 0;
     {
       std::lock_guard const guard(mutex_);
-      made.number = last_capture_ + 1;
-      scopes_.push_back(made);
+      made = last_capture_ + 1;
+      scopes_.push_back(scope{made, &owner, this_thread_number()});
       ++last_capture_;
       ++owner.references;
+      ++unwatched_;
     }
-    std::uint64_t const watched = front_.watch_this_thread();
+    watch_again();
+    return made;
+  }
+  /// Watches the calling thread for those of its scopes for which it could not be watched. No call makes it a cache before.
+  TARN_NOINLINE void watch_again() noexcept {
     std::lock_guard const guard(mutex_);
     for (scope& s : scopes_) {
-      if (s.number == made.number) s.watched = watched;
+      if (s.watched != 0 || s.thread != this_thread_number()) continue;
+      s.watched = front_.watch_this_thread();
+      if (s.watched != 0) --unwatched_;
     }
-    return made.number;
   }
   /// Returns whether the calling thread opened it.
   bool remove_scope(capture_number number) noexcept {
@@ -230,6 +239,7 @@ class graph_captures {
       for (std::size_t i = 0; i < scopes_.size(); ++i) {
         if (scopes_[i].number != number) continue;
         watched = scopes_[i].watched;
+        if (watched == 0) --unwatched_;
         is_own = scopes_[i].thread == this_thread_number();
         --scopes_[i].owner->references;
         scopes_.erase_unordered(i);
@@ -244,24 +254,27 @@ class graph_captures {
     stream_id const id = stream.id();
     {
       std::lock_guard const guard(mutex_);
-      if (std::size_t const at = heap_.captured.find(id); at != captured_streams::most) {
-        if (streams_[at].capture == of.capture) return streams_[at].kept_as;  // another thread added it
+      std::size_t place = heap_.captured.find(id);
+      if (place == captured_streams::most) {
+        place = heap_.captured.free_place();
+        if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
+        of.kept_as = capture_stream_id(last_identity_ + 1);
+        of.stream = id;
+        {
+          hot_lock const held = heap_.lock_hot();
+          (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
+                                              of.owner->captured);
+        }
+        ++last_identity_;
+        captured_handles::add(stream);
+        streams_[place] = of;
+        heap_.captured.set(place, id);
+      } else if (streams_[place].capture != of.capture) {
         refuse("capture_scope (this stream is already part of an open one)");
       }
-      std::size_t const place = heap_.captured.free_place();
-      if (place == captured_streams::most) refuse("capture_scope (64 streams are captured already)");
-      of.kept_as = capture_stream_id(++last_identity_);
-      of.stream = id;
-      {
-        hot_lock const held = heap_.lock_hot();
-        (void)heap_.space(held).streams.get(of.kept_as, stream_ref::from(nullptr, of.kept_as),
-                                            of.owner->captured);
-      }
-      captured_handles::add(stream);
-      streams_[place] = of;
-      heap_.captured.set(place, id);
+      of.kept_as = streams_[place].kept_as;
     }
-    front_.drop_stream(id);
+    front_.drop_stream(id);  // also if another thread has added the stream, and not dropped it yet
     return of.kept_as;
   }
   /// Removes one stream of a capture. Returns what its memory is kept as, 0 if none is left.
@@ -304,7 +317,8 @@ class graph_captures {
   capture_number last_capture_ = 0;
   std::uint64_t last_identity_ = 0;
   std::atomic<unsigned> captures_with_ample_memory_{0};  ///< for which is_memory_scarce() does not ask
-  std::size_t ample_up_to_ = 0;                          ///< bytes reserved; under the growth lock
+  std::atomic<std::size_t> ample_up_to_{0};              ///< bytes reserved
+  std::atomic<unsigned> unwatched_{0};                   ///< scopes whose thread is not watched
 };
 
 }  // namespace tarn::detail

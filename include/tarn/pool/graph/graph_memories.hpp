@@ -160,13 +160,13 @@ class graph_memories {
     if (!heap_.is_lost()) (void)reap(growing, whole, false);
   }
 
-  /// Does not wait for a thread that grows the pool where the device is known to have ample memory. @throws cuda_error, std::bad_alloc:
-  /// nothing has changed
+  /// Does not wait for a thread that grows the pool where nothing is to be collected for the capture, and the device is known to have
+  /// ample memory. @throws cuda_error, std::bad_alloc: nothing has changed
   template <class Pool>
   [[nodiscard]] capture_number begin_capture(Pool& whole, graph_parts& owner, stream_ref stream) {
     if (heap_.try_lock_growth()) {
       prepare_for_capture(heap_.adopt_growth_lock(), whole, owner);
-    } else if (!captures_.is_known_ample()) {
+    } else if (has_uncollected(owner) || !captures_.is_known_ample(heap_.reserved_now())) {
       prepare_for_capture(heap_.lock_growth(), whole, owner);
     }
     blocks_.reserve(owner, deferred_at_least);
@@ -272,6 +272,17 @@ class graph_memories {
       count->fetch_add(bytes, std::memory_order_relaxed);
   }
 
+  /// Whether streams outside captures have freed memory of an owner that may be complete.
+  [[nodiscard]] bool has_uncollected(graph_parts const& owner) noexcept {
+    hot_lock const held = heap_.lock_hot();
+    arena const& space = heap_.space(held);
+    bool any = false;
+    for (part_ref const part : {owner.captured, space.streams.part(owner.captured).beside}) {
+      if (part == common) continue;
+      space.streams.for_each_in(part, [&](domain_ref d) { any = any || space.streams[d].has_free(); });
+    }
+    return any;
+  }
   /// While a capture is open, nothing can be marked: what is complete now is free for it.
   template <class Pool>
   void prepare_for_capture(growth_lock const& growing, Pool& whole, graph_parts const& owner) {

@@ -2,6 +2,7 @@
 #pragma once
 // The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -164,14 +165,17 @@ inline void count_given(pool_state& s, std::size_t bytes, std::size_t handles, z
 /// What a pool counts as it grows and shrinks; `reserved` is also read without it. There is one writer, so plain loads are enough.
 struct growth_counters : pool_state {
   growth_notes notes;
+  std::atomic<std::size_t> reserved_now{0};  ///< `reserved`, for threads without the growth lock
 
   void hold(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
     notes.add(growing, growth_change::made, address, bytes);
     count_taken(*this, bytes, where);
+    reserved_now.store(reserved, std::memory_order_relaxed);
   }
   void release(growth_lock const& growing, std::uintptr_t address, std::size_t bytes, zone where) noexcept {
     notes.add(growing, growth_change::given_back, address, bytes);
     count_given(*this, bytes, 1, where);
+    reserved_now.store(reserved, std::memory_order_relaxed);
   }
 };
 

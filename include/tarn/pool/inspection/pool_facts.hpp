@@ -64,7 +64,7 @@ struct pool_facts {
   std::vector<range> ranges;  ///< live and free ones
   std::vector<run> runs;
   std::vector<stream_id> domains;          ///< by domain_ref
-  std::vector<std::uint16_t> generations;  ///< by domain_ref
+  std::vector<std::uint16_t> generations;  ///< by domain_ref, the last bits
   std::vector<used_view> views;
   std::vector<held_piece> pieces;
   std::vector<held_memory> held;
@@ -175,7 +175,7 @@ struct pool_facts {
     for (part_ref p = common; p < space.streams.parts(); ++p) owners.push_back(space.streams.part(p).owner);
     for (domain_ref d = 0; d < space.streams.size(); ++d) {
       domains.push_back(public_id(space.streams[d].id));
-      generations.push_back(space.streams[d].generation);
+      generations.push_back(static_cast<std::uint16_t>(space.streams[d].generation));
       for (auto const& list : space.streams[d].foreign) {
         for (void* const p : list) cached.push_back({address_of(p), 0, held_use::cached, domains.back(), 0});
       }
