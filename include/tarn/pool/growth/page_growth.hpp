@@ -82,15 +82,15 @@ class page_growth {
       if (request.where == zone::smaller) {
         if (change_zone(a, request)) return true;
       } else {
-        looked_up<free_pieces> free(held, find_pieces(a, map_, request));
-        looked_up<choice> const c(held, choose_pieces(free.get(held), request, request.bytes));
+        looked_up<free_pieces> pieces(held, find_pieces(a, map_, request));
+        looked_up<choice> const c(held, choose_pieces(pieces.get(held), request, request.bytes));
         lack = align_up(c.get(held).lack, grain);
         if (lack == 0 && views_.is_full() && !has_dropped) {
           views_.drop_idle(a, hot, order, request.taker);
           has_dropped = true;
           continue;
         }
-        if (lack == 0) return (block = views_.build(a, hot, order, free, c, request)) != nullptr;
+        if (lack == 0) return (block = views_.build(a, hot, order, pieces, c, request)) != nullptr;
       }
       if (bool several = false; !has_adopted && adopt_handles(a, map_, request, lack, several)) {
         if (!several && lack >= align_up(request.bytes, grain)) return true;
@@ -100,9 +100,9 @@ class page_growth {
       if (!request.may_exceed && lack > request.may_create) return false;
       if (lack >= missing) return create(growing, a, hot, request, e, request.bytes - extended);
       if (!create(growing, a, hot, request, looked_up<extension>(held, {}), lack)) return false;
-      looked_up<free_pieces> free(held, find_pieces(a, map_, request));
-      looked_up<choice> const c(held, choose_pieces(free.get(held), request, request.bytes));
-      return c.get(held).lack == 0 && (block = views_.build(a, hot, order, free, c, request)) != nullptr;
+      looked_up<free_pieces> pieces(held, find_pieces(a, map_, request));
+      looked_up<choice> const c(held, choose_pieces(pieces.get(held), request, request.bytes));
+      return c.get(held).lack == 0 && (block = views_.build(a, hot, order, pieces, c, request)) != nullptr;
     }
   }
 
