@@ -62,10 +62,9 @@ class location_scope {
 };
 
 namespace detail {
-/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a location_scope around it does, and
-/// counts: it is the outer one.
-[[nodiscard]] constexpr attribution unknown_place() noexcept {
-  return {};
+/// For calls that a container or an algorithm makes: its line says nothing to the user. That of a location_scope around it does.
+[[nodiscard]] inline attribution unknown_place() noexcept {
+  return location_scope::current();
 }
 }  // namespace detail
 
