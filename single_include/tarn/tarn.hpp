@@ -1010,7 +1010,7 @@ struct CUstream_st;
 namespace tarn {
 
 namespace detail {
-struct literal_zero;  ///< never defined: a literal 0 converts to a pointer to it, a variable does not
+struct zero;  ///< never defined: a literal 0 converts to a pointer to it, a variable does not
 /// A type with a get() that returns a cudaStream_t, other than tarn's own owners.
 template <class Stream, class Ref>
 concept hands_out_stream = requires(Stream const& s) {
@@ -1038,8 +1038,7 @@ class stream_ref {
   template <class Handle>
     requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
   constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
-  stream_ref(detail::literal_zero const*) =
-      delete;  // no stream: write tarn::stream_ref{} for the default stream
+  stream_ref(detail::zero const*) = delete;  // no stream: write tarn::stream_ref{} for the default stream
   /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
   /// convert by themselves and keep the identity.
   template <class Stream>
@@ -22851,6 +22850,7 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 // ---- tarn/raii/device_buffer.hpp
 // device_buffer<T>: an owning, sized, uninitialised array in device memory with stream-ordered operations.
 
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <type_traits>
@@ -23222,6 +23222,8 @@ class device_buffer : public owned_elements<T, Resource> {
       : base(std::move(memory), stream, detail::max_of(alignment, base::least_alignment()), where) {
     require_alignment(alignment);
   }
+  template <std::integral Count>
+  device_buffer(Resource, Count) = delete;  // no stream: write tarn::stream_ref{} for the default stream
   /// Allocates `count` uninitialised elements.
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held

@@ -7,10 +7,10 @@
 #include "catch.hpp"
 #include "contract/memory_access.hpp"
 #include "contract/resource_contract.hpp"
+#include "contract/unique_pages.hpp"
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/error.hpp"
 #include "tarn/core/resource.hpp"
-#include "contract/unique_pages.hpp"
 
 namespace tarn_test {
 

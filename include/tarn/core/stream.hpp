@@ -11,7 +11,7 @@ struct CUstream_st;
 namespace tarn {
 
 namespace detail {
-struct literal_zero;  ///< never defined: a literal 0 converts to a pointer to it, a variable does not
+struct zero;  ///< never defined: a literal 0 converts to a pointer to it, a variable does not
 /// A type with a get() that returns a cudaStream_t, other than tarn's own owners.
 template <class Stream, class Ref>
 concept hands_out_stream = requires(Stream const& s) {
@@ -39,8 +39,7 @@ class stream_ref {
   template <class Handle>
     requires std::same_as<Handle, CUstream_st*> || std::same_as<Handle, std::nullptr_t>
   constexpr stream_ref(Handle handle) noexcept : handle_(handle) {}  // NOLINT: cudaStream_t is a stream
-  stream_ref(detail::literal_zero const*) =
-      delete;  // no stream: write tarn::stream_ref{} for the default stream
+  stream_ref(detail::zero const*) = delete;  // no stream: write tarn::stream_ref{} for the default stream
   /// From any type whose get() returns a cudaStream_t: cuda::stream_ref, or RMM's view through value(). tarn's own stream owners
   /// convert by themselves and keep the identity.
   template <class Stream>

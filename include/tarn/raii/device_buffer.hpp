@@ -2,6 +2,7 @@
 #pragma once
 // device_buffer<T>: an owning, sized, uninitialised array in device memory with stream-ordered operations.
 
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <type_traits>
@@ -50,6 +51,8 @@ class device_buffer : public owned_elements<T, Resource> {
       : base(std::move(memory), stream, detail::max_of(alignment, base::least_alignment()), where) {
     require_alignment(alignment);
   }
+  template <std::integral Count>
+  device_buffer(Resource, Count) = delete;  // no stream: write tarn::stream_ref{} for the default stream
   /// Allocates `count` uninitialised elements.
   /// @throws length_error   count * sizeof(T) overflows
   /// @throws out_of_memory  nothing is held
