@@ -212,11 +212,11 @@ TEST_CASE("explain_memory in handlers of two growths waits for neither",
           "[report][explain_memory][threads]") {
   sim_machine const machine{crowded()};
   std::atomic<int> in_handler{0};
-  std::atomic<std::size_t> counted{0};
+  std::atomic<int> wrong{0};
   auto const explain = [&](out_of_memory const&, unsigned) {
     ++in_handler;
     while (in_handler < 2) std::this_thread::yield();
-    counted += explain_memory(machine.driver()).other_pool_count;
+    if (explain_memory(machine.driver()).other_pool_count != 2) ++wrong;
     return false;
   };
   auto one = sim_malloc{machine.driver()} | retry_on_oom{explain} | pooled{};
@@ -233,7 +233,8 @@ TEST_CASE("explain_memory in handlers of two growths waits for neither",
   ask(one);
   thread.join();
   CHECK(refused == 2);
-  CHECK(counted == 4);
+  CHECK(in_handler >= 2);
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("explain_memory counts each of any number of pools once, with host memory apart from the total",
