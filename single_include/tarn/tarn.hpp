@@ -80,7 +80,7 @@
 #endif
 
 /// Stands in each loop over what a pool or a policy holds. Tests of costs count by it how many items a call looks at
-/// (tests/costs/main.cpp); it does nothing otherwise. Use the same value in every translation unit.
+/// (tests/costs/costs.cpp); it does nothing otherwise. Use the same value in every translation unit.
 #ifndef TARN_VISIT
 #define TARN_VISIT() static_cast<void>(0)
 #endif
@@ -13627,7 +13627,7 @@ class front {
     stop_threads();
   }
   void let_threads_in() noexcept {
-    let_threads_go_on();
+    let_threads_in_after_fork();
     list_mutex_.unlock();
   }
   /// The same at a fork, which has taken the mutex of the list. Returns false if it has not.
@@ -13636,7 +13636,9 @@ class front {
     stop_threads();
     return true;
   }
-  void let_threads_in_after_fork() noexcept { let_threads_go_on(); }
+  void let_threads_in_after_fork() noexcept {
+    for (auto const& cache : caches_) end_visit(*cache);
+  }
   /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again(). The pool is asleep:
   /// threads that have just begun a slow call may still use their caches.
   void close() noexcept {
@@ -13880,9 +13882,6 @@ class front {
   void stop_threads() noexcept {
     announce_to_all();
     for (auto const& cache : caches_) cache->lock.visit();
-  }
-  void let_threads_go_on() noexcept {
-    for (auto const& cache : caches_) end_visit(*cache);
   }
   /// Announces a visit to each cache.
   void announce_to_all() noexcept {
@@ -15130,9 +15129,9 @@ class graph_captures {
     if (!may_forget) return;
     growth_lock const growing = heap_.adopt_growth_lock();
     hot_lock const held = heap_.lock_hot();
-    stream_table& streams = heap_.space(held).streams;
-    domain_ref const d = streams.find(kept_as, part);
-    if (d != neutral && streams[d].is_empty()) streams.forget(growing, d);
+    arena& space = heap_.space(held);
+    if (domain_ref const d = space.streams.find(kept_as, part); d != neutral)
+      retire_stream(growing, space, d);
   }
 
   [[noreturn]] void refuse_unknown() const { refuse(captured_without_scope); }
@@ -15443,15 +15442,21 @@ class graph_memories {
       count->fetch_add(bytes, std::memory_order_relaxed);
   }
 
+  /// Calls f(part_ref) for each part that an owner has.
+  template <class F>
+  static void for_each_part(arena const& space, graph_parts const& owner, F const& f) {
+    part_ref const beside = space.streams.part(owner.captured).beside;
+    f(owner.captured);
+    if (beside != common) f(beside);
+  }
   /// Whether streams outside captures have freed memory of an owner that may be complete.
   [[nodiscard]] bool has_uncollected(graph_parts const& owner) noexcept {
     hot_lock const held = heap_.lock_hot();
     arena const& space = heap_.space(held);
     bool any = false;
-    for (part_ref const part : {owner.captured, space.streams.part(owner.captured).beside}) {
-      if (part == common) continue;
-      space.streams.for_each_in(part, [&](domain_ref d) { any = any || space.streams[d].has_free(); });
-    }
+    for_each_part(space, owner, [&](part_ref part) {
+      any = any || others_have_free(space, space.streams.part(part).neutral_domain);
+    });
     return any;
   }
   /// While a capture is open, nothing can be marked: what is complete now is free for it.
@@ -15464,9 +15469,9 @@ class graph_memories {
     }
     hot_lock held = heap_.lock_hot();
     arena& space = heap_.space(held);
-    for (part_ref const part : {owner.captured, space.streams.part(owner.captured).beside}) {
-      if (part != common) collect_finished(growing, space, heap_.order(growing), may_release(held), part);
-    }
+    for_each_part(space, owner, [&](part_ref part) {
+      collect_finished(growing, space, heap_.order(growing), may_release(held), part);
+    });
   }
   /// Starts a mark for all ended owners. Returns false if there are none.
   bool mark_ended() noexcept {

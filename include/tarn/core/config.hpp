@@ -57,7 +57,7 @@
 #endif
 
 /// Stands in each loop over what a pool or a policy holds. Tests of costs count by it how many items a call looks at
-/// (tests/costs/main.cpp); it does nothing otherwise. Use the same value in every translation unit.
+/// (tests/costs/costs.cpp); it does nothing otherwise. Use the same value in every translation unit.
 #ifndef TARN_VISIT
 #define TARN_VISIT() static_cast<void>(0)
 #endif

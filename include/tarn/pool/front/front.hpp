@@ -256,7 +256,7 @@ class front {
     stop_threads();
   }
   void let_threads_in() noexcept {
-    let_threads_go_on();
+    let_threads_in_after_fork();
     list_mutex_.unlock();
   }
   /// The same at a fork, which has taken the mutex of the list. Returns false if it has not.
@@ -265,7 +265,9 @@ class front {
     stop_threads();
     return true;
   }
-  void let_threads_in_after_fork() noexcept { let_threads_go_on(); }
+  void let_threads_in_after_fork() noexcept {
+    for (auto const& cache : caches_) end_visit(*cache);
+  }
   /// Returns the blocks of all caches to the heap and closes the caches to warm calls, until open_again(). The pool is asleep:
   /// threads that have just begun a slow call may still use their caches.
   void close() noexcept {
@@ -509,9 +511,6 @@ class front {
   void stop_threads() noexcept {
     announce_to_all();
     for (auto const& cache : caches_) cache->lock.visit();
-  }
-  void let_threads_go_on() noexcept {
-    for (auto const& cache : caches_) end_visit(*cache);
   }
   /// Announces a visit to each cache.
   void announce_to_all() noexcept {

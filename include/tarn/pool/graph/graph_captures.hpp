@@ -299,9 +299,9 @@ class graph_captures {
     if (!may_forget) return;
     growth_lock const growing = heap_.adopt_growth_lock();
     hot_lock const held = heap_.lock_hot();
-    stream_table& streams = heap_.space(held).streams;
-    domain_ref const d = streams.find(kept_as, part);
-    if (d != neutral && streams[d].is_empty()) streams.forget(growing, d);
+    arena& space = heap_.space(held);
+    if (domain_ref const d = space.streams.find(kept_as, part); d != neutral)
+      retire_stream(growing, space, d);
   }
 
   [[noreturn]] void refuse_unknown() const { refuse(captured_without_scope); }

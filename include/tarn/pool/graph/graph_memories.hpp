@@ -272,15 +272,21 @@ class graph_memories {
       count->fetch_add(bytes, std::memory_order_relaxed);
   }
 
+  /// Calls f(part_ref) for each part that an owner has.
+  template <class F>
+  static void for_each_part(arena const& space, graph_parts const& owner, F const& f) {
+    part_ref const beside = space.streams.part(owner.captured).beside;
+    f(owner.captured);
+    if (beside != common) f(beside);
+  }
   /// Whether streams outside captures have freed memory of an owner that may be complete.
   [[nodiscard]] bool has_uncollected(graph_parts const& owner) noexcept {
     hot_lock const held = heap_.lock_hot();
     arena const& space = heap_.space(held);
     bool any = false;
-    for (part_ref const part : {owner.captured, space.streams.part(owner.captured).beside}) {
-      if (part == common) continue;
-      space.streams.for_each_in(part, [&](domain_ref d) { any = any || space.streams[d].has_free(); });
-    }
+    for_each_part(space, owner, [&](part_ref part) {
+      any = any || others_have_free(space, space.streams.part(part).neutral_domain);
+    });
     return any;
   }
   /// While a capture is open, nothing can be marked: what is complete now is free for it.
@@ -293,9 +299,9 @@ class graph_memories {
     }
     hot_lock held = heap_.lock_hot();
     arena& space = heap_.space(held);
-    for (part_ref const part : {owner.captured, space.streams.part(owner.captured).beside}) {
-      if (part != common) collect_finished(growing, space, heap_.order(growing), may_release(held), part);
-    }
+    for_each_part(space, owner, [&](part_ref part) {
+      collect_finished(growing, space, heap_.order(growing), may_release(held), part);
+    });
   }
   /// Starts a mark for all ended owners. Returns false if there are none.
   bool mark_ended() noexcept {
