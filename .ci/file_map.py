@@ -12,7 +12,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARN = ROOT / "include" / "tarn"
 MAP = ROOT / "include" / "README.md"
-FOLDERS = ["core", "driver", "source", "pool", "policy", "raii", "report", ""]
+FOLDERS = ["core", "driver", "source", "pool", "policy", "debug", "raii", "transfer", "sharing", "report", ""]
 
 
 def purpose_of(text):

@@ -8,9 +8,9 @@
 #include <stdexcept>
 
 #include "tarn/policy/accessible_from.hpp"
-#include "tarn/raii/convert.hpp"
-#include "tarn/raii/peer_copy.hpp"
 #include "tarn/tarn.hpp"
+#include "tarn/transfer/convert.hpp"
+#include "tarn/transfer/peer_copy.hpp"
 
 namespace tarn::bench {
 

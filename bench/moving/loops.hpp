@@ -17,13 +17,13 @@
 #include "moving/figure.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
-#include "tarn/raii/collect_batches.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
-#include "tarn/raii/stream_batches.hpp"
 #include "tarn/source/cuda_pages.hpp"
 #include "tarn/source/pinned_host.hpp"
 #include "tarn/source/registered_host.hpp"
+#include "tarn/transfer/collect_batches.hpp"
+#include "tarn/transfer/stream_batches.hpp"
 
 namespace tarn::bench {
 

@@ -4,11 +4,11 @@
 
 #include "peers/peer.hpp"
 #include "tarn/core/shared_resource.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/policy/any_resource.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
-#include "tarn/policy/with_history.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
 

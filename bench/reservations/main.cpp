@@ -23,10 +23,10 @@
 
 #include "context_json.hpp"
 #include "peers/find_cuda.hpp"
-#include "tarn/raii/available_memory.hpp"
-#include "tarn/raii/reservation.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
+#include "tarn/transfer/available_memory.hpp"
+#include "tarn/transfer/reservation.hpp"
 
 namespace {
 

@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <list>
 #include <mutex>
-#include <tarn/raii/available_memory.hpp>
 #include <tarn/tarn.hpp>
+#include <tarn/transfer/available_memory.hpp>
 #include <thread>
 #include <unordered_map>
 #include <utility>

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "tarn/core/error.hpp"
-#include "tarn/raii/page_registrations.hpp"
+#include "tarn/sharing/page_registrations.hpp"
 
 namespace tarn {
 

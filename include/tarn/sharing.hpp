@@ -5,7 +5,7 @@
 
 #include "tarn/tarn.hpp"
 
-#include "tarn/raii/exported_block.hpp"
-#include "tarn/raii/imported_block.hpp"
-#include "tarn/raii/page_pin.hpp"
-#include "tarn/raii/page_registrations.hpp"
+#include "tarn/sharing/exported_block.hpp"
+#include "tarn/sharing/imported_block.hpp"
+#include "tarn/sharing/page_pin.hpp"
+#include "tarn/sharing/page_registrations.hpp"

@@ -6,17 +6,22 @@
 //   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and (tarn/sim.hpp) a simulated one
 //   source/  sources of memory: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
 //   pool/    the caching pool; start reading at pool.hpp:
-//     front/       per-thread magazines of free blocks
+//     cache/       per-thread magazines of free blocks
 //     heap.hpp     the shared state of the pool and its locks
 //     arena/       ranges, runs, size classes and streams: metadata only, no driver calls
 //     order/       which memory the device has finished with, and blocks that several streams use
-//     ladder.hpp   the steps tried when neither front nor heap has a block
-//     growth/      handles, views and segments, taken from the source
+//     ladder.hpp   the steps tried when neither cache nor heap has a block
+//     pages/       handles, views and segments, taken from the source
+//     relocate/    memory that leaves its handles: sleep and compact
 //     graph/       the memory of captured graphs, apart from all other
-//     inspection/  what tools and snapshots can read
-//   policy/  layers that bound, count, record, retry, check, fence and poison, composed by | and stack<>
-//   raii/    owners of memory, and scopes that measure, clear and bound it
-//   report/  statistics, snapshots and tables, named as in PyTorch
+//     tool/        what a tool that watches memory sees (compute-sanitizer)
+//     inspection/  what snapshots read
+//   policy/   layers that bound, count, tag, retry and route, composed by | and stack<>
+//   debug/    layers that check, fence, poison, record and log
+//   raii/     owners of memory, and scopes that measure, clear and bound it
+//   transfer/ batches, conversions and copies between memories, and working within little memory (tarn/transfer.hpp)
+//   sharing/  memory for other processes and for communication libraries (tarn/sharing.hpp)
+//   report/   statistics, snapshots and tables, named as in PyTorch
 //
 // The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
 
@@ -31,18 +36,19 @@
 #include "tarn/source/pinned_host.hpp"
 
 #include "tarn/policy/any_resource.hpp"
-#include "tarn/policy/check_all.hpp"
-#include "tarn/policy/checked.hpp"
 #include "tarn/policy/device_pool.hpp"
 #include "tarn/policy/fallback_to.hpp"
-#include "tarn/policy/fenced.hpp"
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
-#include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/traced.hpp"
 #include "tarn/policy/tracked.hpp"
+
+#include "tarn/debug/check_all.hpp"
+#include "tarn/debug/checked.hpp"
+#include "tarn/debug/fenced.hpp"
+#include "tarn/debug/poisoned.hpp"
 
 #include "tarn/raii/budget_scope.hpp"
 #include "tarn/raii/cache_guard.hpp"

@@ -4,15 +4,15 @@
 #include "tarn.hpp"
 // ---- tarn/diagnostics.hpp
 // Memory diagnostics: live bytes by tag and by source line, where a device's memory went, snapshots as pages and files. Opt-in:
-// programs that do not use them need not compile them. Call stacks are separate: tarn/policy/backtrace.hpp.
+// programs that do not use them need not compile them. Call stacks are separate: tarn/debug/backtrace.hpp.
 
-// ---- tarn/policy/log_line.hpp
+// ---- tarn/debug/log_line.hpp
 // A logged call as a line of comma-separated values, built without allocating.
 
 #include <cstddef>
 #include <string_view>
 
-// ---- tarn/policy/logged.hpp
+// ---- tarn/debug/logged.hpp
 // logged: passes each call to a hook, for any logging that a program uses.
 
 #include <concepts>
@@ -310,7 +310,7 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 }
 
 }  // namespace tarn
-// ---- tarn/policy/nvtx_ranged.hpp
+// ---- tarn/debug/nvtx_ranged.hpp
 // nvtx_ranged: a profiler range around each call, so that Nsight Systems shows a pool's calls next to the kernels.
 
 #include <cstddef>
@@ -498,50 +498,7 @@ class nvtx_ranged_layer : public resource_adaptor<nvtx_ranged_layer<Upstream>, U
 };
 
 }  // namespace tarn
-// ---- tarn/policy/tagged.hpp
-// tagged: a handle on the same memory that gives a tag to all allocations through it.
-
-#include <string_view>
-#include <utility>
-
-namespace tarn {
-
-template <class Upstream>
-class tagged_layer;
-
-/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `with_history`. A call with a tag of its own keeps
-/// it; this tag takes precedence over those of scopes. A block may be freed through any handle on the same memory.
-struct tagged {
-  tag name;
-
-  explicit tagged(tag t) noexcept : name(t) {}
-  explicit tagged(std::string_view n) noexcept : name(n) {}
-
-  template <class Upstream>
-  using layer = tagged_layer<Upstream>;
-};
-
-/// Costs two writes of a thread-local word per allocation.
-template <class Upstream>
-class tagged_layer : public resource_adaptor<tagged_layer<Upstream>, Upstream> {
-  using base = resource_adaptor<tagged_layer<Upstream>, Upstream>;
-
- public:
-  tagged_layer(Upstream upstream, tagged const& options) : base(std::move(upstream)), name_(options.name) {}
-
-  TARN_ALWAYS_INLINE void* around_allocate(request const& r, auto const& next) {
-    tag_scope const here(name_);
-    return next.allocate(r);
-  }
-
-  [[nodiscard]] tag name() const noexcept { return name_; }
-
- private:
-  tag name_;
-};
-
-}  // namespace tarn
-// ---- tarn/policy/with_history.hpp
+// ---- tarn/debug/with_history.hpp
 // with_history: records every live block with its size, time, source line and tag.
 
 #include <algorithm>
@@ -575,13 +532,13 @@ template <class Clock>
 }
 
 }  // namespace tarn::detail
-// ---- tarn/policy/call_stack.hpp
-// Call stacks as a hook: the program chooses how to walk the stack and how to name a frame. policy/backtrace.hpp provides
+// ---- tarn/debug/call_stack.hpp
+// Call stacks as a hook: the program chooses how to walk the stack and how to name a frame. debug/backtrace.hpp provides
 // glibc's.
 
 #include <cstddef>
 
-// ---- tarn/policy/memory_history.hpp
+// ---- tarn/debug/memory_history.hpp
 // A copy of what a `with_history` layer recorded, at one moment: plain data for reports.
 
 #include <cstddef>
@@ -668,7 +625,7 @@ struct stack_hooks {
 inline constexpr std::size_t stack_depth = 32;
 
 }  // namespace tarn
-// ---- tarn/policy/history_log.hpp
+// ---- tarn/debug/history_log.hpp
 // The records of `with_history`: live blocks, the latest events, and the bytes of each tag.
 
 #include <cstddef>
@@ -676,7 +633,7 @@ inline constexpr std::size_t stack_depth = 32;
 #include <mutex>
 #include <new>
 
-// ---- tarn/policy/location_table.hpp
+// ---- tarn/debug/location_table.hpp
 // The locations that calls came from, each stored once and identified by a number.
 
 #include <cstddef>
@@ -995,7 +952,7 @@ struct with_history {
   /// driver, see remember_growth(), unless a user's clock is set.
   std::size_t history = 0;
   stack_hooks
-      stacks{};  ///< also captures call stacks: `.stacks = tarn::backtrace_stacks()` (policy/backtrace)
+      stacks{};  ///< also captures call stacks: `.stacks = tarn::backtrace_stacks()` (debug/backtrace)
   /// Nanoseconds since 1970 that never go back, from any thread; null: the system's clock at the start, steady from then on.
   std::uint64_t (*clock)() = nullptr;
   std::size_t locations =
@@ -1240,127 +1197,49 @@ void with_history_layer<Upstream>::name_frames(std::vector<history_frame>& out, 
 }
 
 }  // namespace tarn
-// ---- tarn/raii/line_profile.hpp
-// The line profile: what each marked source line does to memory, as memory_profiler does for Python.
+// ---- tarn/policy/tagged.hpp
+// tagged: a handle on the same memory that gives a tag to all allocations through it.
 
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
+#include <string_view>
 #include <utility>
 
 namespace tarn {
 
-/// The memory use of one line; bytes as the pool rounds them.
-struct profiled_line {
-  source_location where;
-  std::uint64_t calls = 0;
-  std::int64_t change = 0;   ///< change of live bytes over all calls; negative: more was freed
-  std::size_t peak = 0;      ///< highest use above the start of a call, over all calls
-  std::uint64_t blocks = 0;  ///< blocks allocated in all calls
+template <class Upstream>
+class tagged_layer;
 
-  /// Adds other calls of the line.
-  void add(profiled_line const& more) noexcept {
-    calls += more.calls;
-    change += more.change;
-    peak = detail::max_of(peak, more.peak);
-    blocks += more.blocks;
-  }
+/// `auto weights_memory = memory | tarn::tagged{"weights"};` over memory that is `with_history`. A call with a tag of its own keeps
+/// it; this tag takes precedence over those of scopes. A block may be freed through any handle on the same memory.
+struct tagged {
+  tag name;
+
+  explicit tagged(tag t) noexcept : name(t) {}
+  explicit tagged(std::string_view n) noexcept : name(n) {}
+
+  template <class Upstream>
+  using layer = tagged_layer<Upstream>;
 };
 
-namespace detail {
+/// Costs two writes of a thread-local word per allocation.
+template <class Upstream>
+class tagged_layer : public resource_adaptor<tagged_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<tagged_layer<Upstream>, Upstream>;
 
-/// The profiled lines of the process. Created at first use and never destroyed: lines may run during process exit.
-class line_registry {
  public:
-  /// Maximum number of distinct lines; calls of further ones are counted in dropped().
-  static constexpr std::size_t most = 4096;
+  tagged_layer(Upstream upstream, tagged const& options) : base(std::move(upstream)), name_(options.name) {}
 
-  [[nodiscard]] static line_registry& of_process() {
-    static auto* const made = new line_registry;
-    return *made;
+  TARN_ALWAYS_INLINE void* around_allocate(request const& r, auto const& next) {
+    tag_scope const here(name_);
+    return next.allocate(r);
   }
 
-  /// Adds one call of a line. O(lines). If host memory cannot be allocated, the call is counted as dropped.
-  void add(profiled_line const& call) noexcept {
-    std::lock_guard const guard(mutex_);
-    for (profiled_line& l : lines_) {
-      if (l.where.line != call.where.line || l.where.file != call.where.file) continue;
-      if (l.where.function != call.where.function) continue;
-      return l.add(call);
-    }
-    if (lines_.size() < most) {
-      try {
-        lines_.push_back(profiled_line(call));
-        return;
-      } catch (...) {
-      }
-    }
-    ++dropped_;
-  }
-  /// Calls f with each line. @throws what f throws
-  template <class F>
-  void for_each(F const& f) {
-    std::lock_guard const guard(mutex_);
-    for (profiled_line const& l : lines_) f(l);
-  }
-  [[nodiscard]] std::uint64_t dropped() noexcept {
-    std::lock_guard const guard(mutex_);
-    return dropped_;
-  }
-  void reset() noexcept {
-    std::lock_guard const guard(mutex_);
-    sequence<profiled_line>().swap(lines_);
-    dropped_ = 0;
-  }
+  [[nodiscard]] tag name() const noexcept { return name_; }
 
  private:
-  detail::fork_mutex mutex_;
-  sequence<profiled_line> lines_;
-  std::uint64_t dropped_ = 0;
+  tag name_;
 };
-
-}  // namespace detail
-
-/// Adds the memory use of a scope to the line that declares it. The memory has a `tracked` layer, as every device_pool does. By
-/// default only calls of the current thread count: memory freed by another thread does not. Scopes nest; an outer one includes
-/// the inner ones. Costs a high-water mark while alive (see peak_scope) and one lock at the end. Throws only if the first scope
-/// cannot allocate the table.
-template <class Resource>
-class [[nodiscard]] line_profile_scope {
- public:
-  explicit line_profile_scope(Resource memory, source_location where = source_location::current())
-      : line_profile_scope(std::move(memory), peak_of::this_thread, where) {}
-  line_profile_scope(Resource memory, peak_of whose, source_location where = source_location::current())
-      : lines_(detail::line_registry::of_process()), peak_(std::move(memory), whose), where_(where) {}
-  line_profile_scope(line_profile_scope const&) = delete;
-  line_profile_scope& operator=(line_profile_scope const&) = delete;
-  ~line_profile_scope() {
-    lines_.add({where_, 1, peak_.net_bytes(), peak_.peak_above_start(), peak_.count()});
-  }
-
- private:
-  detail::line_registry& lines_;
-  peak_scope<Resource> peak_;
-  source_location where_;
-};
-
-/// Clears the profile.
-inline void reset_line_profile() {
-  detail::line_registry::of_process().reset();
-}
 
 }  // namespace tarn
-
-/// Profiles from this line to the end of the enclosing block: `{ TARN_PROFILE_LINE(memory); step(); }`.
-#define TARN_PROFILE_LINE(memory)                                                     \
-  ::tarn::line_profile_scope const TARN_PROFILE_NAME(tarn_profiled_line_, __LINE__) { \
-    memory                                                                            \
-  }
-/// Profiles one expression and returns its value: `auto w = TARN_PROFILE_EXPRESSION(memory,
-/// make_device_buffer<float>(memory, n, s));`.
-#define TARN_PROFILE_EXPRESSION(memory, ...) ((void)::tarn::line_profile_scope{memory}, __VA_ARGS__)
-#define TARN_PROFILE_NAME(prefix, line) TARN_PROFILE_NAME_OF(prefix, line)
-#define TARN_PROFILE_NAME_OF(prefix, line) prefix##line
 // ---- tarn/report/by_tag.hpp
 // memory_by_tag: memory use per tag.
 
@@ -1889,6 +1768,127 @@ template <class... Subjects>
 }
 
 }  // namespace tarn
+// ---- tarn/report/line_profile.hpp
+// The line profile: what each marked source line does to memory, as memory_profiler does for Python.
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+namespace tarn {
+
+/// The memory use of one line; bytes as the pool rounds them.
+struct profiled_line {
+  source_location where;
+  std::uint64_t calls = 0;
+  std::int64_t change = 0;   ///< change of live bytes over all calls; negative: more was freed
+  std::size_t peak = 0;      ///< highest use above the start of a call, over all calls
+  std::uint64_t blocks = 0;  ///< blocks allocated in all calls
+
+  /// Adds other calls of the line.
+  void add(profiled_line const& more) noexcept {
+    calls += more.calls;
+    change += more.change;
+    peak = detail::max_of(peak, more.peak);
+    blocks += more.blocks;
+  }
+};
+
+namespace detail {
+
+/// The profiled lines of the process. Created at first use and never destroyed: lines may run during process exit.
+class line_registry {
+ public:
+  /// Maximum number of distinct lines; calls of further ones are counted in dropped().
+  static constexpr std::size_t most = 4096;
+
+  [[nodiscard]] static line_registry& of_process() {
+    static auto* const made = new line_registry;
+    return *made;
+  }
+
+  /// Adds one call of a line. O(lines). If host memory cannot be allocated, the call is counted as dropped.
+  void add(profiled_line const& call) noexcept {
+    std::lock_guard const guard(mutex_);
+    for (profiled_line& l : lines_) {
+      if (l.where.line != call.where.line || l.where.file != call.where.file) continue;
+      if (l.where.function != call.where.function) continue;
+      return l.add(call);
+    }
+    if (lines_.size() < most) {
+      try {
+        lines_.push_back(profiled_line(call));
+        return;
+      } catch (...) {
+      }
+    }
+    ++dropped_;
+  }
+  /// Calls f with each line. @throws what f throws
+  template <class F>
+  void for_each(F const& f) {
+    std::lock_guard const guard(mutex_);
+    for (profiled_line const& l : lines_) f(l);
+  }
+  [[nodiscard]] std::uint64_t dropped() noexcept {
+    std::lock_guard const guard(mutex_);
+    return dropped_;
+  }
+  void reset() noexcept {
+    std::lock_guard const guard(mutex_);
+    sequence<profiled_line>().swap(lines_);
+    dropped_ = 0;
+  }
+
+ private:
+  detail::fork_mutex mutex_;
+  sequence<profiled_line> lines_;
+  std::uint64_t dropped_ = 0;
+};
+
+}  // namespace detail
+
+/// Adds the memory use of a scope to the line that declares it. The memory has a `tracked` layer, as every device_pool does. By
+/// default only calls of the current thread count: memory freed by another thread does not. Scopes nest; an outer one includes
+/// the inner ones. Costs a high-water mark while alive (see peak_scope) and one lock at the end. Throws only if the first scope
+/// cannot allocate the table.
+template <class Resource>
+class [[nodiscard]] line_profile_scope {
+ public:
+  explicit line_profile_scope(Resource memory, source_location where = source_location::current())
+      : line_profile_scope(std::move(memory), peak_of::this_thread, where) {}
+  line_profile_scope(Resource memory, peak_of whose, source_location where = source_location::current())
+      : lines_(detail::line_registry::of_process()), peak_(std::move(memory), whose), where_(where) {}
+  line_profile_scope(line_profile_scope const&) = delete;
+  line_profile_scope& operator=(line_profile_scope const&) = delete;
+  ~line_profile_scope() {
+    lines_.add({where_, 1, peak_.net_bytes(), peak_.peak_above_start(), peak_.count()});
+  }
+
+ private:
+  detail::line_registry& lines_;
+  peak_scope<Resource> peak_;
+  source_location where_;
+};
+
+/// Clears the profile.
+inline void reset_line_profile() {
+  detail::line_registry::of_process().reset();
+}
+
+}  // namespace tarn
+
+/// Profiles from this line to the end of the enclosing block: `{ TARN_PROFILE_LINE(memory); step(); }`.
+#define TARN_PROFILE_LINE(memory)                                                     \
+  ::tarn::line_profile_scope const TARN_PROFILE_NAME(tarn_profiled_line_, __LINE__) { \
+    memory                                                                            \
+  }
+/// Profiles one expression and returns its value: `auto w = TARN_PROFILE_EXPRESSION(memory,
+/// make_device_buffer<float>(memory, n, s));`.
+#define TARN_PROFILE_EXPRESSION(memory, ...) ((void)::tarn::line_profile_scope{memory}, __VA_ARGS__)
+#define TARN_PROFILE_NAME(prefix, line) TARN_PROFILE_NAME_OF(prefix, line)
+#define TARN_PROFILE_NAME_OF(prefix, line) prefix##line
 // ---- tarn/report/line_profile_table.hpp
 // line_profile_table: the profiled lines as a table in source order, as line profilers print them.
 

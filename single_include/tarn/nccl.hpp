@@ -17,9 +17,9 @@
 #include <stdexcept>
 #include <utility>
 
-// ---- tarn/raii/page_registrations.hpp
-#ifndef TARN_SINGLE_RAII_PAGE_REGISTRATIONS_HPP
-#define TARN_SINGLE_RAII_PAGE_REGISTRATIONS_HPP
+// ---- tarn/sharing/page_registrations.hpp
+#ifndef TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
+#define TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
 // page_registrations: a pool's pages registered with a library that must know them, such as NCCL, UCX or libfabric.
 
 #include <concepts>
@@ -31,9 +31,9 @@
 #include <utility>
 #include <vector>
 
-// ---- tarn/raii/page_pin.hpp
-#ifndef TARN_SINGLE_RAII_PAGE_PIN_HPP
-#define TARN_SINGLE_RAII_PAGE_PIN_HPP
+// ---- tarn/sharing/page_pin.hpp
+#ifndef TARN_SINGLE_SHARING_PAGE_PIN_HPP
+#define TARN_SINGLE_SHARING_PAGE_PIN_HPP
 // segments_of(): the physical memory behind a block. page_pin keeps it in place, for libraries that registered or exported it.
 
 #include <cstddef>
@@ -137,7 +137,7 @@ class [[nodiscard]] page_pin {
 };
 
 }  // namespace tarn
-#endif  // TARN_SINGLE_RAII_PAGE_PIN_HPP
+#endif  // TARN_SINGLE_SHARING_PAGE_PIN_HPP
 
 namespace tarn {
 
@@ -329,7 +329,7 @@ class [[nodiscard]] page_registrations {
 };
 
 }  // namespace tarn
-#endif  // TARN_SINGLE_RAII_PAGE_REGISTRATIONS_HPP
+#endif  // TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
 
 namespace tarn {
 

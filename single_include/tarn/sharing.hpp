@@ -6,7 +6,7 @@
 // Memory that others use, too: the physical segments behind a block, pins that keep them in place, registrations with libraries, and
 // blocks for other processes and devices. Opt-in; needs POSIX.
 
-// ---- tarn/raii/exported_block.hpp
+// ---- tarn/sharing/exported_block.hpp
 // export_block(): a block of a pool for other processes. dma_buf: a block for other devices.
 
 #include <atomic>
@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-// ---- tarn/raii/block_description.hpp
+// ---- tarn/sharing/block_description.hpp
 // block_description: what a process must know of another process's block to import it, and its form as bytes.
 
 #include <fcntl.h>
@@ -36,7 +36,7 @@
 #include <type_traits>
 #include <vector>
 
-// ---- tarn/raii/descriptor.hpp
+// ---- tarn/sharing/descriptor.hpp
 // unique_descriptor: a unique owner of a file descriptor.
 
 #include <fcntl.h>
@@ -76,7 +76,7 @@ class unique_descriptor {
 };
 
 }  // namespace tarn
-// ---- tarn/raii/sharing_error.hpp
+// ---- tarn/sharing/sharing_error.hpp
 // sharing_error: why memory could not be shared with another process.
 
 #include <cstdint>
@@ -333,9 +333,9 @@ struct block_description {
 };
 
 }  // namespace tarn
-// ---- tarn/raii/page_pin.hpp
-#ifndef TARN_SINGLE_RAII_PAGE_PIN_HPP
-#define TARN_SINGLE_RAII_PAGE_PIN_HPP
+// ---- tarn/sharing/page_pin.hpp
+#ifndef TARN_SINGLE_SHARING_PAGE_PIN_HPP
+#define TARN_SINGLE_SHARING_PAGE_PIN_HPP
 // segments_of(): the physical memory behind a block. page_pin keeps it in place, for libraries that registered or exported it.
 
 #include <cstddef>
@@ -439,15 +439,15 @@ class [[nodiscard]] page_pin {
 };
 
 }  // namespace tarn
-#endif  // TARN_SINGLE_RAII_PAGE_PIN_HPP
-// ---- tarn/raii/shared_event.hpp
+#endif  // TARN_SINGLE_SHARING_PAGE_PIN_HPP
+// ---- tarn/sharing/shared_event.hpp
 // shared_event: an event that two processes use.
 
 #include <chrono>
 #include <thread>
 #include <utility>
 
-// ---- tarn/raii/sharing_timeout.hpp
+// ---- tarn/sharing/sharing_timeout.hpp
 // How long calls wait for another process.
 
 #include <chrono>
@@ -803,7 +803,7 @@ class [[nodiscard]] dma_buf {
 };
 
 }  // namespace tarn
-// ---- tarn/raii/imported_block.hpp
+// ---- tarn/sharing/imported_block.hpp
 // import_block(): a block that another process has exported. send_block() and receive_block() pass one over a Unix socket.
 //
 // Over the socket, in turn: the size and the bytes of the description; an answer; then for each group of handles a header with their
@@ -820,7 +820,7 @@ class [[nodiscard]] dma_buf {
 #include <utility>
 #include <vector>
 
-// ---- tarn/raii/unix_socket.hpp
+// ---- tarn/sharing/unix_socket.hpp
 // Bytes and file descriptors over a connected Unix socket, with a time limit for each step. The socket stays the caller's.
 
 #include <poll.h>
@@ -1325,9 +1325,9 @@ template <class Memory>
 }
 
 }  // namespace tarn
-// ---- tarn/raii/page_registrations.hpp
-#ifndef TARN_SINGLE_RAII_PAGE_REGISTRATIONS_HPP
-#define TARN_SINGLE_RAII_PAGE_REGISTRATIONS_HPP
+// ---- tarn/sharing/page_registrations.hpp
+#ifndef TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
+#define TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
 // page_registrations: a pool's pages registered with a library that must know them, such as NCCL, UCX or libfabric.
 
 #include <concepts>
@@ -1529,4 +1529,4 @@ class [[nodiscard]] page_registrations {
 };
 
 }  // namespace tarn
-#endif  // TARN_SINGLE_RAII_PAGE_REGISTRATIONS_HPP
+#endif  // TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP

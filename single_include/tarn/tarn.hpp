@@ -8,24 +8,29 @@
 //   driver/  the device calls, their costs and errors; the CUDA driver, no driver, and (tarn/sim.hpp) a simulated one
 //   source/  sources of memory: pages, cudaMalloc, cudaMallocAsync, pinned, managed and host memory
 //   pool/    the caching pool; start reading at pool.hpp:
-//     front/       per-thread magazines of free blocks
+//     cache/       per-thread magazines of free blocks
 //     heap.hpp     the shared state of the pool and its locks
 //     arena/       ranges, runs, size classes and streams: metadata only, no driver calls
 //     order/       which memory the device has finished with, and blocks that several streams use
-//     ladder.hpp   the steps tried when neither front nor heap has a block
-//     growth/      handles, views and segments, taken from the source
+//     ladder.hpp   the steps tried when neither cache nor heap has a block
+//     pages/       handles, views and segments, taken from the source
+//     relocate/    memory that leaves its handles: sleep and compact
 //     graph/       the memory of captured graphs, apart from all other
-//     inspection/  what tools and snapshots can read
-//   policy/  layers that bound, count, record, retry, check, fence and poison, composed by | and stack<>
-//   raii/    owners of memory, and scopes that measure, clear and bound it
-//   report/  statistics, snapshots and tables, named as in PyTorch
+//     tool/        what a tool that watches memory sees (compute-sanitizer)
+//     inspection/  what snapshots read
+//   policy/   layers that bound, count, tag, retry and route, composed by | and stack<>
+//   debug/    layers that check, fence, poison, record and log
+//   raii/     owners of memory, and scopes that measure, clear and bound it
+//   transfer/ batches, conversions and copies between memories, and working within little memory (tarn/transfer.hpp)
+//   sharing/  memory for other processes and for communication libraries (tarn/sharing.hpp)
+//   report/   statistics, snapshots and tables, named as in PyTorch
 //
 // The interoperability headers are included separately: tarn/thrust.hpp, tarn/stl.hpp, tarn/pmr.hpp, tarn/cuda_mr.hpp.
 
 // ---- tarn/core/config.hpp
 // What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and system calls that
 // exist on one platform, and only in the file that wraps them: core/wait, core/at_fork, core/source_location,
-// pool/front/owner_lock, policy/backtrace, driver/ and the interop headers (tests/architecture/check.py).
+// pool/cache/owner_lock, debug/backtrace, driver/ and the interop headers (tests/architecture/check.py).
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
@@ -4461,7 +4466,7 @@ struct attribution {
 }  // namespace tarn
 // ---- tarn/core/location_scope.hpp
 // The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
-// with a layer that records places (policy/checked, logged, with_history) use it; for all others it is an empty type.
+// with a layer that records places (debug/checked, logged, with_history) use it; for all others it is an empty type.
 
 #include <cstdint>
 #include <type_traits>
@@ -8336,1057 +8341,6 @@ static_assert(resource<any_resource>);
 #endif
 
 }  // namespace tarn
-// ---- tarn/policy/check_all.hpp
-// check_all() and report_leaks() of the checked layer of a stack, whatever policies are above it.
-
-#include <cstddef>
-
-namespace tarn {
-
-/// Verifies all blocks: checked_layer::check_all() (policy/checked.hpp). Returns the number of findings. @throws std::bad_alloc
-template <class Resource>
-std::size_t check_all(Resource const& memory) {
-  auto const call = [](auto& layer) -> decltype(layer.check_all()) { return layer.check_all(); };
-  static_assert(reachable<Resource, decltype(call)>,
-                "tarn: this needs checked memory; add: | tarn::checked{}");
-  return nearest(memory, call);
-}
-/// Reports live blocks: checked_layer::report_leaks() (policy/checked.hpp). Returns their number. @throws std::bad_alloc
-template <class Resource>
-std::size_t report_leaks(Resource const& memory) {
-  auto const call = [](auto& layer) -> decltype(layer.report_leaks()) { return layer.report_leaks(); };
-  static_assert(reachable<Resource, decltype(call)>,
-                "tarn: this needs checked memory; add: | tarn::checked{}");
-  return nearest(memory, call);
-}
-
-}  // namespace tarn
-// ---- tarn/policy/checked.hpp
-// checked: reports every misuse of a block, with the block's history.
-//
-// Over 400 lines: one short function for each step of a call and for each kind of finding.
-
-#include <atomic>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <string_view>
-#include <utility>
-
-// ---- tarn/policy/block_history.hpp
-// The history of each block: where it was allocated and freed, and its present state.
-//
-//   live -> quarantined -> gone -> forgotten, or live again if the address is reused
-
-#include <cstddef>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <mutex>
-#include <string_view>
-
-// ---- tarn/core/address_map.hpp
-// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to Value{} marks
-// an empty slot.
-
-#include <cstddef>
-#include <cstdint>
-#include <new>
-
-namespace tarn::detail {
-
-template <class Value>
-class address_map {
- public:
-  /// Reserves room so that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has changed
-  void make_room(std::size_t count) {
-    if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
-    if ((size_ + count) * 2 <= entries_.size()) return;
-    address_map larger;
-    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
-    while ((size_ + count) * 2 > capacity) capacity *= 2;
-    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
-    larger.entries_.resize(capacity);
-    for (entry const& e : entries_) {
-      if (!(e.value == Value{})) larger.insert(e.key, e.value);
-    }
-    entries_.swap(larger.entries_);
-    shift_ = larger.shift_;
-  }
-
-  /// Inserts a key or replaces its value, which must not be Value{}. make_room() must have been called. O(1).
-  void insert(std::uintptr_t key, Value value) noexcept {
-    std::size_t i = home(key);
-    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
-    if (is_vacant(i)) ++size_;
-    entries_[i] = {key, value};
-  }
-
-  /// Returns the value of the key, or Value{} if it is absent. O(1).
-  [[nodiscard]] Value find(std::uintptr_t key) const noexcept {
-    if (size_ == 0) return Value{};
-    for (std::size_t i = home(key); !is_vacant(i); i = after(i)) {
-      if (entries_[i].key == key) return entries_[i].value;
-    }
-    return Value{};
-  }
-
-  /// Removes the key and returns its value, or Value{} if it is absent. O(1).
-  Value erase(std::uintptr_t key) noexcept {
-    if (size_ == 0) return Value{};
-    std::size_t i = home(key);
-    while (entries_[i].key != key || is_vacant(i)) {
-      if (is_vacant(i)) return Value{};
-      i = after(i);
-    }
-    Value const value = entries_[i].value;
-    // Move later entries of the probe sequence back, so that no lookup stops too early.
-    for (std::size_t j = after(i); !is_vacant(j); j = after(j)) {
-      std::size_t const wanted = home(entries_[j].key);
-      bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
-      if (may_move) {
-        entries_[i] = entries_[j];
-        i = j;
-      }
-    }
-    entries_[i] = {};
-    --size_;
-    return value;
-  }
-
-  /// Calls `call(key, value)` for each entry, in unspecified order; `call` must not change the map. O(capacity).
-  template <class Call>
-  void for_each(Call const& call) const {
-    for (entry const& e : entries_) {
-      if (!(e.value == Value{})) call(e.key, e.value);
-    }
-  }
-
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return entries_.capacity() * sizeof(entry); }
-
- private:
-  struct entry {
-    std::uintptr_t key = 0;
-    Value value{};
-  };
-  [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
-  /// The first slot of a key's probe sequence: the upper bits of its product with 2^64 / golden ratio, which spreads close and
-  /// distant keys equally well (Knuth, The Art of Computer Programming, volume 3, 6.4).
-  [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
-    return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
-  }
-  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
-
-  sequence<entry> entries_;
-  std::size_t size_ = 0;
-  unsigned shift_ = 64;  ///< 64 minus log2(capacity)
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// One call that concerned a block.
-struct block_event {
-  source_location where;
-  std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0 if it has not happened
-  stream_id stream = 0;
-  std::uint64_t thread = 0;
-};
-
-enum class block_state : std::uint8_t { unused, live, freed, quarantined, gone };
-
-struct block_record {
-  void* p = nullptr;
-  std::size_t bytes = 0;
-  std::size_t alignment = 0;
-  block_event allocated;
-  block_event freed;
-  std::uint32_t previous = 0;  ///< neighbours in the list of its state; index + 1
-  std::uint32_t next = 0;
-  int device = 0;
-  block_state state = block_state::unused;
-  bool fenced = false;
-  bool used_elsewhere = false;  ///< record_stream() named another stream
-};
-
-/// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller locks.
-class block_history {
- public:
-  /// Sets how many blocks are remembered after they are gone.
-  void remember(std::size_t blocks) noexcept { most_gone_ = blocks; }
-
-  /// Makes room for one block, until begin() or give_up_room(). @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    index_.make_room(promised_ + 1);
-    records_.reserve(records_.size() + promised_ + 1);
-    ++promised_;
-  }
-  void give_up_room() noexcept { --promised_; }
-
-  void begin(block_record const& b) noexcept {
-    --promised_;
-    block_record* known = find(b.p);
-    if (known == nullptr) {
-      known = fresh();
-      index_.insert(key(b.p), index_of(known));
-    } else if (known->state == block_state::gone) {
-      drop_from(gone_, known);
-    } else if (known->state == block_state::quarantined) {
-      end_quarantine(*known);
-    } else if (known->state == block_state::live) {
-      --live_;  // handed out again without a free here: it was freed below
-    }
-    *known = b;
-    known->state = block_state::live;
-    ++live_;
-  }
-  /// The user has freed the block.
-  void end(block_record& b, block_event const& freed) noexcept {
-    b.state = block_state::freed;
-    b.freed = freed;
-    --live_;
-  }
-  void quarantine(block_record& b) noexcept {
-    b.state = block_state::quarantined;
-    append(quarantine_, b);
-    quarantined_bytes_ += b.bytes;
-  }
-  /// The memory goes back to the upstream; the record stays for a while.
-  void leave(block_record& b) noexcept {
-    if (b.state == block_state::quarantined) end_quarantine(b);
-    b.state = block_state::gone;
-    append(gone_, b);
-    if (gone_.count <= most_gone_) return;
-    block_record& forgotten = records_[gone_.first - 1];
-    drop_from(gone_, &forgotten);
-    (void)index_.erase(key(forgotten.p));
-    forgotten = block_record{};
-    forgotten.next = spare_;
-    spare_ = index_of(&forgotten);
-  }
-
-  [[nodiscard]] block_record* find(void const* p) noexcept {
-    std::uint32_t const i = index_.find(key(p));
-    return i != 0 ? &records_[i - 1] : nullptr;
-  }
-  [[nodiscard]] block_record const* find(void const* p) const noexcept {
-    std::uint32_t const i = index_.find(key(p));
-    return i != 0 ? &records_[i - 1] : nullptr;
-  }
-  /// The block that has been in quarantine longest. Requires that there is one.
-  [[nodiscard]] block_record const& oldest() const noexcept { return records_[quarantine_.first - 1]; }
-  [[nodiscard]] std::size_t quarantined() const noexcept { return quarantine_.count; }
-  [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return quarantined_bytes_; }
-  [[nodiscard]] std::size_t live() const noexcept { return live_; }
-
-  template <class Visit>
-  void for_each(Visit const& visit) const {
-    for (block_record const& b : records_) {
-      if (b.state != block_state::unused) visit(b);
-    }
-  }
-
- private:
-  /// First in, first out.
-  struct queue {
-    std::uint32_t first = 0;
-    std::uint32_t last = 0;
-    std::size_t count = 0;
-  };
-  static std::uintptr_t key(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  [[nodiscard]] std::uint32_t index_of(block_record const* b) const noexcept {
-    return static_cast<std::uint32_t>(b - records_.begin()) + 1;
-  }
-  block_record* fresh() noexcept {
-    if (spare_ == 0) {
-      records_.push_back(block_record{});
-      return &records_.back();
-    }
-    block_record& b = records_[spare_ - 1];
-    spare_ = b.next;
-    return &b;
-  }
-  void end_quarantine(block_record const& b) noexcept {
-    quarantined_bytes_ -= b.bytes;
-    drop_from(quarantine_, &b);
-  }
-  void append(queue& q, block_record& b) noexcept {
-    std::uint32_t const i = index_of(&b);
-    b.previous = q.last;
-    b.next = 0;
-    if (q.last == 0) {
-      q.first = i;
-    } else {
-      records_[q.last - 1].next = i;
-    }
-    q.last = i;
-    ++q.count;
-  }
-  void drop_from(queue& q, block_record const* b) noexcept {
-    (b->previous != 0 ? records_[b->previous - 1].next : q.first) = b->next;
-    (b->next != 0 ? records_[b->next - 1].previous : q.last) = b->previous;
-    --q.count;
-  }
-
-  sequence<block_record> records_;
-  address_map<std::uint32_t> index_;
-  std::uint32_t spare_ = 0;
-  queue quarantine_;
-  queue gone_;
-  std::size_t quarantined_bytes_ = 0;
-  std::size_t live_ = 0;
-  std::size_t promised_ = 0;
-  std::size_t most_gone_ = 0;
-};
-
-/// As long as the texts of tarn::misuse.
-using history_text = message<480>;
-
-/// "solver.cpp:42 (step), call 7, stream 3, thread 1". Paths and names are shortened: the text is bounded.
-inline void add_event(history_text& text, block_event const& e) noexcept {
-  std::string_view file = e.where.file;
-  if (file.empty()) {
-    text.add("at an unknown location");
-  } else {
-    if (std::size_t const cut = file.find_last_of('/'); cut != std::string_view::npos)
-      file.remove_prefix(cut + 1);
-    text.add(file).add(":").add_number(e.where.line);
-    text.add(" (").add(std::string_view(e.where.function).substr(0, 40)).add(")");
-  }
-  text.add(", call ").add_number(e.call).add(", stream ").add_number(e.stream);
-  text.add(", thread ").add_number(e.thread);
-}
-
-/// The event and the recorded history of a block.
-[[nodiscard]] inline history_text history_of(block_record const& b, std::string_view what,
-                                             std::uint64_t number) noexcept {
-  history_text text;
-  text.add("block ")
-      .add_hex(reinterpret_cast<std::uintptr_t>(b.p))
-      .add(" of ")
-      .add_number(std::uint64_t{b.bytes});
-  text.add(" bytes ").add(what).add_number(number).add("; allocated: ");
-  add_event(text, b.allocated);
-  if (b.freed.call != 0) {
-    text.add("; freed: ");
-    add_event(text, b.freed);
-  }
-  return text;
-}
-
-/// Reports blocks as leaks; with the default handler all are printed before the program ends.
-inline void report_leaked(sequence<block_record> const& leaks) noexcept {
-  for (block_record const& b : leaks) {
-    misuse const leak(misuse_kind::leak, b.p,
-                      history_of(b, "was not freed; number of leaks: ", leaks.size()).view());
-    report_misuse_of_several(leak, &b == leaks.end() - 1);
-  }
-}
-
-/// The checked resources of the process, to find the owner of a foreign pointer.
-class checked_resources {
- public:
-  struct member {
-    void* layer = nullptr;
-    bool (*find)(void* layer, void const* p, block_record& out) noexcept = nullptr;
-    /// Adds the live blocks at the end of the process; null: not asked for. @throws std::bad_alloc
-    void (*add_leaks)(void* layer, sequence<block_record>& leaks) = nullptr;
-    int device = 0;
-    member* next = nullptr;
-  };
-  static void add(member& m) {
-    {
-      std::lock_guard const guard(mutex());
-      m.next = first();
-      first() = &m;
-    }
-    if (m.add_leaks != nullptr) report_at_exit();
-  }
-  static void remove(member& m) noexcept {
-    std::lock_guard const guard(mutex());
-    member** at = &first();
-    while (*at != &m) at = &(*at)->next;
-    *at = m.next;
-  }
-  /// Finds a live block of another resource.
-  static bool find(member const& asking, void const* p, block_record& out) noexcept {
-    std::lock_guard const guard(mutex());
-    for (member* m = first(); m != nullptr; m = m->next) {
-      if (m != &asking && m->find(m->layer, p, out)) return true;
-    }
-    return false;
-  }
-
- private:
-  /// A forked child ends with its parent's live blocks, which it does not report.
-  static void report_at_exit() {
-    static creating_process const process;
-    [[maybe_unused]] static bool const registered = std::atexit([] {
-                                                      if (process.is_this()) report_leaks();
-                                                    }) == 0;
-  }
-  static void report_leaks() noexcept {
-    (void)std::fflush(stdout);  // the default handler aborts, which would lose it
-    sequence<block_record> leaks;
-    try {
-      std::lock_guard const guard(mutex());
-      for (member* m = first(); m != nullptr; m = m->next) {
-        if (m->add_leaks != nullptr) m->add_leaks(m->layer, leaks);
-      }
-    } catch (...) {  // the host has no memory for the list
-    }
-    report_leaked(leaks);  // without the lock: the handler may use a resource
-  }
-  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex does nothing.
-  static fork_mutex& mutex() noexcept {
-    static fork_mutex m;
-    return m;
-  }
-  static member*& first() noexcept {
-    static member* m = nullptr;
-    return m;
-  }
-};
-
-}  // namespace tarn::detail
-// ---- tarn/policy/fences.hpp
-// The guard bytes of a block: where they are, how they are written and how they are verified.
-//
-//   whole |--- fence ---|----- requested bytes ----|--- fence ---|
-//                       p                          p + bytes
-
-#include <cstddef>
-
-// ---- tarn/policy/fill_pattern.hpp
-// The byte patterns that the debugging policies write, and functions to write and compare them in device memory.
-
-#include <cstddef>
-#include <cstring>
-
-namespace tarn {
-
-/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; in a debugger it identifies what happened.
-namespace pattern {
-inline constexpr unsigned char fence = 0xFD;          ///< around a block: never the user's
-inline constexpr unsigned char uninitialised = 0xCD;  ///< handed out, not yet written ("clean")
-inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
-}  // namespace pattern
-
-namespace detail {
-
-/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or if it cannot be read. Host cost: a copy
-/// of all bytes, up to 1 MiB at a time.
-template <class Driver>
-std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
-                             std::size_t bytes) noexcept {
-  unsigned char smaller[512];
-  unsigned char* window = smaller;
-  std::size_t width = sizeof smaller;
-  sequence<unsigned char> larger;
-  if (bytes > 16 * width) {
-    try {
-      larger.resize(min_of(bytes, std::size_t{1} << 20));
-      window = larger.begin();
-      width = larger.size();
-    } catch (...) {  // the small window is slower, but works
-    }
-  }
-  for (std::size_t at = 0; at < bytes; at += width) {
-    std::size_t const n = min_of(width, bytes - at);
-    if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
-    if (!driver.synchronize_stream(stream).ok()) return bytes;
-    if (window[0] == byte && std::memcmp(window, window + 1, n - 1) == 0) continue;
-    for (std::size_t i = 0; i < n; ++i) {
-      if (window[i] != byte) return at + i;
-    }
-  }
-  return bytes;
-}
-
-}  // namespace detail
-}  // namespace tarn
-
-namespace tarn::detail {
-
-/// Where a block's fences were overwritten; zero if they were not.
-struct breach {
-  void const* p = nullptr;
-  std::size_t before = 0;  ///< distance of the first overwritten byte from the block's start
-  std::size_t after = 0;   ///< offset of the first overwritten byte from the block's start
-  explicit operator bool() const noexcept { return before != 0 || after != 0; }
-};
-
-/// Fences of a minimum width, wider if an alignment requires it, so that the block itself stays aligned.
-class fences {
- public:
-  /// @throws length_error  no block has room for them, and their size would wrap
-  explicit fences(std::size_t least) : least_(max_of(least, std::size_t{1})) {
-    if (least > max_request_bytes)
-      throw length_error("tarn: fence_bytes is larger than any block; use fewer");
-  }
-
-  [[nodiscard]] std::size_t width(std::size_t alignment) const noexcept {
-    return align_up(least_, alignment);
-  }
-  [[nodiscard]] std::size_t whole_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
-    return bytes > max_request_bytes ? bytes : bytes + 2 * width(alignment);
-  }
-  /// The request for a block and its fences.
-  [[nodiscard]] request whole_of(request const& r) const noexcept {
-    return {r.stream, whole_bytes(r.bytes, r.alignment), r.alignment, r.kind};
-  }
-  [[nodiscard]] void* whole_of(void* p, std::size_t alignment) const noexcept {
-    return static_cast<unsigned char*>(p) - width(alignment);
-  }
-  [[nodiscard]] void* block_in(void* whole, std::size_t alignment) const noexcept {
-    return static_cast<unsigned char*>(whole) + width(alignment);
-  }
-
-  /// Writes both fences in stream order.
-  template <class Driver>
-  [[nodiscard]] status draw(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
-                            std::size_t alignment) const noexcept {
-    status const s = fill_in_order(driver, stream, whole_of(p, alignment), pattern::fence, width(alignment));
-    if (!s.ok()) return s;
-    return fill_in_order(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence,
-                         width(alignment));
-  }
-
-  /// Waits for the stream and compares both fences.
-  template <class Driver>
-  [[nodiscard]] breach find_breach(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
-                                   std::size_t alignment) const noexcept {
-    std::size_t const wide = width(alignment);
-    std::size_t const front = first_difference(driver, stream, whole_of(p, alignment), pattern::fence, wide);
-    std::size_t const back =
-        first_difference(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence, wide);
-    return {p, wide - front, back != wide ? bytes + back : 0};
-  }
-
- private:
-  std::size_t least_;
-};
-
-/// Makes a refusal report the bytes that the caller requested, without the fences.
-template <class Allocate>
-void* asking_for(std::size_t bytes, Allocate const& allocate) {
-  try {
-    return allocate();
-  } catch (out_of_memory& error) {
-    memory_report report = error.report();
-    report.asked = bytes;
-    error.set_report(report);
-    throw;
-  }
-}
-
-}  // namespace tarn::detail
-// ---- tarn/policy/used_streams.hpp
-// The streams that used a resource, and which of them have unfinished work. For `checked`.
-
-#include <cstddef>
-#include <mutex>
-#include <utility>
-
-namespace tarn::detail {
-
-/// Remembers the latest 64 streams. Thread-safe.
-template <stream_driver Driver>
-class used_streams {
- public:
-  /// Remembers a stream; not if the driver does not know it or the host has no memory.
-  void note(Driver const& driver, stream_ref stream) noexcept {
-    stream_id id = stream.id();
-    if (id == stream_ref::unknown_id && !driver.identify(stream, id).ok()) return;
-    std::lock_guard const guard(mutex_);
-    for (stream_ref const known : streams_) {
-      if (known.id() == id) return;
-    }
-    try {
-      if (streams_.size() == most) streams_.erase_unordered(next_++ % most);
-      streams_.push_back(stream_ref::from(stream.handle(), id));
-    } catch (...) {
-    }
-  }
-
-  /// Reports each stream, if it is known to exist, that has work left. @param call  what needs it finished
-  void report_unfinished(Driver const& driver, char const* call) const noexcept {
-    stream_ref streams[most];
-    std::size_t count = 0;
-    {
-      std::lock_guard const guard(mutex_);
-      for (stream_ref const s : streams_) streams[count++] = s;
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-      if (life_of(driver, streams[i]) != stream_life::alive || is_finished(driver, streams[i])) continue;
-      message<256> text;
-      text.add(call).add("() was called while stream ").add_number(streams[i].id());
-      text.add(", which used blocks of this resource, has unfinished work; synchronise it first");
-      report_misuse(misuse(misuse_kind::in_use, nullptr, text.view()));
-    }
-  }
-
- private:
-  static constexpr std::size_t most = 64;
-
-  /// Whether a stream has no work left. An event on an idle stream may be reached some microseconds after it was recorded, so
-  /// this asks for a while, about 300 us.
-  [[nodiscard]] static bool is_finished(Driver const& driver, stream_ref stream) noexcept {
-    if (is_capturing(driver, stream)) return true;
-    Driver const there = driver_of(driver, stream);
-    event_handle event = nullptr;
-    if (!there.create_event(event).ok()) return true;
-    bool finished = !there.record_event(event, stream).ok();
-    for (int tries = 0; tries < 1000 && !finished; ++tries)
-      finished = there.query_event(event).kind != failure::not_ready;
-    (void)there.destroy_event(event);
-    return finished;
-  }
-
-  mutable fork_mutex mutex_;
-  sequence<stream_ref> streams_;
-  std::size_t next_ = 0;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn {
-
-template <class Upstream>
-class checked_layer;
-
-/// Reports double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and after the free, and
-/// leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
-struct checked {
-  std::size_t fence_bytes = 256;           ///< on each side of a block, at least
-  std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, to detect late writes
-  std::size_t quarantine_blocks = 4096;    ///< maximum number of those blocks
-  std::size_t remembered_blocks = 16'384;  ///< blocks remembered after that, to detect second frees
-  bool leaks_at_exit = false;              ///< calls report_leaks() when the process ends
-
-  template <class Upstream>
-  using layer = checked_layer<Upstream>;
-};
-
-/// Findings go to the misuse handler, with where, when (a count of this resource's calls), on which stream and by which thread
-/// the block was allocated and freed. A block that is freed wrongly is not passed on.
-///
-/// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on the host for its
-/// stream, verifies the fences, poisons the block and quarantines it; when it leaves the quarantine, oldest first, the poison
-/// is verified. Blocks with a use recorded on another stream (record_stream) wait for the whole device.
-///
-/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
-/// then has no fences, a block freed then is not quarantined. Its pointer, size and history are still checked.
-///
-/// Blocks that are live when the resource ends are leaks. An owner that was never destroyed keeps its resource alive: such a
-/// resource reports its leaks at the end of the process if `leaks_at_exit` is set. Objects with static storage that were
-/// constructed after the first such resource have been destroyed by then; those constructed before it count as leaked.
-///
-/// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
-/// waiting for the device or while the handler runs, except while check_all() reads one block.
-template <class Upstream>
-class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream> {
-  using base = resource_adaptor<checked_layer<Upstream>, Upstream>;
-
- public:
-  using base::driver;
-  /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
-  static constexpr bool records_places = true;
-
-  checked_layer()
-    requires std::default_initializable<Upstream>
-      : checked_layer(Upstream{}) {}
-  /// @throws length_error  `fence_bytes` is larger than any block; std::bad_alloc
-  explicit checked_layer(Upstream upstream, checked const& options = {})
-      : base(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
-    history_.remember(options.remembered_blocks);
-    member_.device = driver().device().value;
-    if (options_.leaks_at_exit) member_.add_leaks = &checked_layer::add_leaks_of;
-    detail::checked_resources::add(member_);
-  }
-  /// Verifies the quarantine, then reports each block that is still live.
-  ~checked_layer() {
-    detail::checked_resources::remove(member_);
-    end_quarantine(0, 0);
-    try {
-      (void)report_leaks();
-    } catch (...) {  // the host has no memory for the list
-    }
-  }
-
-  /// What the fences add to each block, bytes; for largest_available_block().
-  [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
-
-  void* around_allocate(request const& r, auto const& next) {
-    if (r.bytes == 0) return nullptr;
-    require_alignment(r.alignment);
-    detail::block_record b;
-    b.bytes = r.bytes;
-    b.alignment = r.alignment;
-    b.allocated = mark_of(r.stream);
-    {
-      std::lock_guard const guard(mutex_);
-      history_.make_room();
-    }
-    try {
-      b.p = fences_.block_in(allocate_whole(r, next), r.alignment);
-    } catch (...) {
-      std::lock_guard const guard(mutex_);
-      history_.give_up_room();
-      throw;
-    }
-    bool const captured = is_capturing(r.stream);
-    // A fence that was not written would be reported as overwritten.
-    b.fenced = !captured && has_contents(driver(), b.p) &&
-               fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
-    if (b.fenced) (void)detail::fill_in_order(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
-    {
-      std::lock_guard const guard(mutex_);
-      history_.begin(b);
-    }
-    if (r.is_synchronous() && !captured) (void)driver().synchronize_stream(r.stream);
-    return b.p;
-  }
-  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
-    if (b.p == nullptr) return;
-    stream_ref on = r.stream;
-    // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no memory.
-    bool const untouchable = !detail::make_usable(driver(), on) || is_capturing(on) ||
-                             (b.used_elsewhere && !wait_for_uses()) || detail::sleeps(this->upstream());
-    if (!untouchable) verify_fences(b, on);
-    if (untouchable || !b.fenced || !quarantine(b, on)) {
-      history_gone(b);
-      next.deallocate(fences_.whole_of(r), whole_of(b));
-      return;
-    }
-    end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
-  }
-
-  /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
-  void record_stream(void* p, std::size_t bytes, stream_ref stream) {
-    if (p == nullptr) return;
-    std::size_t alignment = 0;
-    streams_.note(driver(), stream);
-    {
-      std::lock_guard const guard(mutex_);
-      detail::block_record* const b = history_.find(p);
-      if (b == nullptr || b->state != detail::block_state::live) detail::refuse_pointer(p, "record_stream");
-      b->used_elsewhere = true;
-      alignment = b->alignment;
-    }
-    if constexpr (detail::records_streams<Upstream>) {
-      nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
-                                                         fences_.whole_bytes(bytes, alignment), stream});
-    }
-  }
-
-  /// Verifies the fences of every block that is live at the call and the poison of every quarantined one; reports those that
-  /// were overwritten and returns their number. A block that is freed or leaves the quarantine meanwhile is verified at that
-  /// point. Waits for the device; while a graph is captured, verifies nothing. @throws std::bad_alloc
-  std::size_t check_all() {
-    if (detail::sleeps(this->upstream())) return 0;
-    detail::sequence<detail::block_record> all;
-    {
-      std::lock_guard const guard(mutex_);
-      history_.for_each([&](detail::block_record const& b) {
-        bool const live = b.state == detail::block_state::live && has_fences(b);
-        if (live || b.state == detail::block_state::quarantined) all.push_back(b);
-      });
-    }
-    // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later are not checked.
-    if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
-    detail::own_stream const reading(driver());
-    std::size_t found = 0;
-    for (detail::block_record const& b : all) {
-      detail::breach breach;
-      std::size_t written = b.bytes;
-      {
-        std::lock_guard const guard(mutex_);  // held, so that the block is not given back while it is read
-        detail::block_record const* const now = history_.find(b.p);
-        if (now == nullptr || now->state != b.state || now->allocated.call != b.allocated.call) continue;
-        if (b.state == detail::block_state::live) {
-          breach = look_at_fences(b, reading.get());
-        } else {
-          written = first_written(b, reading.get());
-        }
-      }
-      if (breach) report_breach(b, breach);
-      if (written != b.bytes) report_late_write(b, written);
-      if (breach || written != b.bytes) ++found;
-    }
-    return found;
-  }
-
-  /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished (misuse_kind::in_use). The
-  /// fences of live blocks are discarded with the contents.
-  std::size_t sleep(contents where)
-    requires reachable<Upstream, pool_call::sleep>
-  {
-    if (detail::sleeps(this->upstream())) return 0;
-    streams_.report_unfinished(driver(), "sleep");
-    if (where == contents::discarded) (void)end_quarantine(0, 0);
-    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
-    if (where == contents::discarded)
-      lost_.store(calls_.load(std::memory_order_relaxed), std::memory_order_relaxed);
-    return given;
-  }
-  /// Compacts the pool, after the same reports.
-  compaction compact()
-    requires reachable<Upstream, pool_call::compact>
-  {
-    streams_.report_unfinished(driver(), "compact");
-    return nearest(this->upstream(), pool_call::compact{});
-  }
-
-  /// Reports each block that is live now as a leak, and returns their number. With the default handler all are printed before
-  /// the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
-  std::size_t report_leaks() {  // NOLINT(modernize-use-nodiscard): may be ignored
-    detail::sequence<detail::block_record> leaks;
-    add_leaks(leaks);
-    detail::report_leaked(leaks);
-    return leaks.size();
-  }
-  /// Number of blocks that are handed out.
-  [[nodiscard]] std::size_t live_blocks() const noexcept {
-    std::lock_guard const guard(mutex_);
-    return history_.live();
-  }
-  /// The bytes that a block occupies, including fences.
-  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes == 0
-               ? 0
-               : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
-  }
-  /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
-  [[nodiscard]] void* block_address(void* p) noexcept {
-    void* whole = p;
-    {
-      std::lock_guard const guard(mutex_);
-      detail::block_record const* const b = history_.find(p);
-      if (b != nullptr && b->state == detail::block_state::live) whole = whole_of(*b);
-    }
-    return detail::block_address_of(this->upstream(), whole);
-  }
-  /// Calls f(p, bytes) for each block of the pool that the quarantine keeps, here and below. @throws std::bad_alloc
-  template <class F>
-  void each_kept(F const& f) {
-    detail::sequence<detail::block_record> kept;
-    {
-      std::lock_guard const guard(mutex_);
-      kept.reserve(history_.quarantined());
-      history_.for_each([&](detail::block_record const& b) {
-        if (b.state == detail::block_state::quarantined) kept.push_back(b);
-      });
-    }
-    for (detail::block_record const& b : kept)
-      f(detail::block_address_of(this->upstream(), whole_of(b)), b.bytes);
-    detail::for_each_kept(this->upstream(), f);
-  }
-
- private:
-  /// Whether a live block's fences were written, and not discarded by sleep().
-  [[nodiscard]] bool has_fences(detail::block_record const& b) const noexcept {
-    return b.fenced && b.allocated.call > lost_.load(std::memory_order_relaxed);
-  }
-
-  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
-    return detail::is_capturing(driver(), stream);
-  }
-  [[nodiscard]] detail::block_event mark_of(stream_ref stream) noexcept {
-    detail::block_event e;
-    e.where = location_scope::current();
-    e.call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
-    e.thread = detail::this_thread_number();
-    if (stream.id() != stream_ref::unknown_id) {
-      e.stream = stream.id();
-    } else {
-      (void)driver().identify(stream, e.stream);
-    }
-    streams_.note(driver(), stream_ref::from(stream.handle(), e.stream));
-    return e;
-  }
-  [[nodiscard]] void* whole_of(detail::block_record const& b) const noexcept {
-    return fences_.whole_of(b.p, b.alignment);
-  }
-
-  /// Allocates a block with its fences; if that fails, empties the quarantine and retries.
-  void* allocate_whole(request const& r, auto const& next) {
-    request const whole = fences_.whole_of(r);
-    return detail::asking_for(r.bytes, [&] {
-      try {
-        return next.allocate(whole);
-      } catch (out_of_memory const&) {
-        if (!end_quarantine(0, 0)) throw;
-      }
-      return next.allocate(whole);
-    });
-  }
-
-  // ---- deallocation
-
-  /// Takes a live block back from the user; if it may not be freed so, reports that and returns an empty record.
-  detail::block_record take_back(void* p, std::size_t bytes, std::size_t alignment,
-                                 detail::block_event const& freed) noexcept {
-    detail::block_record b;
-    {
-      std::lock_guard const guard(mutex_);
-      if (detail::block_record* const known = history_.find(p)) {
-        b = *known;
-        if (b.state == detail::block_state::live && b.bytes == bytes && b.alignment == alignment) {
-          history_.end(*known, freed);
-          return *known;
-        }
-      }
-    }
-    report_wrong_free(b, p, bytes, alignment, freed);
-    return {};
-  }
-  void history_gone(detail::block_record const& b) noexcept {
-    std::lock_guard const guard(mutex_);
-    if (detail::block_record* const known = history_.find(b.p)) history_.leave(*known);
-  }
-  /// Waits for the uses of other streams; returns false if a capture forbids it.
-  [[nodiscard]] bool wait_for_uses() const noexcept {
-    return !detail::is_of_capture(detail::wait_for_all_work(driver()));
-  }
-  void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
-    if (!has_fences(b)) return;
-    if (auto const breach = look_at_fences(b, stream)) report_breach(b, breach);
-  }
-  [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
-                                              stream_ref stream) const noexcept {
-    return fences_.find_breach(driver(), stream, b.p, b.bytes, b.alignment);
-  }
-  [[nodiscard]] std::size_t first_written(detail::block_record const& b, stream_ref stream) const noexcept {
-    return detail::first_difference(driver(), stream, b.p, pattern::freed, b.bytes);
-  }
-
-  /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that stream.
-  bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
-    if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
-    if (!detail::fill_in_order(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
-    if (!driver().synchronize_stream(stream).ok()) return false;
-    std::lock_guard const guard(mutex_);
-    if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
-    return true;
-  }
-  /// Releases the oldest blocks until at most the given bytes and blocks are left; returns whether one was released. No work on
-  /// the device may touch them, so the verification and what follows need no stream order.
-  bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
-    bool any = false;
-    for (;; any = true) {
-      detail::block_record b;
-      {
-        std::lock_guard const guard(mutex_);
-        if (history_.quarantined_bytes() <= bytes && history_.quarantined() <= blocks) return any;
-        b = history_.oldest();
-        history_.leave(*history_.find(b.p));
-      }
-      if (!is_capturing(stream_ref{}) && !detail::sleeps(this->upstream())) {
-        if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) report_late_write(b, at);
-      }
-      this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
-    }
-  }
-
-  // ---- reports
-
-  static void report_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
-    if (breach.before != 0) {
-      report_misuse(
-          misuse(misuse_kind::overrun, b.p,
-                 detail::history_of(b, "was written before its start, at distance ", breach.before).view()));
-    }
-    if (breach.after != 0) {
-      report_misuse(
-          misuse(misuse_kind::overrun, b.p,
-                 detail::history_of(b, "was written past its end, at offset ", breach.after).view()));
-    }
-  }
-  static void report_late_write(detail::block_record const& b, std::size_t at) noexcept {
-    report_misuse(misuse(misuse_kind::use_after_free, b.p,
-                         detail::history_of(b, "was written after it was freed, at offset ", at).view()));
-  }
-  void report_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
-                         detail::block_event const& freed) noexcept {
-    misuse_kind kind = misuse_kind::foreign_pointer;
-    detail::history_text text;
-    if (b.p == nullptr) {
-      detail::block_record other;
-      if (detail::checked_resources::find(member_, p, other)) {
-        bool const elsewhere = other.device != member_.device;
-        if (elsewhere) kind = misuse_kind::wrong_device;
-        text = detail::history_of(other,
-                                  elsewhere ? "belongs to another device but was freed on device "
-                                            : "belongs to another resource but was freed by one of device ",
-                                  static_cast<std::uint64_t>(member_.device));
-      } else if (detail::block_record const around = containing(p); around.p != nullptr) {
-        auto const offset = static_cast<std::uint64_t>(static_cast<char*>(p) - static_cast<char*>(around.p));
-        text = detail::history_of(around, "freed by a pointer that is not its start, at offset ", offset);
-      } else {
-        text.add("pointer ")
-            .add_hex(reinterpret_cast<std::uintptr_t>(p))
-            .add(" was freed but not allocated by this resource");
-      }
-    } else if (b.state != detail::block_state::live) {
-      kind = misuse_kind::double_free;
-      text = detail::history_of(b, "was freed again, in call ", freed.call);
-    } else if (b.bytes != bytes) {
-      kind = misuse_kind::wrong_size;
-      text = detail::history_of(b, "was freed with a different size: ", bytes);
-    } else {
-      kind = misuse_kind::wrong_alignment;
-      text = detail::history_of(b, "was freed with a different alignment: ", alignment);
-    }
-    text.add("; this free: ");
-    detail::add_event(text, freed);
-    report_misuse(misuse(kind, p, text.view()));
-  }
-  [[nodiscard]] detail::block_record containing(void const* p) const noexcept {
-    detail::block_record found;
-    std::lock_guard const guard(mutex_);
-    history_.for_each([&](detail::block_record const& b) {
-      auto const at = reinterpret_cast<std::uintptr_t>(p);
-      auto const start = reinterpret_cast<std::uintptr_t>(b.p);
-      if (b.state != detail::block_state::gone && at >= start && at - start < b.bytes) found = b;
-    });
-    return found;
-  }
-  static bool find_in(void* self, void const* p, detail::block_record& out) noexcept {
-    auto const& layer = *static_cast<checked_layer*>(self);
-    std::lock_guard const guard(layer.mutex_);
-    detail::block_record const* const b = layer.history_.find(p);
-    if (b == nullptr || b->state != detail::block_state::live) return false;
-    out = *b;
-    out.device = layer.member_.device;
-    return true;
-  }
-
-  void add_leaks(detail::sequence<detail::block_record>& leaks) const {
-    std::lock_guard const guard(mutex_);
-    history_.for_each([&](detail::block_record const& b) {
-      if (b.state == detail::block_state::live) leaks.push_back(b);
-    });
-  }
-  static void add_leaks_of(void* self, detail::sequence<detail::block_record>& leaks) {
-    static_cast<checked_layer*>(self)->add_leaks(leaks);
-  }
-
-  checked const options_;
-  detail::fences fences_;
-  std::atomic<std::uint64_t> calls_{0};
-  std::atomic<std::uint64_t> lost_{0};  ///< blocks allocated up to this call have lost their fences
-  mutable detail::fork_mutex mutex_;
-  detail::block_history history_;
-  detail::used_streams<typename Upstream::driver_type> streams_;
-  detail::checked_resources::member member_{this, &checked_layer::find_in};
-};
-
-}  // namespace tarn
 // ---- tarn/policy/device_pool.hpp
 // device_pool: the stack that most programs need: pages of the device, pooled, with statistics. A call goes through
 // core/shared_resource.hpp and policy/tracked.hpp to pool/pool.hpp, which lists the files behind it.
@@ -9451,10 +8405,10 @@ struct pooled {
   /// makes no driver call, at the cost of more reserved memory.
   remapping remap = remapping::when_tight;
   /// How far reserved memory may exceed the peak of live bytes, in thousandths, before free handles are remapped for a request
-  /// above 8 MiB; five to eight times as far for smaller ones, see slack_of() in pool/growth/growth.hpp.
+  /// above 8 MiB; five to eight times as far for smaller ones, see slack_of() in pool/pages/growth.hpp.
   unsigned slack_per_mille = 9;
   /// Largest physical handle to create, bytes, a multiple of 2 MiB; 0 derives it from the live peak and from the memory that is
-  /// left, see pool/growth/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
+  /// left, see pool/pages/growth.hpp. Smaller ones waste less and cost more driver calls: bench/results/frontier.txt.
   std::size_t largest_handle = 0;
   /// Reserved bytes that the pool never gives back by itself. Beyond them it gives free handles back once the live peak has stayed
   /// lower for long: pool/arena/live_window.hpp says when. With the largest std::size_t it gives back only what trim() or empty_cache()
@@ -9486,14 +8440,14 @@ namespace detail {
 //
 //   0 core/shared_resource.hpp, policy/tracked.hpp   how a call on device_pool comes here: allocate_sized()
 //   1 arena/size_class.hpp   the request is rounded to a size class, or to 512 bytes; block_request.hpp
-//   2 front/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
+//   2 cache/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
 //                            ends here; slow_path.hpp continues the others
 //   3 heap.hpp               what all threads share, under the hot lock: arena/arena.hpp has the free ranges of each stream
 //                            (arena/stream_order.hpp) and the runs that small blocks are cut from
 //   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
 //                            with an event (order/ordering.hpp, order/mark_work.hpp; the picture is in arena/stream_order.hpp), and
-//                            growth/page_growth.hpp gets more: new handles, or free ones in a view (page_choice.hpp,
-//                            page_views.hpp); over blocks: growth/segment_growth.hpp
+//                            pages/page_growth.hpp gets more: new handles, or free ones in a view (page_choice.hpp,
+//                            page_views.hpp); over blocks: pages/segment_growth.hpp
 //   5 source/cuda_pages.hpp  pages by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are over (deferred_blocks.hpp).
@@ -9505,7 +8459,7 @@ namespace detail {
 //
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/1024 of the reserved memory, or
 // one thread alone allocates, they are emptied before a pool that is no longer small grows. Reserved memory stays within the live
-// peak plus the slack of the requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes
+// peak plus the slack of the requests (slack_of() in pages/growth.hpp) while whole free handles suffice. Host memory is 64 bytes
 // per range.
 
 #include <concepts>
@@ -9651,14 +8605,67 @@ class [[nodiscard]] unlocked {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/deferred_blocks.hpp
-// Deferred blocks: freed, but waiting for streams named by record_stream(), or for a stream that the driver does not know. They count
-// as live until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
+// ---- tarn/pool/cache/front.hpp
+// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
+// stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
+// and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
+//
+// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
+// (owner_lock.hpp). The list of caches has a mutex, which a visitor holds, too: there is one at a time. It is taken after the growth
+// lock and before the hot lock.
+//
+// Over 400 lines: what the owner of a cache and what other threads do with it belong together.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <utility>
 
+// ---- tarn/core/counted.hpp
+// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces std::shared_ptr
+// without including <memory> (see owned).
+
+#include <atomic>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
+template <class T>
+class counted {
+ public:
+  /// Value-initialises the object. @throws std::bad_alloc
+  counted() : block_(new block) {}
+  counted(counted const& other) noexcept : block_(other.block_) {
+    block_->owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  /// Safe for self-assignment: counts the new owner before releasing the old one.
+  counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
+    block* const old = block_;
+    other.block_->owners.fetch_add(1, std::memory_order_relaxed);
+    block_ = other.block_;
+    release(old);
+    return *this;
+  }
+  ~counted() { release(block_); }
+
+  [[nodiscard]] T* get() const noexcept { return &block_->value; }
+  [[nodiscard]] T* operator->() const noexcept { return &block_->value; }
+
+ private:
+  struct block {
+    std::atomic<std::uint32_t> owners{1};
+    T value;
+  };
+  static void release(block* b) noexcept {
+    // acq_rel: each owner's accesses happen before the deletion.
+    if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
+  }
+  block* block_;
+};
+
+}  // namespace tarn::detail
 // ---- tarn/pool/block_request.hpp
 // A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder use.
 
@@ -9788,6 +8795,106 @@ class range_table {
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+
+// ---- tarn/core/address_map.hpp
+// A hash map from addresses to values: open addressing, linear probing, no tombstones. A value equal to Value{} marks
+// an empty slot.
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+namespace tarn::detail {
+
+template <class Value>
+class address_map {
+ public:
+  /// Reserves room so that `count` entries can be added without allocating. @throws std::bad_alloc, nothing has changed
+  void make_room(std::size_t count) {
+    if (count > ~std::size_t{0} / 8 - size_) throw std::bad_alloc();
+    if ((size_ + count) * 2 <= entries_.size()) return;
+    address_map larger;
+    std::size_t capacity = entries_.empty() ? 64 : entries_.size();
+    while ((size_ + count) * 2 > capacity) capacity *= 2;
+    for (std::size_t c = capacity; c != 1; c /= 2) --larger.shift_;
+    larger.entries_.resize(capacity);
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) larger.insert(e.key, e.value);
+    }
+    entries_.swap(larger.entries_);
+    shift_ = larger.shift_;
+  }
+
+  /// Inserts a key or replaces its value, which must not be Value{}. make_room() must have been called. O(1).
+  void insert(std::uintptr_t key, Value value) noexcept {
+    std::size_t i = home(key);
+    while (!is_vacant(i) && entries_[i].key != key) i = after(i);
+    if (is_vacant(i)) ++size_;
+    entries_[i] = {key, value};
+  }
+
+  /// Returns the value of the key, or Value{} if it is absent. O(1).
+  [[nodiscard]] Value find(std::uintptr_t key) const noexcept {
+    if (size_ == 0) return Value{};
+    for (std::size_t i = home(key); !is_vacant(i); i = after(i)) {
+      if (entries_[i].key == key) return entries_[i].value;
+    }
+    return Value{};
+  }
+
+  /// Removes the key and returns its value, or Value{} if it is absent. O(1).
+  Value erase(std::uintptr_t key) noexcept {
+    if (size_ == 0) return Value{};
+    std::size_t i = home(key);
+    while (entries_[i].key != key || is_vacant(i)) {
+      if (is_vacant(i)) return Value{};
+      i = after(i);
+    }
+    Value const value = entries_[i].value;
+    // Move later entries of the probe sequence back, so that no lookup stops too early.
+    for (std::size_t j = after(i); !is_vacant(j); j = after(j)) {
+      std::size_t const wanted = home(entries_[j].key);
+      bool const may_move = i <= j ? (wanted <= i || wanted > j) : (wanted <= i && wanted > j);
+      if (may_move) {
+        entries_[i] = entries_[j];
+        i = j;
+      }
+    }
+    entries_[i] = {};
+    --size_;
+    return value;
+  }
+
+  /// Calls `call(key, value)` for each entry, in unspecified order; `call` must not change the map. O(capacity).
+  template <class Call>
+  void for_each(Call const& call) const {
+    for (entry const& e : entries_) {
+      if (!(e.value == Value{})) call(e.key, e.value);
+    }
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return entries_.capacity() * sizeof(entry); }
+
+ private:
+  struct entry {
+    std::uintptr_t key = 0;
+    Value value{};
+  };
+  [[nodiscard]] bool is_vacant(std::size_t i) const noexcept { return entries_[i].value == Value{}; }
+  /// The first slot of a key's probe sequence: the upper bits of its product with 2^64 / golden ratio, which spreads close and
+  /// distant keys equally well (Knuth, The Art of Computer Programming, volume 3, 6.4).
+  [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
+    return static_cast<std::size_t>((std::uint64_t{key} * 0x9E3779B97F4A7C15U) >> shift_);
+  }
+  [[nodiscard]] std::size_t after(std::size_t i) const noexcept { return (i + 1) & (entries_.size() - 1); }
+
+  sequence<entry> entries_;
+  std::size_t size_ = 0;
+  unsigned shift_ = 64;  ///< 64 minus log2(capacity)
+};
+
+}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -9985,399 +9092,159 @@ struct block_batch {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/growth_lock.hpp
-// A scoped holder of the growth lock. A function that takes a growth_lock const& runs under it and keeps it.
+// ---- tarn/pool/cache/magazine.hpp
+// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and makes no driver
+// call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
 
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+namespace tarn::detail {
+
+/// A stack of blocks of one class. It has no array until the first block is put in.
+struct magazine {
+  void** blocks = nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
+  std::uint32_t count = 0;
+  std::uint32_t capacity = 0;
+
+  /// The most recently added block; null if there is none. Requires an array.
+  [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
+  /// Host memory of the array, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return capacity != 0 ? (capacity + std::size_t{1}) * sizeof(void*) : 0;
+  }
+};
+
+/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
+/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth, once in 120. All magazines of
+/// one stream on one thread together hold at most 104 MiB; what is too much of the pool is returned before it grows (ladder.hpp).
+[[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
+  std::size_t const fit = 1_MiB / class_bytes(size_class);
+  return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
+}
+
+/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates at the boundary
+/// does not reach the arena every time.
+[[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
+  return magazine_capacity(size_class) / 2;
+}
+
+/// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers of a network repeat the
+/// sizes of their temporaries. Unlike `large_block` they stay while others are allocated, as long as the memory suffices: before the
+/// pool grows they go back, and the next blocks are not kept.
+struct large_magazine {
+  static constexpr std::uint32_t capacity = 8;
+  /// Blocks that are not kept after the memory was short. Returning all of them costs as much as 8 allocations from the heap.
+  static constexpr std::uint32_t pause = 32;
+  struct entry {
+    void* p = nullptr;
+    std::size_t bytes = 0;
+  };
+  entry blocks[capacity];
+  std::uint32_t count = 0;
+  std::uint32_t refuses = 0;  ///< this many blocks
+
+  /// The newest block of a size; null if there is none.
+  [[nodiscard]] void* take(std::size_t bytes) noexcept {
+    for (std::uint32_t i = count; i-- > 0;) {
+      if (blocks[i].bytes != bytes) continue;
+      void* const p = blocks[i].p;
+      blocks[i] = blocks[--count];
+      return p;
+    }
+    return nullptr;
+  }
+  /// Returns false if there is no room, or if it holds the block already.
+  [[nodiscard]] bool put(void* p, std::size_t bytes) noexcept {
+    if (refuses != 0) {
+      --refuses;
+      return false;
+    }
+    if (count == capacity || has(p)) return false;
+    blocks[count++] = {p, bytes};
+    return true;
+  }
+  [[nodiscard]] bool has(void const* p) const noexcept {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (blocks[i].p == p) return true;
+    }
+    return false;
+  }
+  /// Any of them; `p` is null if there is none.
+  [[nodiscard]] entry take_any() noexcept { return count != 0 ? blocks[--count] : entry{}; }
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    std::size_t sum = 0;
+    for (std::uint32_t i = 0; i < count; ++i) sum += blocks[i].bytes;
+    return sum;
+  }
+};
+
+/// The blocks of one stream that one thread caches.
+struct stream_cache {
+  stream_id id = 0;
+  stream_ref stream;
+  std::uint64_t used = 0;  ///< the thread's count of stream changes when this one was last used
+  /// The last freed block above class_limit. Only one: it serves a loop that frees and allocates the same size again. Any other
+  /// request returns it to the heap first, so that large ranges coalesce as if it were not cached.
+  void* large_block = nullptr;
+  std::size_t large_bytes = 0;
+  /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
+  /// temporary.
+  void const* newest_large = nullptr;
+  std::size_t newest_bytes = 0;
+  large_magazine of_capture;  ///< empty unless the stream is captured
+  magazine magazines[class_count];
+
+  stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
+  stream_cache(stream_cache const&) = delete;
+  stream_cache& operator=(stream_cache const&) = delete;
+  ~stream_cache() {
+    for (magazine& m : magazines) {
+      if (m.blocks != nullptr) delete[] (m.blocks - 1);
+    }
+  }
+
+  /// A block that is freed with another size than its own is the arena's to report.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_keep_large(void const* p, std::size_t bytes) const noexcept {
+    return newest_large == p && newest_bytes == bytes;
+  }
+  /// Bytes in the magazines.
+  [[nodiscard]] std::size_t held_bytes() const noexcept {
+    std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
+    for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
+    return sum;
+  }
+  /// Host memory of the magazines, bytes.
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::size_t sum = sizeof(stream_cache);
+    for (magazine const& m : magazines) sum += m.host_bytes();
+    return sum;
+  }
+
+  /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a magazine.
+  [[nodiscard]] bool open(unsigned size_class) noexcept {
+    magazine& m = magazines[size_class];
+    std::uint32_t const capacity = magazine_capacity(size_class);
+    void** const array = new (std::nothrow) void*[capacity + 1];
+    if (array == nullptr) return false;
+    array[0] = nullptr;
+    m.blocks = array + 1;
+    m.capacity = capacity;
+    return true;
+  }
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/cache/thread_cache.hpp
+// The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the pool ends.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <mutex>
+#include <utility>
 
-namespace tarn::detail {
-
-/// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call the pool in a growth.
-class growth_lock {
- public:
-  explicit growth_lock(recursive_fork_mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
-  /// After mutex.try_lock() has returned true.
-  growth_lock(recursive_fork_mutex& mutex, std::adopt_lock_t) noexcept : mutex_(mutex) {}
-  growth_lock(growth_lock const&) = delete;
-  growth_lock& operator=(growth_lock const&) = delete;
-  ~growth_lock() { mutex_.unlock(); }
-
- private:
-  recursive_fork_mutex& mutex_;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/inspection/described_blocks.hpp
-// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined for a while
-// (description.hpp). Not called without a tool.
-
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/arena/arena.hpp
-// The arena: every range the pool holds, its owner, and how ranges are split and coalesced. Pure bookkeeping: it never calls
-// the driver, so it is safe under the hot lock, and it does not depend on a source, so one test covers all of it.
-//
-// Over 400 lines: a split or a free changes the range, its neighbours, the indexes and the counters in one step.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/arena/address_index.hpp
-// An index from an address to the range that covers it, in O(1) for ranges of any size. It stores for each granule the last
-// range that starts in it, and two levels of bitmaps to find the nearest lower granule with one.
-
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
-#include <new>
-
-namespace tarn::detail {
-
-class address_index {
- public:
-  address_index() noexcept = default;
-  address_index(address_index const&) = delete;
-  address_index& operator=(address_index const&) = delete;
-  ~address_index() { close(); }
-
-  /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only where ranges
-  /// start. Forgets what it covered before. @throws std::bad_alloc
-  void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
-    close();
-    std::size_t const granules = bytes / granularity;
-    // calloc, so that the tables of a huge range use host memory only where they are touched.
-    last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
-    starts_ = static_cast<std::uint64_t*>(std::calloc(granules / 64 + 1, sizeof(std::uint64_t)));
-    words_ = static_cast<std::uint64_t*>(std::calloc(granules / 4096 + 1, sizeof(std::uint64_t)));
-    if (last_ == nullptr || starts_ == nullptr || words_ == nullptr) throw std::bad_alloc();
-    base_ = base;
-    bytes_ = bytes;
-    shift_ = static_cast<unsigned>(std::countr_zero(granularity));
-  }
-
-  /// Adds a range; its neighbours are already linked.
-  void note(range_table const& table, range_ref r) noexcept {
-    std::uintptr_t const address = table[r].address;
-    if (!covers(address)) return;
-    std::size_t const g = granule_of(address);
-    if (last_[g] != 0 && table[last_[g]].address > address) return;
-    last_[g] = r;
-    starts_[g / 64] |= std::uint64_t{1} << (g % 64);
-    words_[g / 4096] |= std::uint64_t{1} << (g / 64 % 64);
-  }
-
-  /// Removes a range; its neighbours are still linked.
-  void drop(range_table const& table, range_ref r) noexcept {
-    if (!covers(table[r].address)) return;
-    std::size_t const g = granule_of(table[r].address);
-    if (last_[g] != r) return;
-    range_ref const before = table[r].previous;
-    if (before != 0 && covers(table[before].address) && granule_of(table[before].address) == g) {
-      last_[g] = before;
-      return;
-    }
-    last_[g] = 0;
-    starts_[g / 64] &= ~(std::uint64_t{1} << (g % 64));
-    if (starts_[g / 64] == 0) words_[g / 4096] &= ~(std::uint64_t{1} << (g / 64 % 64));
-  }
-
-  /// The range that covers `address`. Requires that one does.
-  [[nodiscard]] range_ref find(range_table const& table, std::uintptr_t address) const noexcept {
-    range_ref r = last_[granule_with_start(granule_of(address))];
-    while (table[r].address > address) r = table[r].previous;
-    return r;
-  }
-
-  [[nodiscard]] bool covers(std::uintptr_t address) const noexcept {
-    return address >= base_ && address - base_ < bytes_;
-  }
-
- private:
-  void close() noexcept {
-    (std::free)(last_);
-    (std::free)(starts_);
-    (std::free)(words_);
-    last_ = nullptr;
-    starts_ = words_ = nullptr;
-    bytes_ = 0;
-  }
-  [[nodiscard]] std::size_t granule_of(std::uintptr_t address) const noexcept {
-    return (address - base_) >> shift_;
-  }
-
-  /// The granule itself or the nearest lower one in which a range starts. Requires that there is one.
-  [[nodiscard]] std::size_t granule_with_start(std::size_t g) const noexcept {
-    if (std::uint64_t const here = up_to(starts_[g / 64], g % 64); here != 0)
-      return g / 64 * 64 + highest(here);
-    std::size_t word = g / 64;
-    if (std::uint64_t const nearest = below(words_[word / 64], word % 64); nearest != 0) {
-      word = word / 64 * 64 + highest(nearest);
-    } else {
-      std::size_t group = word / 64 - 1;
-      while (words_[group] == 0) --group;
-      word = group * 64 + highest(words_[group]);
-    }
-    return word * 64 + highest(starts_[word]);
-  }
-  static std::uint64_t up_to(std::uint64_t bits, std::size_t i) noexcept {
-    return bits & (~std::uint64_t{0} >> (63 - i));
-  }
-  static std::uint64_t below(std::uint64_t bits, std::size_t i) noexcept {
-    return bits & ((std::uint64_t{1} << i) - 1);
-  }
-  static std::size_t highest(std::uint64_t bits) noexcept {
-    return 63 - static_cast<std::size_t>(std::countl_zero(bits));
-  }
-
-  range_ref* last_ = nullptr;
-  std::uint64_t* starts_ = nullptr;  ///< one bit per granule: a range starts in it
-  std::uint64_t* words_ = nullptr;   ///< one bit per word of `starts_` that is not 0
-  std::uintptr_t base_ = 0;
-  std::size_t bytes_ = 0;
-  unsigned shift_ = 0;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/arena/live_window.hpp
-// How much memory was live lately: the peak of live bytes over the last allocations from the arena. If it has fallen, the pool gives
-// back by itself what it no longer needs (heap::give_back_unused). Pure arithmetic.
-//
-// Time is counted in bytes taken from the arena, in steps of a multiple of the reserved bytes. Blocks that a thread takes from its
-// own cache are not counted: a warm call costs nothing, and a program of warm calls alone keeps its memory.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-class live_window {
- public:
-  /// The window has this many steps: memory is given back once the live peak stayed lower for all of them.
-  static constexpr unsigned steps = 4;
-  /// The volume of a step at first, in multiples of the reserved bytes, and by which part of the live peak the window's peak must be
-  /// lower. With 32 and an eighth, or 16 and a quarter, 20 passes of the recorded traces and of the patterns of tarn_replay give
-  /// nothing back. With 16 and an eighth, two of them give back what they need again: warm passes of `bert_recompute` take 10 times
-  /// the driver time. Bytes beyond the live peak are no reason: given back, the free parts of handles between live blocks become
-  /// more, and up to 0.05 of the utilisation was lost.
-  static constexpr std::size_t first_factor = 32;
-  static constexpr std::size_t least_fall = 8;
-  /// With this factor the pool no longer gives back by itself.
-  static constexpr std::size_t last_factor = std::size_t{1} << 20;
-
-  /// Counts one allocation. @param live  live bytes with it
-  void note(std::size_t bytes, std::size_t live) noexcept {
-    volume_ += bytes;
-    peak_[0] = max_of(peak_[0], live);
-  }
-  [[nodiscard]] bool is_step_over() const noexcept { return volume_ >= step_ends_; }
-
-  /// The live peak of the window, bytes.
-  [[nodiscard]] std::size_t peak() const noexcept {
-    std::size_t most = 0;
-    for (std::size_t const p : peak_) most = max_of(most, p);
-    return most;
-  }
-  /// Bytes taken since the start.
-  [[nodiscard]] std::size_t volume() const noexcept { return volume_; }
-  /// The volume of a step, in multiples of the reserved bytes.
-  [[nodiscard]] std::size_t factor() const noexcept { return factor_; }
-
-  /// Ends a step and begins the next one. Returns whether the live peak of the last steps was lower than `live_peak` was before.
-  bool end_step(std::size_t reserved, std::size_t live, std::size_t live_peak) noexcept {
-    // What was given back is needed again: the window was too short. It gets twice the volume, so a program whose peaks return
-    // creates handles for this reason only as often as the logarithm of the bytes that it allocates.
-    if (before_ != 0 && reserved > after_ + (before_ - after_) / 2) {
-      factor_ = min_of(factor_ * 2, last_factor);
-      before_ = 0;
-      ended_ = 0;
-    }
-    ended_ = min_of(ended_ + 1, steps);
-    bool const fell = ended_ == steps && factor_ < last_factor && peak() < live_peak - live_peak / least_fall;
-    for (unsigned i = steps - 1; i > 0; --i) peak_[i] = peak_[i - 1];
-    peak_[0] = live;
-    step_ends_ = volume_ + max_of(reserved, least_reserved) * factor_;
-    return fell;
-  }
-  /// Notes that `given` bytes were given back because the peak fell. @param left  bytes that stay reserved
-  void note_given(std::size_t given, std::size_t left) noexcept {
-    if (given == 0) return;
-    before_ = max_of(before_, left + given);
-    after_ = left;
-  }
-
- private:
-  static constexpr std::size_t least_reserved = 64_MiB;
-
-  std::size_t volume_ = 0;
-  std::size_t step_ends_ = 0;     ///< at this volume
-  std::size_t peak_[steps] = {};  ///< live peaks of the steps, the current one first
-  unsigned ended_ = 0;            ///< steps that ended, up to all
-  std::size_t factor_ = first_factor;
-  std::size_t before_ =
-      0;  ///< most reserved bytes before a release, since a release was last a mistake; 0 if there was none
-  std::size_t after_ = 0;  ///< reserved bytes after the last release
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/arena/page_map.hpp
-// The page map: the physical handle behind each address. Every handle is first mapped at its home address, within one long
-// virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records of free and live bytes use home addresses. (Views
-// map handles at further addresses: view.hpp.)
-
-#include <atomic>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
-#include <new>
-
-namespace tarn::detail {
-
-using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
-
-/// Whether there is memory behind a handle's addresses. Other states than `mapped` occur only while the pool sleeps.
-enum class backing : std::uint8_t {
-  mapped,    ///< at its home address, and in the views that show it
-  unmapped,  ///< created, but not mapped
-  released   ///< destroyed; its addresses, size and ranges are kept
-};
-
-/// One physical handle.
-struct physical {
-  page_handle id = 0;
-  std::size_t bytes = 0;    ///< 0 if the entry is unused
-  std::uintptr_t home = 0;  ///< in an unused entry: the index of the next one
-  backing state = backing::mapped;
-  part_ref part = common;  ///< of the heap; that of all ranges in it
-  bool stays = false;      ///< the pool sleeps, but not this handle: it was pinned when the pool fell asleep
-  std::uint32_t pins = 0;  ///< while there are any, it is not given back, replaced or put to sleep
-};
-
-class page_map {
- public:
-  page_map() noexcept = default;
-  page_map(page_map const&) = delete;
-  page_map& operator=(page_map const&) = delete;
-  ~page_map() {
-    (std::free)(table_);
-    (std::free)(parts_);
-  }
-
-  /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
-  void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
-    handles_.resize(1);
-    // One table of an open map: the other one is there, too.
-    if (parts_ == nullptr)
-      parts_ = static_cast<std::atomic<part_ref>*>(std::calloc(bytes / granularity, sizeof(part_ref)));
-    if (parts_ == nullptr) throw std::bad_alloc();
-    table_ = static_cast<handle_ref*>(std::calloc(home_bytes / granularity, sizeof(handle_ref)));
-    if (table_ == nullptr) throw std::bad_alloc();
-    base_ = base;
-    home_bytes_ = home_bytes;
-    bytes_ = bytes;
-    granularity_ = granularity;
-    shift_ = static_cast<unsigned>(std::countr_zero(granularity));
-  }
-  [[nodiscard]] bool is_open() const noexcept { return table_ != nullptr; }
-
-  /// The handle at a home address, 0 if none.
-  [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
-    return table_[(address - base_) >> shift_];
-  }
-  [[nodiscard]] physical const& operator[](handle_ref h) const noexcept { return TARN_VISIT(), handles_[h]; }
-  /// One more than the largest index.
-  [[nodiscard]] handle_ref size() const noexcept { return static_cast<handle_ref>(handles_.size()); }
-  [[nodiscard]] std::uintptr_t end_of(handle_ref h) const noexcept {
-    return handles_[h].home + handles_[h].bytes;
-  }
-
-  /// Makes room to add `count` handles. @throws std::bad_alloc
-  void make_room(std::size_t count) { handles_.reserve(handles_.size() + count); }
-
-  /// Adds a handle that is mapped at its home address. Requires make_room().
-  handle_ref add(page_handle id, std::size_t bytes, std::uintptr_t home) noexcept {
-    handle_ref h = first_unused_;
-    if (h != 0) {
-      first_unused_ = static_cast<handle_ref>(handles_[h].home);
-      handles_[h] = physical{id, bytes, home};
-    } else {
-      h = size();
-      handles_.push_back(physical{id, bytes, home});
-    }
-    fill(h, h);
-    ++count_;
-    return h;
-  }
-  /// Changes what is behind a handle's addresses. The arena reads neither value.
-  void set(handle_ref h, page_handle id, backing state) noexcept {
-    handles_[h].id = id;
-    handles_[h].state = state;
-  }
-  void pin(handle_ref h) noexcept { ++handles_[h].pins; }
-  void unpin(handle_ref h) noexcept { --handles_[h].pins; }
-  /// At the begin of a sleep: pinned handles stay; at its end: none is treated apart.
-  void keep_pinned() noexcept {
-    for (physical& p : handles_) p.stays = p.pins != 0;
-  }
-  void treat_all_alike() noexcept {
-    for (physical& p : handles_) p.stays = false;
-  }
-  void remove(handle_ref h) noexcept {
-    fill(h, 0);
-    handles_[h] = physical{0, 0, first_unused_};
-    first_unused_ = h;
-    --count_;
-  }
-
-  [[nodiscard]] std::size_t count() const noexcept { return count_; }
-  [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
-  [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
-  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
-    return is_open() && address >= base_ && address - base_ < bytes_;
-  }
-  [[nodiscard]] bool is_home(std::uintptr_t address) const noexcept { return address - base_ < home_bytes_; }
-
-  /// The part that a live block belongs to, which starts at `address`. Needs no lock.
-  [[nodiscard]] part_ref part_at(std::uintptr_t address) const noexcept {
-    return contains(address) ? parts_[(address - base_) >> shift_].load(std::memory_order_relaxed) : common;
-  }
-  /// Notes the part of whole handles at their home addresses. O(granules)
-  void set_part(std::uintptr_t home, std::size_t bytes, part_ref part) noexcept {
-    std::size_t const first = (home - base_) >> shift_;
-    for (std::size_t g = first; g < first + (bytes >> shift_); ++g) {
-      parts_[g].store(part, std::memory_order_relaxed);
-      if (table_[g] != 0) handles_[table_[g]].part = part;
-    }
-  }
-  /// Notes the part of a block in a view, which that of its handles is.
-  void set_part_of_view(std::uintptr_t address, part_ref part) noexcept {
-    parts_[(address - base_) >> shift_].store(part, std::memory_order_relaxed);
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return handles_.capacity() * sizeof(physical); }
-
- private:
-  void fill(handle_ref h, handle_ref value) noexcept {
-    std::size_t const first = (handles_[h].home - base_) >> shift_;
-    for (std::size_t g = 0; g < handles_[h].bytes >> shift_; ++g) table_[first + g] = value;
-  }
-
-  handle_ref* table_ = nullptr;             ///< one entry per granule of the home addresses
-  std::atomic<part_ref>* parts_ = nullptr;  ///< one entry per granule of all addresses
-  sequence<physical> handles_;
-  std::uintptr_t base_ = 0;
-  std::size_t home_bytes_ = 0;
-  std::size_t bytes_ = 0;
-  std::size_t granularity_ = 0;
-  std::size_t count_ = 0;
-  unsigned shift_ = 0;
-  handle_ref first_unused_ = 0;
-};
-
-}  // namespace tarn::detail
 // ---- tarn/pool/arena/stream_order.hpp
 // Stream order: which stream may reuse which memory without synchronisation. Each stream has a domain: the free memory that its
 // own later work may take at once, with no driver call. Frees carry the domain's epoch; one event, recorded only when another
@@ -10565,6 +9432,28 @@ class range_index {
   range_ref ends_ = 0;  ///< ranges before a hole
   std::size_t bytes_ = 0;
   std::size_t count_ = 0;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/pages/growth_lock.hpp
+// A scoped holder of the growth lock. A function that takes a growth_lock const& runs under it and keeps it.
+
+#include <mutex>
+
+namespace tarn::detail {
+
+/// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call the pool in a growth.
+class growth_lock {
+ public:
+  explicit growth_lock(recursive_fork_mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
+  /// After mutex.try_lock() has returned true.
+  growth_lock(recursive_fork_mutex& mutex, std::adopt_lock_t) noexcept : mutex_(mutex) {}
+  growth_lock(growth_lock const&) = delete;
+  growth_lock& operator=(growth_lock const&) = delete;
+  ~growth_lock() { mutex_.unlock(); }
+
+ private:
+  recursive_fork_mutex& mutex_;
 };
 
 }  // namespace tarn::detail
@@ -10929,6 +9818,750 @@ class stream_table {
   std::atomic<bool> crowded_{false};
   /// The last place of an identity's domain; identities are consecutive. A wrong entry is detected by its identity.
   domain_ref recent_[recent_count] = {};
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/cache/owner_lock.hpp
+// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to flush the data) and
+// pay for both sides: they make every core execute a barrier (Linux membarrier), so that the owner does not have to.
+//
+//   owner                         visitor (one at a time)
+//   busy = 1                      wanted = 1 (at every lock it will visit)
+//   (compiler barrier)            membarrier: all cores have executed a full barrier
+//   if wanted: step back          while busy: wait
+//   ... data ...                  ... data ...
+//   busy = 0 (release)            wanted = 0 (release)
+//
+// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of wanted follows the
+// barrier and reads the visitor's store. Without membarrier the owner executes the fence itself.
+//
+// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path; enter() still enters it.
+// A visitor closes it for all calls when it leaves (the pool sleeps); the owner watches its own calls (it captures a graph).
+
+#include <atomic>
+#include <cstdint>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace tarn::detail {
+
+/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
+/// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
+/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have. A forked
+/// child asks again: not every kernel keeps the registration.
+inline bool has_remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
+  static constinit std::atomic<std::int64_t> answer{0};  // the number of the process; below zero: no
+  auto const yes = static_cast<std::int64_t>(at_fork::process());
+  std::int64_t known = answer.load(std::memory_order_relaxed);
+  if (known != yes && known != -yes) {  // several threads may ask at once, and get the same answer
+    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : -yes;
+    answer.store(known, std::memory_order_relaxed);
+  }
+  return known == yes;
+#else
+  return false;
+#endif
+}
+
+/// Makes every thread of the process execute a full barrier before it returns.
+inline void remote_barrier() noexcept {
+#if defined(__linux__) && defined(__NR_membarrier)
+  if (has_remote_barrier()) {
+    (void)syscall(__NR_membarrier, 1 << 3 /* PRIVATE_EXPEDITED */, 0, 0);
+    return;
+  }
+#endif
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+class owner_lock {
+ public:
+  owner_lock() noexcept : light_(has_remote_barrier()) {}
+
+  /// Enters as the owner. Returns false if a visitor is inside or waiting, or the lock is watched or closed.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept { return enter_unless(~0U); }
+  /// Enters as the owner, also if the lock is watched or closed, and waits for a visitor to leave.
+  TARN_ALWAYS_INLINE void enter() noexcept {
+    for (unsigned tries = 0; !enter_unless(visitor); ++tries) [[unlikely]]
+      spin_wait(tries);
+  }
+  TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
+
+  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors exclude one another
+  /// with a lock of their own.
+  void announce() noexcept { wanted_.fetch_or(visitor, std::memory_order_seq_cst); }
+  [[nodiscard]] bool is_announced() const noexcept {
+    return (wanted_.load(std::memory_order_relaxed) & visitor) != 0;
+  }
+  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a remote_barrier() after the
+  /// first one, and then visit(), which waits for an owner that had entered before.
+  void watch() noexcept { wanted_.fetch_or(watched, std::memory_order_seq_cst); }
+  void end_watch() noexcept { wanted_.fetch_and(~watched, std::memory_order_release); }
+  [[nodiscard]] bool is_watched() const noexcept {
+    return (wanted_.load(std::memory_order_relaxed) & watched) != 0;
+  }
+  /// Enters as the visitor, once the owner has left.
+  void visit() noexcept {
+    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) spin_wait(tries);
+  }
+  void end_visit() noexcept { wanted_.fetch_and(~visitor, std::memory_order_release); }
+  /// Ends a visit so that try_enter() fails until open_again().
+  void close() noexcept {
+    wanted_.fetch_or(closed, std::memory_order_seq_cst);
+    end_visit();
+  }
+  void open_again() noexcept { wanted_.fetch_and(~closed, std::memory_order_release); }
+  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
+  /// exist in the child.
+  void forget_owner() noexcept { busy_.store(0, std::memory_order_relaxed); }
+
+ private:
+  static constexpr std::uint32_t visitor = 1;
+  static constexpr std::uint32_t watched = 2;
+  static constexpr std::uint32_t closed = 4;
+
+  /// Enters as the owner, or steps back if `wanted_` has one of `reasons`.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool enter_unless(std::uint32_t reasons) noexcept {
+    busy_.store(1, std::memory_order_relaxed);
+    if (light_) [[likely]] {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    } else {
+      busy_.exchange(1, std::memory_order_seq_cst);
+    }
+    if ((wanted_.load(std::memory_order_seq_cst) & reasons) == 0) [[likely]]
+      return true;
+    busy_.store(0, std::memory_order_release);
+    return false;
+  }
+
+  std::atomic<std::uint32_t> busy_{0};
+  std::atomic<std::uint32_t> wanted_{0};
+  bool const light_;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
+/// and small enough to search: 64 compares when the stream changes.
+inline constexpr std::size_t cached_streams = 64;
+
+/// The blocks that one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
+struct alignas(cache_line_bytes) thread_cache {
+  owner_lock lock;
+  stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one, too
+  /// Written by the owner thread, read by any: bytes and blocks that this thread allocated less those it freed.
+  std::atomic<std::int64_t> live_bytes{0};
+  std::atomic<std::int64_t> live_blocks{0};
+  /// Bytes in the magazines; other threads read it to decide whether to visit.
+  std::atomic<std::size_t> held_bytes{0};
+  std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
+  unsigned watches = 0;                    ///< open captures of this thread; under the mutex of the list
+  std::uint64_t serial = 0;                ///< never reused, unlike the address
+  /// The stream of a capture that this thread has opened, so that its calls find it without a lock; unknown_id if none. Set by the owner
+  /// thread, which reads the others only for calls on that stream.
+  std::atomic<stream_id> captured_stream{stream_ref::unknown_id};
+  std::atomic<stream_id> captured_as{0};  ///< the identity that the capture gives the stream
+  std::atomic<void*> capture_owner{nullptr};
+  /// One bit for each stream that ever had a cache here; other threads skip this one if the bit is not set.
+  std::atomic<std::uint64_t> stream_bits{0};
+  sequence<owned<stream_cache>> streams;
+
+  /// The cache of a stream, or null. Called inside the owner lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE stream_cache* find(stream_id id) noexcept {
+    if (last != nullptr && last->id == id) [[likely]]
+      return last;
+    return find_other(id);
+  }
+  /// Whether a stream may have a cache here. Called by another thread, after a fence.
+  [[nodiscard]] bool may_have(stream_id id) const noexcept {
+    return (stream_bits.load(std::memory_order_seq_cst) & bit_of(id)) != 0;
+  }
+  /// Announces that the owner thread will make the cache of a stream, before it looks whether the stream is captured. A thread that
+  /// opens a capture does the opposite, with a fence in between: one of the two sees the other.
+  void announce_stream(stream_id id) noexcept {
+    stream_bits.fetch_or(bit_of(id), std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+  TARN_ALWAYS_INLINE void count_live(std::int64_t bytes, std::int64_t blocks) noexcept {
+    live_bytes.store(live_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+    live_blocks.store(live_blocks.load(std::memory_order_relaxed) + blocks, std::memory_order_relaxed);
+  }
+  TARN_ALWAYS_INLINE void count_held(std::size_t more, std::size_t less) noexcept {
+    held_bytes.store(held_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
+  }
+  /// Counts a cached block as live.
+  TARN_ALWAYS_INLINE void count_taken(std::size_t block) noexcept {
+    count_live(static_cast<std::int64_t>(block), 1);
+    count_held(0, block);
+  }
+  TARN_ALWAYS_INLINE void count_host(std::size_t more, std::size_t less) noexcept {
+    host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
+  }
+
+  /// Makes the cache of a stream unknown, so that it can be emptied; null if there is none. The object stays: its thread may be in
+  /// a call that uses it. Called inside the owner lock.
+  stream_cache* close(stream_id id) noexcept {
+    for (auto& s : streams) {
+      if (s->id != id) continue;
+      count_held(0, s->held_bytes());
+      s->id = closed_id;
+      s->newest_large = nullptr;
+      return s.get();
+    }
+    return nullptr;
+  }
+
+  /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to `oldest`, and the
+  /// caller must return its blocks to the heap. Called inside the owner lock. @throws std::bad_alloc, nothing has changed
+  stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
+    for (auto& s : streams) {
+      if (s->id != closed_id) continue;
+      leave_last();
+      s->id = id;
+      s->stream = stream;
+      s->of_capture.refuses = 0;
+      return last = s.get();
+    }
+    owned<stream_cache> made(new stream_cache(id, stream));
+    streams.reserve(streams.size() + 1);
+    leave_last();
+    if (streams.size() >= cached_streams) {
+      std::size_t first = 0;
+      for (std::size_t i = 1; i < streams.size(); ++i) {
+        if (streams[i]->used < streams[first]->used) first = i;
+      }
+      oldest = std::move(streams[first]);
+      streams.erase_unordered(first);
+      count_held(0, oldest->held_bytes());
+      count_host(0, oldest->host_bytes());
+    }
+    count_host(made->host_bytes(), 0);
+    last = made.get();
+    streams.push_back(std::move(made));
+    return last;
+  }
+
+ private:
+  static constexpr stream_id closed_id = stream_ref::unknown_id;  ///< no call has it
+
+  /// Each capture has an identity of its own. They share a bit, so that its end visits only threads that took part in captures.
+  [[nodiscard]] static std::uint64_t bit_of(stream_id id) noexcept {
+    return std::uint64_t{1} << (is_capture_stream(id) ? 0 : id * 0x9E3779B97F4A7C15U >> 58);
+  }
+
+  TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
+    for (auto& s : streams) {
+      if (s->id != id) continue;
+      leave_last();
+      return last = s.get();
+    }
+    return nullptr;
+  }
+  void leave_last() noexcept {
+    if (last != nullptr) last->used = ++changes_;
+  }
+
+  std::uint64_t changes_ = 0;
+};
+
+/// Source of pool numbers; constant-initialised.
+inline constinit std::atomic<std::uint32_t> next_pool_number{0};
+
+/// Links a pool to the threads that cache for it. Outlives both: each side unlinks under the mutex.
+struct pool_link {
+  fork_mutex mutex;
+  std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
+  /// Takes back the cache of an ending thread; returns false while another thread visits the caches. Does not wait for that under the
+  /// mutex: the visitor may be ending a pool below this one, which takes the mutex.
+  bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
+  /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
+  std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
+};
+
+struct local_cache {
+  pool_link const* link = nullptr;  ///< null if the place is vacant
+  thread_cache* cache = nullptr;
+};
+inline constexpr local_cache no_local_cache{};
+
+/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns. Plain
+/// data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant place.
+struct local_cache_table {
+  local_cache const* places = &no_local_cache;
+  std::uint32_t mask = 0;  ///< number of places minus one
+
+  /// Null if the thread has no cache of that pool. One compare if no other pool of the thread has the same first place.
+  [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* find(pool_link const* link,
+                                                      std::uint32_t number) const noexcept {
+    local_cache const& first = places[number & mask];
+    if (first.link == link) [[likely]]
+      return first.cache;
+    return find_other(link, number);
+  }
+
+ private:
+  TARN_NOINLINE thread_cache* find_other(pool_link const* link, std::uint32_t number) const noexcept {
+    for (std::uint32_t at = number & mask; places[at].link != nullptr; at = (at + 1) & mask) {
+      if (places[at].link == link) return places[at].cache;
+    }
+    return nullptr;
+  }
+};
+inline thread_local constinit local_cache_table local_caches{};
+
+/// Returns the caches of an ending thread to the pools that still exist.
+class thread_exit {
+ public:
+  struct entry {
+    counted<pool_link> link;
+    thread_cache* cache;
+  };
+
+  thread_exit() noexcept = default;
+  thread_exit(thread_exit const&) = delete;
+  thread_exit& operator=(thread_exit const&) = delete;
+  ~thread_exit() {
+    over = true;
+    local_caches = {};
+    for (entry const& e : entries_) {
+      for (unsigned tries = 0; !give_back(e); ++tries) spin_wait(tries);
+    }
+  }
+
+  /// Adds a cache and drops those of ended pools. Amortised O(1). @throws std::bad_alloc, nothing has changed
+  void add(counted<pool_link> const& link, thread_cache* cache) {
+    entries_.reserve(entries_.size() + 1);
+    if ((entries_.size() + 1) * places_each > places_.size()) lay_out_again();
+    entries_.push_back({link, cache});
+    place(places_, entries_.back());
+  }
+
+  /// True once this thread's caches were given back: later code (static destructors) runs without caches.
+  static inline thread_local constinit bool over = false;
+
+  static thread_exit& of_this_thread() {
+    static thread_local thread_exit hook;
+    return hook;
+  }
+
+ private:
+  [[nodiscard]] static bool give_back(entry const& e) noexcept {
+    std::lock_guard const guard(e.link->mutex);
+    return e.link->pool == nullptr || e.link->retire(e.link->pool, e.cache);
+  }
+
+  static constexpr std::size_t places_each = 4;
+  static constexpr std::size_t least_places = 16;
+
+  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it
+  /// together with the mutex of its pool's list, and this thread holds that of another pool.
+  [[nodiscard]] static bool is_gone(entry const& e) noexcept {
+    return e.link->pool.load(std::memory_order_acquire) == nullptr;
+  }
+
+  /// Makes a table with room for twice as many pools, without the ended ones.
+  void lay_out_again() {
+    sequence<entry> left;
+    left.reserve(entries_.size() + 1);
+    for (entry const& e : entries_) {
+      if (!is_gone(e)) left.push_back(e);
+    }
+    std::size_t count = least_places;
+    while (count < (left.size() + 1) * places_each * 2) count *= 2;
+    sequence<local_cache> places;
+    places.resize(count);
+    for (entry const& e : left) place(places, e);
+    // Replace the table before `left` releases its links: the memory of a released link may become another pool's link.
+    local_caches = {places.begin(), static_cast<std::uint32_t>(count - 1)};
+    places_.swap(places);
+    entries_.swap(left);
+  }
+
+  static void place(sequence<local_cache>& places, entry const& e) noexcept {
+    std::size_t const mask = places.size() - 1;
+    std::size_t at = e.link->number & mask;
+    while (places[at].link != nullptr) at = (at + 1) & mask;
+    places[at] = {e.link.get(), e.cache};
+  }
+
+  sequence<entry> entries_;
+  sequence<local_cache> places_;  ///< the memory of local_caches
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/misuse_notes.hpp
+// Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler may use the pool.
+
+#include <atomic>
+#include <cstdint>
+
+// ---- tarn/pool/arena/arena.hpp
+// The arena: every range the pool holds, its owner, and how ranges are split and coalesced. Pure bookkeeping: it never calls
+// the driver, so it is safe under the hot lock, and it does not depend on a source, so one test covers all of it.
+//
+// Over 400 lines: a split or a free changes the range, its neighbours, the indexes and the counters in one step.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/arena/address_index.hpp
+// An index from an address to the range that covers it, in O(1) for ranges of any size. It stores for each granule the last
+// range that starts in it, and two levels of bitmaps to find the nearest lower granule with one.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace tarn::detail {
+
+class address_index {
+ public:
+  address_index() noexcept = default;
+  address_index(address_index const&) = delete;
+  address_index& operator=(address_index const&) = delete;
+  ~address_index() { close(); }
+
+  /// Covers [base, base + bytes); before this, every call does nothing. Four bytes per granule, touched only where ranges
+  /// start. Forgets what it covered before. @throws std::bad_alloc
+  void open(std::uintptr_t base, std::size_t bytes, std::size_t granularity) {
+    close();
+    std::size_t const granules = bytes / granularity;
+    // calloc, so that the tables of a huge range use host memory only where they are touched.
+    last_ = static_cast<range_ref*>(std::calloc(granules, sizeof(range_ref)));
+    starts_ = static_cast<std::uint64_t*>(std::calloc(granules / 64 + 1, sizeof(std::uint64_t)));
+    words_ = static_cast<std::uint64_t*>(std::calloc(granules / 4096 + 1, sizeof(std::uint64_t)));
+    if (last_ == nullptr || starts_ == nullptr || words_ == nullptr) throw std::bad_alloc();
+    base_ = base;
+    bytes_ = bytes;
+    shift_ = static_cast<unsigned>(std::countr_zero(granularity));
+  }
+
+  /// Adds a range; its neighbours are already linked.
+  void note(range_table const& table, range_ref r) noexcept {
+    std::uintptr_t const address = table[r].address;
+    if (!covers(address)) return;
+    std::size_t const g = granule_of(address);
+    if (last_[g] != 0 && table[last_[g]].address > address) return;
+    last_[g] = r;
+    starts_[g / 64] |= std::uint64_t{1} << (g % 64);
+    words_[g / 4096] |= std::uint64_t{1} << (g / 64 % 64);
+  }
+
+  /// Removes a range; its neighbours are still linked.
+  void drop(range_table const& table, range_ref r) noexcept {
+    if (!covers(table[r].address)) return;
+    std::size_t const g = granule_of(table[r].address);
+    if (last_[g] != r) return;
+    range_ref const before = table[r].previous;
+    if (before != 0 && covers(table[before].address) && granule_of(table[before].address) == g) {
+      last_[g] = before;
+      return;
+    }
+    last_[g] = 0;
+    starts_[g / 64] &= ~(std::uint64_t{1} << (g % 64));
+    if (starts_[g / 64] == 0) words_[g / 4096] &= ~(std::uint64_t{1} << (g / 64 % 64));
+  }
+
+  /// The range that covers `address`. Requires that one does.
+  [[nodiscard]] range_ref find(range_table const& table, std::uintptr_t address) const noexcept {
+    range_ref r = last_[granule_with_start(granule_of(address))];
+    while (table[r].address > address) r = table[r].previous;
+    return r;
+  }
+
+  [[nodiscard]] bool covers(std::uintptr_t address) const noexcept {
+    return address >= base_ && address - base_ < bytes_;
+  }
+
+ private:
+  void close() noexcept {
+    (std::free)(last_);
+    (std::free)(starts_);
+    (std::free)(words_);
+    last_ = nullptr;
+    starts_ = words_ = nullptr;
+    bytes_ = 0;
+  }
+  [[nodiscard]] std::size_t granule_of(std::uintptr_t address) const noexcept {
+    return (address - base_) >> shift_;
+  }
+
+  /// The granule itself or the nearest lower one in which a range starts. Requires that there is one.
+  [[nodiscard]] std::size_t granule_with_start(std::size_t g) const noexcept {
+    if (std::uint64_t const here = up_to(starts_[g / 64], g % 64); here != 0)
+      return g / 64 * 64 + highest(here);
+    std::size_t word = g / 64;
+    if (std::uint64_t const nearest = below(words_[word / 64], word % 64); nearest != 0) {
+      word = word / 64 * 64 + highest(nearest);
+    } else {
+      std::size_t group = word / 64 - 1;
+      while (words_[group] == 0) --group;
+      word = group * 64 + highest(words_[group]);
+    }
+    return word * 64 + highest(starts_[word]);
+  }
+  static std::uint64_t up_to(std::uint64_t bits, std::size_t i) noexcept {
+    return bits & (~std::uint64_t{0} >> (63 - i));
+  }
+  static std::uint64_t below(std::uint64_t bits, std::size_t i) noexcept {
+    return bits & ((std::uint64_t{1} << i) - 1);
+  }
+  static std::size_t highest(std::uint64_t bits) noexcept {
+    return 63 - static_cast<std::size_t>(std::countl_zero(bits));
+  }
+
+  range_ref* last_ = nullptr;
+  std::uint64_t* starts_ = nullptr;  ///< one bit per granule: a range starts in it
+  std::uint64_t* words_ = nullptr;   ///< one bit per word of `starts_` that is not 0
+  std::uintptr_t base_ = 0;
+  std::size_t bytes_ = 0;
+  unsigned shift_ = 0;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/arena/live_window.hpp
+// How much memory was live lately: the peak of live bytes over the last allocations from the arena. If it has fallen, the pool gives
+// back by itself what it no longer needs (heap::give_back_unused). Pure arithmetic.
+//
+// Time is counted in bytes taken from the arena, in steps of a multiple of the reserved bytes. Blocks that a thread takes from its
+// own cache are not counted: a warm call costs nothing, and a program of warm calls alone keeps its memory.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+class live_window {
+ public:
+  /// The window has this many steps: memory is given back once the live peak stayed lower for all of them.
+  static constexpr unsigned steps = 4;
+  /// The volume of a step at first, in multiples of the reserved bytes, and by which part of the live peak the window's peak must be
+  /// lower. With 32 and an eighth, or 16 and a quarter, 20 passes of the recorded traces and of the patterns of tarn_replay give
+  /// nothing back. With 16 and an eighth, two of them give back what they need again: warm passes of `bert_recompute` take 10 times
+  /// the driver time. Bytes beyond the live peak are no reason: given back, the free parts of handles between live blocks become
+  /// more, and up to 0.05 of the utilisation was lost.
+  static constexpr std::size_t first_factor = 32;
+  static constexpr std::size_t least_fall = 8;
+  /// With this factor the pool no longer gives back by itself.
+  static constexpr std::size_t last_factor = std::size_t{1} << 20;
+
+  /// Counts one allocation. @param live  live bytes with it
+  void note(std::size_t bytes, std::size_t live) noexcept {
+    volume_ += bytes;
+    peak_[0] = max_of(peak_[0], live);
+  }
+  [[nodiscard]] bool is_step_over() const noexcept { return volume_ >= step_ends_; }
+
+  /// The live peak of the window, bytes.
+  [[nodiscard]] std::size_t peak() const noexcept {
+    std::size_t most = 0;
+    for (std::size_t const p : peak_) most = max_of(most, p);
+    return most;
+  }
+  /// Bytes taken since the start.
+  [[nodiscard]] std::size_t volume() const noexcept { return volume_; }
+  /// The volume of a step, in multiples of the reserved bytes.
+  [[nodiscard]] std::size_t factor() const noexcept { return factor_; }
+
+  /// Ends a step and begins the next one. Returns whether the live peak of the last steps was lower than `live_peak` was before.
+  bool end_step(std::size_t reserved, std::size_t live, std::size_t live_peak) noexcept {
+    // What was given back is needed again: the window was too short. It gets twice the volume, so a program whose peaks return
+    // creates handles for this reason only as often as the logarithm of the bytes that it allocates.
+    if (before_ != 0 && reserved > after_ + (before_ - after_) / 2) {
+      factor_ = min_of(factor_ * 2, last_factor);
+      before_ = 0;
+      ended_ = 0;
+    }
+    ended_ = min_of(ended_ + 1, steps);
+    bool const fell = ended_ == steps && factor_ < last_factor && peak() < live_peak - live_peak / least_fall;
+    for (unsigned i = steps - 1; i > 0; --i) peak_[i] = peak_[i - 1];
+    peak_[0] = live;
+    step_ends_ = volume_ + max_of(reserved, least_reserved) * factor_;
+    return fell;
+  }
+  /// Notes that `given` bytes were given back because the peak fell. @param left  bytes that stay reserved
+  void note_given(std::size_t given, std::size_t left) noexcept {
+    if (given == 0) return;
+    before_ = max_of(before_, left + given);
+    after_ = left;
+  }
+
+ private:
+  static constexpr std::size_t least_reserved = 64_MiB;
+
+  std::size_t volume_ = 0;
+  std::size_t step_ends_ = 0;     ///< at this volume
+  std::size_t peak_[steps] = {};  ///< live peaks of the steps, the current one first
+  unsigned ended_ = 0;            ///< steps that ended, up to all
+  std::size_t factor_ = first_factor;
+  std::size_t before_ =
+      0;  ///< most reserved bytes before a release, since a release was last a mistake; 0 if there was none
+  std::size_t after_ = 0;  ///< reserved bytes after the last release
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/arena/page_map.hpp
+// The page map: the physical handle behind each address. Every handle is first mapped at its home address, within one long
+// virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records of free and live bytes use home addresses. (Views
+// map handles at further addresses: view.hpp.)
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace tarn::detail {
+
+using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
+
+/// Whether there is memory behind a handle's addresses. Other states than `mapped` occur only while the pool sleeps.
+enum class backing : std::uint8_t {
+  mapped,    ///< at its home address, and in the views that show it
+  unmapped,  ///< created, but not mapped
+  released   ///< destroyed; its addresses, size and ranges are kept
+};
+
+/// One physical handle.
+struct physical {
+  page_handle id = 0;
+  std::size_t bytes = 0;    ///< 0 if the entry is unused
+  std::uintptr_t home = 0;  ///< in an unused entry: the index of the next one
+  backing state = backing::mapped;
+  part_ref part = common;  ///< of the heap; that of all ranges in it
+  bool stays = false;      ///< the pool sleeps, but not this handle: it was pinned when the pool fell asleep
+  std::uint32_t pins = 0;  ///< while there are any, it is not given back, replaced or put to sleep
+};
+
+class page_map {
+ public:
+  page_map() noexcept = default;
+  page_map(page_map const&) = delete;
+  page_map& operator=(page_map const&) = delete;
+  ~page_map() {
+    (std::free)(table_);
+    (std::free)(parts_);
+  }
+
+  /// Home addresses lie in [base, base + home_bytes); views follow up to base + bytes. @throws std::bad_alloc
+  void open(std::uintptr_t base, std::size_t home_bytes, std::size_t bytes, std::size_t granularity) {
+    handles_.resize(1);
+    // One table of an open map: the other one is there, too.
+    if (parts_ == nullptr)
+      parts_ = static_cast<std::atomic<part_ref>*>(std::calloc(bytes / granularity, sizeof(part_ref)));
+    if (parts_ == nullptr) throw std::bad_alloc();
+    table_ = static_cast<handle_ref*>(std::calloc(home_bytes / granularity, sizeof(handle_ref)));
+    if (table_ == nullptr) throw std::bad_alloc();
+    base_ = base;
+    home_bytes_ = home_bytes;
+    bytes_ = bytes;
+    granularity_ = granularity;
+    shift_ = static_cast<unsigned>(std::countr_zero(granularity));
+  }
+  [[nodiscard]] bool is_open() const noexcept { return table_ != nullptr; }
+
+  /// The handle at a home address, 0 if none.
+  [[nodiscard]] handle_ref at(std::uintptr_t address) const noexcept {
+    return table_[(address - base_) >> shift_];
+  }
+  [[nodiscard]] physical const& operator[](handle_ref h) const noexcept { return TARN_VISIT(), handles_[h]; }
+  /// One more than the largest index.
+  [[nodiscard]] handle_ref size() const noexcept { return static_cast<handle_ref>(handles_.size()); }
+  [[nodiscard]] std::uintptr_t end_of(handle_ref h) const noexcept {
+    return handles_[h].home + handles_[h].bytes;
+  }
+
+  /// Makes room to add `count` handles. @throws std::bad_alloc
+  void make_room(std::size_t count) { handles_.reserve(handles_.size() + count); }
+
+  /// Adds a handle that is mapped at its home address. Requires make_room().
+  handle_ref add(page_handle id, std::size_t bytes, std::uintptr_t home) noexcept {
+    handle_ref h = first_unused_;
+    if (h != 0) {
+      first_unused_ = static_cast<handle_ref>(handles_[h].home);
+      handles_[h] = physical{id, bytes, home};
+    } else {
+      h = size();
+      handles_.push_back(physical{id, bytes, home});
+    }
+    fill(h, h);
+    ++count_;
+    return h;
+  }
+  /// Changes what is behind a handle's addresses. The arena reads neither value.
+  void set(handle_ref h, page_handle id, backing state) noexcept {
+    handles_[h].id = id;
+    handles_[h].state = state;
+  }
+  void pin(handle_ref h) noexcept { ++handles_[h].pins; }
+  void unpin(handle_ref h) noexcept { --handles_[h].pins; }
+  /// At the begin of a sleep: pinned handles stay; at its end: none is treated apart.
+  void keep_pinned() noexcept {
+    for (physical& p : handles_) p.stays = p.pins != 0;
+  }
+  void treat_all_alike() noexcept {
+    for (physical& p : handles_) p.stays = false;
+  }
+  void remove(handle_ref h) noexcept {
+    fill(h, 0);
+    handles_[h] = physical{0, 0, first_unused_};
+    first_unused_ = h;
+    --count_;
+  }
+
+  [[nodiscard]] std::size_t count() const noexcept { return count_; }
+  [[nodiscard]] std::size_t granularity() const noexcept { return granularity_; }
+  [[nodiscard]] std::uintptr_t base() const noexcept { return base_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    return is_open() && address >= base_ && address - base_ < bytes_;
+  }
+  [[nodiscard]] bool is_home(std::uintptr_t address) const noexcept { return address - base_ < home_bytes_; }
+
+  /// The part that a live block belongs to, which starts at `address`. Needs no lock.
+  [[nodiscard]] part_ref part_at(std::uintptr_t address) const noexcept {
+    return contains(address) ? parts_[(address - base_) >> shift_].load(std::memory_order_relaxed) : common;
+  }
+  /// Notes the part of whole handles at their home addresses. O(granules)
+  void set_part(std::uintptr_t home, std::size_t bytes, part_ref part) noexcept {
+    std::size_t const first = (home - base_) >> shift_;
+    for (std::size_t g = first; g < first + (bytes >> shift_); ++g) {
+      parts_[g].store(part, std::memory_order_relaxed);
+      if (table_[g] != 0) handles_[table_[g]].part = part;
+    }
+  }
+  /// Notes the part of a block in a view, which that of its handles is.
+  void set_part_of_view(std::uintptr_t address, part_ref part) noexcept {
+    parts_[(address - base_) >> shift_].store(part, std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return handles_.capacity() * sizeof(physical); }
+
+ private:
+  void fill(handle_ref h, handle_ref value) noexcept {
+    std::size_t const first = (handles_[h].home - base_) >> shift_;
+    for (std::size_t g = 0; g < handles_[h].bytes >> shift_; ++g) table_[first + g] = value;
+  }
+
+  handle_ref* table_ = nullptr;             ///< one entry per granule of the home addresses
+  std::atomic<part_ref>* parts_ = nullptr;  ///< one entry per granule of all addresses
+  sequence<physical> handles_;
+  std::uintptr_t base_ = 0;
+  std::size_t home_bytes_ = 0;
+  std::size_t bytes_ = 0;
+  std::size_t granularity_ = 0;
+  std::size_t count_ = 0;
+  unsigned shift_ = 0;
+  handle_ref first_unused_ = 0;
 };
 
 }  // namespace tarn::detail
@@ -11524,1803 +11157,6 @@ class arena {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/inspection/description.hpp
-// What a pool reports to a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
-//
-// Without a tool this costs one byte, read when a call reaches the arena. With a tool the pool behaves differently: it uses
-// whole blocks of the driver, also in place of pages and of cudaMallocAsync's memory, which tools refuse; it has no magazines;
-// an unowned guard of `guard_bytes` follows every block; a freed block is waited for on its stream, stops being a region, and
-// is quarantined for a while. So an access past the requested size, before it, or after the free is outside every region:
-//
-//   heap     |--------------------------- one segment -------------------------|
-//   regions   [ asked ]          [ asked ]                    [ asked ]
-//   unowned            guard,slack        guard,slack, freed           guard,...
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <type_traits>
-#include <utility>
-
-namespace tarn::detail {
-
-/// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide requires no
-/// distance; with this one, an overrun by one thread block of words does not reach the next block.
-inline constexpr std::size_t guard_bytes = 256;
-
-/// Bounds of the quarantine, in blocks and in bytes. If the driver has no more memory, all quarantined blocks return to the
-/// heap.
-inline constexpr std::size_t quarantine_blocks = 1024;
-inline constexpr std::size_t quarantine_bytes = 256_MiB;
-
-/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its own blocks, and
-/// over memory that a tool refuses.
-template <class Layer>
-constexpr bool gives_heaps() noexcept {
-  return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
-    return gives_pieces<L> || (!stands_on_another<L> && (!resource<L> || has_plain_blocks<L>));
-  });
-}
-
-/// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
-template <class Source>
-inline constexpr bool is_describable =
-    describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
-    !has_property<Source, host_accessible> &&
-    (has_plain_blocks<Source> || gives_heaps<layer_behind<Source>>());
-
-/// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are lost.
-template <describing_driver Driver>
-class description {
- public:
-  explicit description(Driver const& driver) : driver_(driver) {}
-  description(description const&) = delete;
-  description& operator=(description const&) = delete;
-
-  [[nodiscard]] bool active() const noexcept {
-    return state_.load(std::memory_order_acquire) == state::active;
-  }
-
-  /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
-  bool decide() noexcept {
-    if (state_.load(std::memory_order_acquire) == state::undecided) [[unlikely]]
-      look();
-    return active();
-  }
-
-  void heap_begins(void* p, std::size_t bytes) noexcept {
-    if (!active()) return;
-    std::lock_guard const guard(mutex_);
-    void* const handle = tool_.register_heap(p, bytes);
-    if (handle == nullptr) return;
-    try {
-      heaps_.push_back(heap{address(p), bytes, handle});
-    } catch (...) {
-      tool_.unregister_heap(handle);
-    }
-  }
-  /// Called before the memory is given back.
-  void heap_ends(void* p) noexcept {
-    if (!active()) return;
-    std::lock_guard const guard(mutex_);
-    for (std::size_t i = 0; i < heaps_.size(); ++i) {
-      if (heaps_[i].begin != address(p)) continue;
-      forget_left(heaps_[i].begin, heaps_[i].bytes);
-      tool_.unregister_heap(heaps_[i].handle);
-      heaps_.erase_unordered(i);
-      return;
-    }
-  }
-  /// Stops all reports: the driver has unloaded, and a tool with it.
-  void abandon() noexcept {
-    std::lock_guard const guard(mutex_);
-    heaps_.clear();
-    left_.clear();
-  }
-
-  /// Makes room for one block. @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    std::lock_guard const guard(mutex_);
-    live_.make_room(1 + promised_);
-    ++promised_;
-  }
-  void give_up_room() noexcept {
-    std::lock_guard const guard(mutex_);
-    --promised_;
-  }
-  /// Reports a block that is handed out. Requires make_room().
-  void block_begins(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
-    --promised_;
-    live_.insert(address(p), bytes);
-    forget_left(address(p), bytes);
-    if (heap const* const h = heap_of(address(p)); h != nullptr) tool_.register_region(h->handle, p, bytes);
-  }
-  /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is no longer live,
-  /// but still a region.
-  std::size_t take_back(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
-    std::size_t const asked = live_.find(address(p));
-    if (asked == bytes) (void)live_.erase(address(p));
-    return asked;
-  }
-
-  /// Ends the region of a block once earlier work on the stream is complete.
-  void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
-    wait_for(p, bytes, stream);
-    region_ends(p);
-  }
-  /// As above, if the stream was already waited for; it may be destroyed by now.
-  void region_ends(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    if (!is_left(address(p))) end_region(address(p));
-  }
-  /// Waits for the stream of a block that is deferred; does nothing if the block is not live or has another size, which is
-  /// reported later.
-  void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
-    {
-      std::lock_guard const guard(mutex_);
-      if (live_.find(address(p)) != bytes) return;
-    }
-    wait_for(p, bytes, stream);
-  }
-
-  /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If `fits()` is
-  /// false, there never will be room.
-  [[nodiscard]] bool keep(freed_block const& b) noexcept {
-    std::lock_guard const guard(mutex_);
-    if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
-    ring_[(first_ + kept_++) % ring_.size()] = b;
-    kept_bytes_ += b.bytes;
-    return true;
-  }
-  [[nodiscard]] bool fits(freed_block const& b) const noexcept {
-    return !ring_.empty() && b.bytes <= quarantine_bytes;
-  }
-  bool take_kept(freed_block& out) noexcept {
-    std::lock_guard const guard(mutex_);
-    if (kept_ == 0) return false;
-    out = ring_[first_];
-    kept_bytes_ -= out.bytes;
-    first_ = (first_ + 1) % ring_.size();
-    --kept_;
-    return true;
-  }
-
-  /// Calls f(freed_block) for each block in quarantine.
-  template <class F>
-  void for_each_kept(F const& f) {
-    std::lock_guard const guard(mutex_);
-    for (std::size_t i = 0; i < kept_; ++i) f(ring_[(first_ + i) % ring_.size()]);
-  }
-
- private:
-  enum class state : std::uint8_t { undecided, inactive, active };
-  struct stretch {
-    std::uintptr_t begin = 0;
-    std::size_t bytes = 0;
-  };
-  struct heap {
-    std::uintptr_t begin = 0;
-    std::size_t bytes = 0;
-    void* handle = nullptr;
-  };
-
-  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-
-  /// Waits for the stream's work on a live block. During a capture of the stream that is impossible, and the graph may still
-  /// run: the region then stays until its bytes are handed out again. If the stream may be destroyed, its handle is not
-  /// queried: waits for the whole device's work.
-  void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
-    if (life_of(driver_, stream) != stream_life::alive) {
-      if (is_of_capture(wait_for_all_work(driver_))) leave(p, bytes);
-      return;
-    }
-    bool capturing = false;
-    bool const known = driver_.is_capturing(stream, capturing).ok();
-    if (known && capturing) {
-      leave(p, bytes);
-    } else if (!known || !driver_.synchronize_stream(stream).ok()) {
-      (void)wait_past_captures(driver_);
-    }
-  }
-  void leave(void* p, std::size_t bytes) noexcept {
-    std::lock_guard const guard(mutex_);
-    if (is_left(address(p))) return;
-    try {
-      left_.push_back(stretch{address(p), bytes});
-    } catch (...) {  // reported at the graph's next launch, rightly or not
-    }
-  }
-  void look() noexcept {
-    std::lock_guard const guard(mutex_);
-    if (state_.load(std::memory_order_relaxed) != state::undecided) return;
-    tool_ = driver_.memory_tool();
-    if (static_cast<bool>(tool_)) {
-      try {
-        ring_.resize(quarantine_blocks);
-      } catch (...) {  // freed blocks are reused at once
-      }
-    }
-    state_.store(static_cast<bool>(tool_) ? state::active : state::inactive, std::memory_order_release);
-  }
-
-  /// The segment that contains a block; null if the tool refused it. O(segments).
-  [[nodiscard]] heap const* heap_of(std::uintptr_t at) const noexcept {
-    for (heap const& h : heaps_) {
-      if (at >= h.begin && at - h.begin < h.bytes) return &h;
-    }
-    return nullptr;
-  }
-  [[nodiscard]] bool is_left(std::uintptr_t at) const noexcept {
-    for (stretch const& s : left_) {
-      if (s.begin == at) return true;
-    }
-    return false;
-  }
-  void end_region(std::uintptr_t at) noexcept {
-    if (heap_of(at) != nullptr) tool_.unregister_region(reinterpret_cast<void*>(at));
-  }
-  /// Ends the regions that a capture left among these bytes.
-  void forget_left(std::uintptr_t begin, std::size_t bytes) noexcept {
-    for (std::size_t i = left_.size(); i-- > 0;) {
-      stretch const s = left_[i];
-      if (s.begin >= begin + bytes || begin >= s.begin + s.bytes) continue;
-      end_region(s.begin);
-      left_.erase_unordered(i);
-    }
-  }
-
-  Driver driver_;
-  std::atomic<state> state_{state::undecided};
-  fork_mutex mutex_;
-  decltype(driver_.memory_tool()) tool_;
-  sequence<heap> heaps_;
-  address_map<std::size_t> live_;  ///< requested bytes of each block handed out
-  std::size_t promised_ = 0;       ///< blocks that room was made for and that are not handed out yet
-  sequence<stretch> left_;
-  sequence<freed_block> ring_;  ///< the quarantine, oldest at first_; `bytes` include the guard
-  std::size_t first_ = 0;
-  std::size_t kept_ = 0;
-  std::size_t kept_bytes_ = 0;
-};
-
-/// For memory that no tool can watch: does nothing, at no cost.
-struct no_description {
-  template <class Driver>
-  explicit constexpr no_description(Driver const&) noexcept {}
-  [[nodiscard]] static constexpr bool active() noexcept { return false; }
-  [[nodiscard]] static constexpr bool decide() noexcept { return false; }
-  static constexpr void heap_begins(void*, std::size_t) noexcept {}
-  static constexpr void heap_ends(void*) noexcept {}
-};
-
-/// The description of a pool over `Source`.
-template <class Source, bool = is_describable<Source>>
-struct description_of {
-  using type = no_description;
-};
-template <class Source>
-struct description_of<Source, true> {
-  using type = description<typename Source::driver_type>;
-};
-
-/// Room for a block's description: used, or given up in the destructor.
-template <class Description>
-class room_to_describe {
- public:
-  /// @param wanted  false: the block is not described
-  room_to_describe(Description& description, [[maybe_unused]] bool wanted) : description_(description) {
-    if constexpr (describes) {
-      made_ = description_.decide() && wanted;
-      if (made_) description_.make_room();
-    }
-  }
-  room_to_describe(room_to_describe const&) = delete;
-  room_to_describe& operator=(room_to_describe const&) = delete;
-  ~room_to_describe() {
-    if constexpr (describes) {
-      if (made_) description_.give_up_room();
-    }
-  }
-  void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
-    if constexpr (describes) {
-      if (std::exchange(made_, false)) description_.block_begins(p, bytes);
-    }
-  }
-
- private:
-  static constexpr bool describes = !std::is_same_v<Description, no_description>;
-  Description& description_;
-  bool made_ = false;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Whether a freed block goes into quarantine.
-enum class reuse : std::uint8_t { later, at_once };
-
-template <class Heap>
-TARN_NOINLINE void take_back_described([[maybe_unused]] Heap& heap, [[maybe_unused]] stream_id id,
-                                       [[maybe_unused]] stream_ref stream, [[maybe_unused]] void* p,
-                                       [[maybe_unused]] std::size_t bytes,
-                                       [[maybe_unused]] std::size_t alignment,
-                                       [[maybe_unused]] reuse when) noexcept {
-  if constexpr (Heap::describes) {
-    auto& description = heap.description();
-    freed_block const b{p, bytes + guard_bytes, alignment, stream_ref::from(stream.handle(), id)};
-    std::size_t const block = rounded_bytes(bytes, alignment);  // as it was counted
-    std::size_t const asked = description.take_back(p, bytes);
-    {
-      hot_lock const held = heap.lock_hot();
-      heap.count_uncached(held, -static_cast<std::int64_t>(block), -1);
-      if (asked != bytes)
-        return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
-                                block);
-    }
-    // A deferred block was waited for, and its stream may be destroyed.
-    if (id == neutral_id || when == reuse::at_once) {
-      description.region_ends(p);
-    } else {
-      description.region_ends(p, bytes, stream);
-    }
-    if (when == reuse::at_once || !description.fits(b)) return heap.give_back(b);
-    freed_block oldest;
-    while (!description.keep(b)) {
-      if (description.take_kept(oldest)) heap.give_back(oldest);
-    }
-  }
-}
-
-/// Ends the quarantine of all blocks.
-template <class Heap>
-void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
-  if constexpr (Heap::describes) {
-    freed_block b;
-    while (heap.description().take_kept(b)) heap.give_back(b);
-  }
-}
-
-}  // namespace tarn::detail
-// ---- tarn/pool/order/recorded_streams.hpp
-// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed block is deferred until
-// the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other blocks are.
-//
-//   record_stream(p, B)     p is recorded, with a use on B's queue
-//   deallocate(A, p)     an event is recorded on B; the use is appended to B's queue: first | ... | last
-//   allocate(), a miss   the first event of each queue is queried; once it is complete, p is freed on A
-//
-// A queue's uses are in the order of their events, so one failed query ends the search of a queue. If many uses wait, several
-// share the event that was recorded after all of them.
-//
-// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
-// count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
-//
-// Over 400 lines: the queues, the events and the blocks are under one mutex. Their changes are correct only in the order in which
-// one function after another releases it.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-// ---- tarn/pool/order/block_table.hpp
-// A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block that is not
-// in the table costs two loads.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-
-// ---- tarn/pool/order/slot_table.hpp
-// An array of numbered slots that never move and are reused.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// The number of a slot; 0 is none.
-using slot_number = std::uint32_t;
-
-/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`,
-/// which links the free slots.
-template <class T>
-class slot_table {
- public:
-  /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
-    chunks_.reserve(chunks_.size() + 1);
-    chunks_.push_back(owned(new chunk));
-  }
-  /// Takes a slot that holds T{}. Requires make_room().
-  [[nodiscard]] slot_number take() noexcept {
-    if (free_ == 0) return static_cast<slot_number>(++used_);
-    slot_number const s = free_;
-    free_ = (*this)[s].next;
-    (*this)[s] = T{};
-    return s;
-  }
-  /// Frees a slot; it holds T{} except for `next`.
-  void give(slot_number s) noexcept {
-    (*this)[s] = T{};
-    (*this)[s].next = free_;
-    free_ = s;
-  }
-
-  [[nodiscard]] T& operator[](slot_number s) noexcept {
-    TARN_VISIT();
-    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
-  }
-  [[nodiscard]] T const& operator[](slot_number s) const noexcept {
-    TARN_VISIT();
-    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
-  }
-  /// Slots are numbered from 1 to this; some of them are free.
-  [[nodiscard]] slot_number last() const noexcept { return static_cast<slot_number>(used_); }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return chunks_.size() * sizeof(chunk) + chunks_.capacity() * sizeof(void*);
-  }
-
- private:
-  static constexpr std::size_t chunk_slots = 64;
-  struct chunk {
-    T items[chunk_slots];
-  };
-
-  sequence<owned<chunk>> chunks_;
-  std::size_t used_ = 0;
-  slot_number free_ = 0;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
-/// called under the owner's lock.
-template <class Block>
-class block_table {
- public:
-  explicit block_table(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
-
-  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
-  /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
-  /// that the block was added to, or a newer one, which contains the block, too.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
-    table const* const t = current_.load(std::memory_order_acquire);
-    if (t == nullptr) return false;
-    std::uint64_t const h = hash(p);
-    return (t->buckets[h >> t->shift].marks.load(std::memory_order_relaxed) & mark_of(h, *t)) != 0;
-  }
-
-  /// Makes room to add one more block. Amortised O(1). @throws std::bad_alloc, nothing has changed
-  void make_room() {
-    std::size_t const buckets = tables_.empty() ? 0 : tables_.back()->count;
-    if (size_ < buckets) return;
-    tables_.reserve(tables_.size() + 1);
-    owned<table> larger(new table(buckets == 0 ? first_buckets : buckets * 2));
-    for (std::size_t i = 0; i < buckets; ++i) {
-      for (slot_number b = tables_.back()->buckets[i].first; b != 0;) {
-        slot_number const next = blocks_[b].next;
-        link(*larger, b);
-        b = next;
-      }
-    }
-    tables_.push_back(static_cast<owned<table>&&>(larger));
-    current_.store(tables_.back().get(), std::memory_order_release);
-  }
-  /// Adds a block that is not there. Requires make_room().
-  void insert(slot_number b) noexcept {
-    link(*tables_.back(), b);
-    ++size_;
-  }
-  [[nodiscard]] slot_number find(void const* p) const noexcept {
-    if (size_ == 0) return 0;
-    std::uint64_t const h = hash(p);
-    slot_number b = tables_.back()->buckets[h >> tables_.back()->shift].first;
-    while (b != 0 && blocks_[b].p != p) b = blocks_[b].next;
-    return b;
-  }
-  /// Removes a block and returns it; 0 if it is not there.
-  slot_number take(void const* p) noexcept {
-    if (size_ == 0) return 0;
-    table& t = *tables_.back();
-    bucket& in = t.buckets[hash(p) >> t.shift];
-    slot_number* at = &in.first;
-    while (*at != 0 && blocks_[*at].p != p) at = &blocks_[*at].next;
-    slot_number const taken = *at;
-    if (taken == 0) return 0;
-    *at = blocks_[taken].next;
-    blocks_[taken].next = 0;
-    --size_;
-    std::uint64_t marks = 0;
-    for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);
-    in.marks.store(marks, std::memory_order_relaxed);
-    return taken;
-  }
-
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::size_t sum = 0;
-    for (auto const& t : tables_) sum += sizeof(table) + t->count * sizeof(bucket);
-    return sum;
-  }
-
- private:
-  struct bucket {
-    std::atomic<std::uint64_t> marks{0};  ///< one bit per block of the bucket
-    slot_number first = 0;
-  };
-  struct table {
-    explicit table(std::size_t buckets_wanted) : count(buckets_wanted), buckets(new bucket[buckets_wanted]) {
-      for (std::size_t c = count; c != 1; c /= 2) --shift;
-    }
-    table(table const&) = delete;
-    table& operator=(table const&) = delete;
-    ~table() { delete[] buckets; }
-
-    std::size_t count;
-    unsigned shift = 64;  ///< 64 minus log2 of the count
-    bucket* buckets;
-  };
-  static constexpr std::size_t first_buckets = 64;
-
-  /// As in address_map: the upper bits of a product with 2^64 over the golden ratio.
-  [[nodiscard]] static std::uint64_t hash(void const* p) noexcept {
-    return std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U;
-  }
-  /// The six bits of the hash after those of the bucket.
-  [[nodiscard]] static std::uint64_t mark_of(std::uint64_t h, table const& t) noexcept {
-    return std::uint64_t{1} << ((h >> (t.shift - 6)) & 63);
-  }
-  void link(table& t, slot_number b) noexcept {
-    std::uint64_t const h = hash(blocks_[b].p);
-    bucket& in = t.buckets[h >> t.shift];
-    blocks_[b].next = in.first;
-    in.first = b;
-    in.marks.store(in.marks.load(std::memory_order_relaxed) | mark_of(h, t), std::memory_order_relaxed);
-  }
-
-  slot_table<Block>& blocks_;
-  std::size_t size_ = 0;
-  std::atomic<table const*> current_{nullptr};
-  sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/order/mark_work.hpp
-// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
-// destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
-// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
-
-#include <cstdint>
-
-namespace tarn::detail {
-
-enum class mark_result : std::uint8_t {
-  marked,   ///< the event covers the stream's work so far
-  refused,  ///< not now: a graph is being captured, or the driver failed
-  gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
-};
-
-/// Records an event on a stream. The capture of a stream may begin at any moment once its scope is open, also in another pool, and the
-/// event would be part of the graph. So a scope that opens waits for the calls here, and afterwards its stream is refused, and every
-/// default stream, whose handle says nothing.
-/// @param captured  set to whether that was refused because of a capture
-template <stream_driver Driver>
-mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
-                        bool& captured) noexcept {
-  capture_gate::passage const none_begins;
-  captured = !none_begins &&
-             (is_default_stream(stream) || captured_handles::find(stream.handle()) != stream_ref::unknown_id);
-  if (captured) return mark_result::refused;
-  bool capturing = false;
-  bool const recorded =
-      driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
-  captured = !recorded && capturing;
-  return recorded ? mark_result::marked : mark_result::refused;
-}
-
-/// Marks what a default stream refers to where it may be any device's: the default stream of each device in
-/// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
-template <stream_driver Driver>
-mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
-                                 bool& captured) noexcept {
-  device_id const own = device_of(driver, stream);
-  status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
-    stream_ref const of_there =
-        there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
-    bool capturing = false;
-    if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
-    return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
-  });
-  captured = is_of_capture(s);
-  return s.ok() ? mark_result::marked : mark_result::refused;
-}
-
-/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks()
-/// names. At most three driver calls; where the device is unknown, at most six for each device in use.
-/// @param device    where the stream lives; unknown_device: the work of each device in use is marked
-/// @param captured  set to whether the mark was refused because of a capture
-template <stream_driver Driver>
-mark_result mark_work(Driver const& driver, device_id device, event_handle event, stream_ref stream,
-                      bool& captured) noexcept {
-  captured = false;
-  if (is_default_stream(stream)) {
-    if (device == unknown_device) return mark_default_streams(driver, event, stream, captured);
-    return mark_stream(driver_on(driver, device), event, stream, captured);
-  }
-  Driver const there = driver_on(driver, device);
-  if constexpr (marks_all_work<Driver>) {
-    status const s =
-        device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
-    if (s.ok()) return mark_result::marked;
-    captured = is_of_capture(s);
-    return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
-  } else {
-    if (device == unknown_device) return mark_result::gone;
-    {
-      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
-      capture_gate::passage const none_begins;
-      stream_ref const bare = stream_ref::from(stream.handle());
-      bool capturing = false;
-      if (there.is_capturing(bare, capturing).ok() && capturing) {
-        captured = true;
-        return mark_result::refused;
-      }
-      stream_id now = 0;
-      if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;
-    }
-    return mark_stream(there, event, stream, captured);
-  }
-}
-
-/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is
-/// unknown.
-template <stream_driver Driver>
-[[nodiscard]] device_id device_of_marks(Driver const& driver, device_id device) noexcept {
-  return device == unknown_device ? driver.device() : device;
-}
-
-/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device
-/// in use. No driver call.
-/// @param which  of a default stream on memory that the host can access, any device's default stream may be
-///               meant: a program names one handle for all of them
-template <stream_driver Driver>
-[[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
-                                       default_streams which) noexcept {
-  if (which == default_streams::of_current_device && is_default_stream(stream) &&
-      uses_several_devices(driver))
-    return unknown_device;
-  return device_of(driver, stream);
-}
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-template <stream_driver Driver>
-class recorded_streams {
- public:
-  /// @param named  what a default stream refers to that is named without an identity
-  recorded_streams(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
-  recorded_streams(recorded_streams const&) = delete;
-  recorded_streams& operator=(recorded_streams const&) = delete;
-
-  [[nodiscard]] bool any() const noexcept { return recorded_count_.load(std::memory_order_relaxed) != 0; }
-  /// Makes any() true for a graph memory or a block that graphs use (pool/graph/), so that a deallocation reads one counter.
-  void count_graph_block(bool more) noexcept {
-    if (more) {
-      recorded_count_.fetch_add(1, std::memory_order_relaxed);
-    } else {
-      recorded_count_.fetch_sub(1, std::memory_order_relaxed);
-    }
-  }
-  /// Returns false if `p` has no recorded use. Takes no lock.
-  [[nodiscard]] bool may_hold(void const* p) const noexcept { return recorded_.may_hold(p); }
-  [[nodiscard]] bool any_deferred() const noexcept {
-    return deferred_count_.load(std::memory_order_relaxed) != 0;
-  }
-
-  /// Records a use on a stream with its identity, whose device was learned, and makes room for all that
-  /// deallocation needs. Amortised O(1); O(streams that the block is used on). @throws std::bad_alloc:
-  /// nothing has changed
-  void record(void* p, stream_ref stream) {
-    stream_id const id = stream.id();
-    std::lock_guard const guard(mutex_);
-    slot_number b = recorded_.find(p);
-    for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
-      if (uses_[u].stream == id) return;
-    }
-    if (b == 0) {
-      blocks_.make_room();
-      recorded_.make_room();
-    }
-    uses_.make_room();
-    slot_number const q = queue_of(stream);
-    if (b == 0) {
-      b = blocks_.take();
-      blocks_[b].p = p;
-      recorded_.insert(b);
-      recorded_count_.fetch_add(1, std::memory_order_relaxed);
-    }
-    add_use(b, q, id);
-  }
-
-  /// Called at deallocation: returns true if the block is deferred, false if it has no recorded use and may be freed now.
-  /// Records one event for all of its streams on a device, if the driver can mark all of its work; otherwise one on each of the
-  /// streams. O(streams that the block is used on). Waits for the device only if a stream was destroyed and the driver cannot mark
-  /// its work.
-  bool defer(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
-    lock held(mutex_);
-    slot_number const b = take_recorded(p);
-    return b != 0 && defer_marked(held, b, {p, bytes, alignment, stream});
-  }
-
-  /// As defer(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: defers it until that
-  /// stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
-  /// device cannot be waited for, the block stays live until the pool ends.
-  bool defer_for_all_work(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
-    lock held(mutex_);
-    slot_number q = 0;
-    try {
-      blocks_.make_room();
-      uses_.make_room();
-      q = queue_of(unknown);
-    } catch (...) {
-      held.unlock();
-      return !wait_for_all_work(driver_).ok();
-    }
-    slot_number b = take_recorded(p);
-    if (b == 0) b = blocks_.take();
-    add_use(b, q, stream_ref::unknown_id);
-    return defer_marked(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
-  }
-
-  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
-  /// time. At most two queries per queue, plus one for each completed event.
-  void settle(bool const wait) noexcept {
-    lock held(mutex_);
-    for (slot_number q = 1; q <= queues_.last(); ++q) {
-      if (queues_[q].users == 0) continue;
-      mark_again(held, q);
-      // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
-      std::uint64_t const now = ++clock_;
-      while (queues_[q].first != 0 && uses_[queues_[q].first].ticket < now && ask_first(held, q, wait)) {
-      }
-    }
-  }
-
-  /// Takes out one block whose uses settle() found complete. Returns false if there is none. Amortised O(1).
-  bool take_ready(freed_block& out) noexcept {
-    std::lock_guard const guard(mutex_);
-    while (over_ != 0) {
-      slot_number const group = over_;
-      slot_number u = uses_[group].members;
-      if (u != 0) {
-        uses_[group].members = uses_[u].next;
-      } else {
-        u = group;
-        over_ = uses_[group].next;
-      }
-      slot_number const b = uses_[u].block;
-      drop(u);
-      if (--blocks_[b].uses_left != 0) continue;
-      out = blocks_[b].freed;
-      end_deferral(b);
-      return true;
-    }
-    return false;
-  }
-
-  /// Whether work may still use deferred blocks and the host may synchronise the device. It may not while a stream to be
-  /// marked is capturing, since that would only end the capture.
-  [[nodiscard]] bool asks_for_device() const noexcept { return any_deferred() && !waits_for_capture(); }
-  /// Whether a capture prevents a stream from being marked that deferred blocks wait for. Uses what settle() found: a stream's
-  /// handle is not queried, since the stream may be destroyed.
-  [[nodiscard]] bool waits_for_capture() const noexcept {
-    std::lock_guard const guard(mutex_);
-    for (slot_number q = 1; q <= queues_.last() && any_deferred(); ++q) {
-      if (queues_[q].unmarked != 0 && queues_[q].captured) return true;
-    }
-    return false;
-  }
-
-  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
-  void close() noexcept {
-    lock held(mutex_);
-    for (slot_number q = 1; q <= queues_.last(); ++q) {
-      for (slot_number u = std::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
-        recycle(held, q, uses_[u].event);
-    }
-    while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
-  }
-
-  /// Calls f(freed_block) for each deferred block. While the growth lock is held none of them is handed out again.
-  template <class F>
-  void for_each_deferred(F const& f) const {
-    std::lock_guard const guard(mutex_);
-    for (slot_number b = 1; b <= blocks_.last(); ++b) {
-      if (blocks_[b].is_deferred) f(blocks_[b].freed);
-    }
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::lock_guard const guard(mutex_);
-    return blocks_.host_bytes() + uses_.host_bytes() + queues_.host_bytes() + recorded_.host_bytes() +
-           by_stream_.host_bytes();
-  }
-
- private:
-  using lock = std::unique_lock<fork_mutex>;
-
-  /// A block from its first recorded use until it is freed. `p` is its key while it has recorded uses.
-  struct block {
-    void* p = nullptr;
-    slot_number next = 0;
-    slot_number uses = 0;         ///< until it is deferred: linked by `next`
-    std::uint32_t uses_left = 0;  ///< incomplete uses, plus one for a deallocation in progress
-    bool is_deferred = false;
-    freed_block freed;
-  };
-  /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
-  struct use {
-    slot_number block = 0;
-    slot_number queue = 0;
-    slot_number next = 0;     ///< next use of the block, next member of the group, or next group
-    slot_number members = 0;  ///< of the group, without the first
-    slot_number last_member = 0;
-    std::uint32_t count = 1;  ///< number of uses in the group
-    stream_id stream = 0;
-    std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
-    event_handle event = nullptr;
-  };
-  /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole
-  /// device's work.
-  struct use_queue {
-    stream_id key = 0;
-    stream_ref stream;
-    device_id device;  ///< where it lives; unknown_device: each device in use is marked
-    slot_number next = 0;
-    slot_number first = 0;  ///< marked groups, linked by `next`
-    slot_number last = 0;
-    slot_number unmarked = 0;  ///< one group of those that could not be marked when they were freed
-    slot_number gathered = 0;  ///< one group of the uses of a block that is being freed
-    std::uint32_t users = 0;   ///< uses, in any state
-    std::uint32_t marked = 0;  ///< uses in marked groups
-    bool asked = false;        ///< the first event is being queried
-    bool gone = false;         ///< its stream was destroyed: the handle is not passed on
-    bool captured = false;     ///< whether a capture caused the last refusal of a mark
-  };
-
-  /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded slightly later than its
-  /// own would be. 32 uses have 32 events; each doubling adds 11.
-  static constexpr std::uint32_t group_part = 16;
-  /// Number of events others for later marks.
-  static constexpr std::size_t most_idle = 64;
-
-  // ---- under the mutex
-
-  /// The key of the uses of a device. No stream has such an identity.
-  [[nodiscard]] static stream_id key_of(device_id device) noexcept {
-    return neutral_id - static_cast<stream_id>(device.value - unknown_device.value);
-  }
-  [[nodiscard]] bool is_own(slot_number q) const noexcept {
-    return device_of_marks(driver_, queues_[q].device) == driver_.device();
-  }
-  /// @throws std::bad_alloc, nothing has changed
-  slot_number queue_of(stream_ref stream) {
-    device_id const device = device_to_mark(driver_, stream, named_);
-    bool const shared = marks_all_work<Driver> && !is_default_stream(stream);
-    stream_id const key = shared ? key_of(device) : stream.id();
-    if (slot_number const known = by_stream_.find(key); known != 0) return known;
-    by_stream_.make_room(1);
-    queues_.make_room();
-    slot_number const q = queues_.take();
-    by_stream_.insert(key, q);
-    queues_[q].key = key;
-    queues_[q].stream = stream;
-    queues_[q].device = device;
-    queues_[q].gone = key == stream_ref::unknown_id;
-    return q;
-  }
-  void add_use(slot_number b, slot_number q, stream_id id) noexcept {
-    slot_number const u = uses_.take();
-    uses_[u].block = b;
-    uses_[u].queue = q;
-    uses_[u].stream = id;
-    uses_[u].next = blocks_[b].uses;
-    blocks_[b].uses = u;
-    ++queues_[q].users;
-  }
-  void drop(slot_number u) noexcept {
-    slot_number const q = uses_[u].queue;
-    uses_.give(u);
-    if (--queues_[q].users != 0) return;
-    (void)by_stream_.erase(queues_[q].key);
-    queues_.give(q);
-  }
-  slot_number take_recorded(void* p) noexcept {
-    slot_number const b = recorded_.take(p);
-    if (b != 0) recorded_count_.fetch_sub(1, std::memory_order_relaxed);
-    return b;
-  }
-  void end_deferral(slot_number b) noexcept {
-    deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
-    blocks_.give(b);
-  }
-  /// Adds group `added` to group `g`.
-  void join(slot_number g, slot_number added) noexcept {
-    slot_number const tail = uses_[added].members != 0 ? uses_[added].last_member : added;
-    uses_[added].next = std::exchange(uses_[added].members, 0);
-    uses_[tail].next = uses_[g].members;
-    if (uses_[g].members == 0) uses_[g].last_member = tail;
-    uses_[g].members = added;
-    uses_[g].count += uses_[added].count;
-  }
-  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is no longer needed,
-  /// or null.
-  event_handle append(slot_number g, std::uint64_t ticket, event_handle event) noexcept {
-    use_queue& in = queues_[uses_[g].queue];
-    in.marked += uses_[g].count;
-    slot_number const last = in.last;
-    // Another thread's deallocation may have taken its ticket after this one and appended its group before it.
-    bool const covers_last = last != 0 && uses_[last].ticket <= ticket && !(in.asked && last == in.first);
-    if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
-      join(last, g);
-      uses_[last].ticket = ticket;
-      return std::exchange(uses_[last].event, event);
-    }
-    uses_[g].ticket = ticket;
-    uses_[g].event = event;
-    (last != 0 ? uses_[last].next : in.first) = g;
-    in.last = g;
-    return nullptr;
-  }
-  /// Queues a group whose uses are complete for take_ready().
-  void is_over(slot_number g) noexcept {
-    uses_[g].next = over_;
-    over_ = g;
-  }
-
-  // ---- under the mutex, which is released around driver calls
-
-  /// Marks the uses of a freed block. Returns false if there is none left to wait for.
-  bool defer_marked(lock& held, slot_number b, freed_block const& freed) noexcept {
-    block& of = blocks_[b];  // its address is stable, and `uses_left` keeps it
-    std::uint64_t const ticket = ++clock_;
-    of.uses_left = 1;
-    slot_number others = 0;
-    for (slot_number u = std::exchange(of.uses, 0); u != 0;) {
-      slot_number const next = uses_[u].next;
-      if (uses_[u].stream == freed.stream.id()) {
-        drop(u);
-      } else {
-        uses_[u].next = std::exchange(others, u);
-        ++of.uses_left;
-      }
-      u = next;
-    }
-    if (others == 0) {
-      blocks_.give(b);
-      return false;
-    }
-    of.freed = freed;
-    of.is_deferred = true;
-    deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    slot_number groups = 0;
-    while (others != 0) {
-      slot_number const u = std::exchange(others, std::exchange(uses_[others].next, 0));
-      slot_number& gathered = queues_[uses_[u].queue].gathered;
-      if (gathered != 0) {
-        join(gathered, u);
-      } else {
-        gathered = u;
-        uses_[u].next = std::exchange(groups, u);
-      }
-    }
-    for (slot_number g = groups; g != 0; g = uses_[g].next) queues_[uses_[g].queue].gathered = 0;
-    while (groups != 0) {
-      slot_number const g = std::exchange(groups, std::exchange(uses_[groups].next, 0));
-      if (!mark(held, g, ticket)) continue;
-      of.uses_left -= uses_[g].count;
-      for (slot_number u = uses_[g].members; u != 0;) drop(std::exchange(u, uses_[u].next));
-      drop(g);
-    }
-    if (--of.uses_left != 0) return true;
-    end_deferral(b);
-    return false;
-  }
-
-  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is being captured or
-  /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
-  /// wrong. Returns true if its uses are complete; the group is then still in no list.
-  bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
-    slot_number const q = uses_[g].queue;
-    stream_ref const stream = queues_[q].stream;
-    device_id const device = queues_[q].device;
-    bool const known_gone = queues_[q].gone;
-    bool const takes_idle = !known_gone && is_own(q) && idle_count_ != 0;
-    event_handle event = takes_idle ? idle_[--idle_count_] : nullptr;
-    held.unlock();
-    bool captured = false;
-    mark_result result = mark_result::gone;
-    if (!known_gone) {
-      Driver const there = driver_on(driver_, device_of_marks(driver_, device));
-      bool const has_event = event != nullptr || there.create_event(event).ok();
-      result = has_event ? mark_work(driver_, device, event, stream, captured) : mark_result::refused;
-    }
-    bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
-    held.lock();
-    use_queue& in = queues_[q];
-    in.captured = captured;
-    in.gone = in.gone || result == mark_result::gone;
-    if (result == mark_result::marked) {
-      recycle(held, q, append(g, ticket, event));
-      return false;
-    }
-    if (!over) {
-      if (in.unmarked != 0) join(g, in.unmarked);
-      in.unmarked = g;
-    }
-    if (event != nullptr) destroy(held, event);
-    return over;
-  }
-  /// Retries all uses of a queue that could not be marked: one event covers them all.
-  void mark_again(lock& held, slot_number q) noexcept {
-    slot_number const g = std::exchange(queues_[q].unmarked, 0);
-    if (g != 0 && mark(held, g, ++clock_)) is_over(g);
-  }
-
-  /// Returns whether the first group of a queue is complete.
-  bool ask_first(lock& held, slot_number q, bool const wait) noexcept {
-    slot_number const g = queues_[q].first;
-    event_handle const event = uses_[g].event;
-    queues_[q].asked = true;
-    held.unlock();
-    bool done = driver_.query_event(event).ok();
-    if (!done && wait) done = driver_.synchronize_event(event).ok() || wait_for_all_work(driver_).ok();
-    held.lock();
-    use_queue& in = queues_[q];  // still has users: only this thread takes groups out
-    in.asked = false;
-    if (!done) return false;
-    in.first = uses_[g].next;
-    if (in.first == 0) in.last = 0;
-    in.marked -= uses_[g].count;
-    uses_[g].event = nullptr;
-    is_over(g);
-    recycle(held, q, event);
-    return true;
-  }
-
-  /// Keeps an event of the driver's own device for a later mark.
-  void recycle(lock& held, slot_number q, event_handle event) noexcept {
-    if (event == nullptr) return;
-    if (idle_count_ == most_idle || !is_own(q)) return destroy(held, event);
-    idle_[idle_count_++] = event;
-  }
-  void destroy(lock& held, event_handle event) const noexcept {
-    held.unlock();
-    (void)driver_.destroy_event(event);
-    held.lock();
-  }
-
-  Driver driver_;
-  default_streams named_;
-  mutable fork_mutex mutex_;
-  slot_table<block> blocks_;
-  slot_table<use> uses_;
-  slot_table<use_queue> queues_;
-  address_map<std::uint32_t> by_stream_;
-  block_table<block> recorded_{blocks_};
-  slot_number over_ = 0;  ///< groups whose uses are complete
-  std::uint64_t clock_ = 0;
-  event_handle idle_[most_idle] = {};
-  std::size_t idle_count_ = 0;
-  std::atomic<std::size_t> recorded_count_{0};
-  std::atomic<std::size_t> deferred_count_{0};
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-template <class Heap>
-class deferred_blocks {
- public:
-  using driver_type = typename Heap::driver_type;
-
-  explicit deferred_blocks(Heap& heap) : heap_(heap), uses_(heap.driver(), Heap::named) {}
-  deferred_blocks(deferred_blocks const&) = delete;
-  deferred_blocks& operator=(deferred_blocks const&) = delete;
-
-  /// See recorded_streams::record(). @throws std::bad_alloc, cuda_error: nothing has changed
-  void record(void* p, stream_ref stream) { uses_.record(p, heap_.known(stream)); }
-
-  /// Returns false if no block has a recorded use, and there is no graph memory. One relaxed load.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool any_recorded() const noexcept { return uses_.any(); }
-  /// Returns false if `p` has no recorded use. Takes no lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return uses_.may_hold(p); }
-  void count_graph_block(bool more) noexcept { uses_.count_graph_block(more); }
-
-  /// Called when a block is freed: returns true if it is deferred for recorded uses. From here on the stream is known by its
-  /// identity: when the block returns to the heap, the stream may be destroyed, its handle reused, and the calling thread a
-  /// different one.
-  TARN_NOINLINE bool defer(stream_id id, stream_ref stream, void* p, std::size_t bytes,
-                           std::size_t alignment) noexcept {
-    if (heap_.is_lost()) return true;
-    if constexpr (Heap::describes) {
-      if (heap_.description().active() && id != neutral_id)
-        heap_.description().wait_if_live(p, bytes, stream);
-    }
-    // Count first: once the block is deferred, another thread may free it.
-    count(bytes, alignment, 1);
-    bool const deferred = uses_.defer(p, bytes, alignment, stream_ref::from(stream.handle(), id));
-    if (!deferred) count(bytes, alignment, -1);
-    return deferred;
-  }
-
-  /// As defer(), for a block freed on a destroyed stream: nothing can be ordered after that stream, so the block is deferred
-  /// for all work. Returns false if the host waited for that work now.
-  bool defer_for_all_work(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
-    count(bytes, alignment, 1);
-    if (uses_.defer_for_all_work(p, bytes, alignment, stream)) return true;
-    count(bytes, alignment, -1);
-    return false;
-  }
-
-  /// Returns blocks whose uses are complete to the heap. `wait` makes the host wait for the uses.
-  void release(growth_lock const&, bool const wait) noexcept {
-    if (!uses_.any_deferred()) return;
-    uses_.settle(wait);
-    freed_block b;
-    while (uses_.take_ready(b)) {
-      count(b.bytes, b.alignment, -1);
-      if (heap_.description().active() && heap_.part_of(b.p) == common) {
-        take_back_described(heap_, b.stream.id(), b.stream, b.p, b.bytes, b.alignment, reuse::at_once);
-        continue;
-      }
-      heap_.count_given(rounded_bytes(b.bytes, b.alignment));
-      heap_.give_back(b);
-    }
-  }
-
-  [[nodiscard]] bool asks_for_device() const noexcept { return uses_.asks_for_device(); }
-  [[nodiscard]] bool waits_for_capture() const noexcept { return uses_.waits_for_capture(); }
-  void close() noexcept { uses_.close(); }
-
-  /// Counts a block that is deferred for graphs. @param sign  1 when it is freed, -1 when it is given back
-  void count_for_graphs(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
-    count(bytes, alignment, sign);
-    bytes_for_graphs_.fetch_add(sign * static_cast<std::int64_t>(rounded_bytes(bytes, alignment)),
-                                std::memory_order_relaxed);
-  }
-
-  // For statistics and inspection.
-  [[nodiscard]] deferred_amount now() const noexcept { return count_.now(); }
-  /// Those of them that are deferred for graphs, rounded bytes.
-  [[nodiscard]] std::size_t bytes_for_graphs() const noexcept {
-    std::int64_t const bytes = bytes_for_graphs_.load(std::memory_order_relaxed);
-    return bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
-  }
-  [[nodiscard]] std::size_t host_bytes() const noexcept { return uses_.host_bytes(); }
-  void attach(deferred_observer& observer) { count_.attach(observer); }
-  void detach(deferred_observer& observer) noexcept { count_.detach(observer); }
-  template <class F>
-  void for_each(F const& f) const {
-    uses_.for_each_deferred(f);
-  }
-
- private:
-  void count(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
-    count_.change(bytes <= class_limit, rounded_bytes(bytes, alignment), bytes, sign);
-  }
-
-  Heap& heap_;
-  recorded_streams<driver_type> uses_;
-  deferred_count count_;
-  std::atomic<std::int64_t> bytes_for_graphs_{0};
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/front/front.hpp
-// The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
-// stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
-// and returned to the heap when the thread or the pool ends, or when another thread needs the memory.
-//
-// A thread enters its own cache through an owner_lock, which costs it two plain stores; other threads stop it with a barrier
-// (owner_lock.hpp). The list of caches has a mutex, which a visitor holds, too: there is one at a time. It is taken after the growth
-// lock and before the hot lock.
-//
-// Over 400 lines: what the owner of a cache and what other threads do with it belong together.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-// ---- tarn/core/counted.hpp
-// counted<T>: a heap object with several owners, on any threads; the last owner deletes it. It replaces std::shared_ptr
-// without including <memory> (see owned).
-
-#include <atomic>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
-template <class T>
-class counted {
- public:
-  /// Value-initialises the object. @throws std::bad_alloc
-  counted() : block_(new block) {}
-  counted(counted const& other) noexcept : block_(other.block_) {
-    block_->owners.fetch_add(1, std::memory_order_relaxed);
-  }
-  /// Safe for self-assignment: counts the new owner before releasing the old one.
-  counted& operator=(counted const& other) noexcept {  // NOLINT(bugprone-unhandled-self-assignment)
-    block* const old = block_;
-    other.block_->owners.fetch_add(1, std::memory_order_relaxed);
-    block_ = other.block_;
-    release(old);
-    return *this;
-  }
-  ~counted() { release(block_); }
-
-  [[nodiscard]] T* get() const noexcept { return &block_->value; }
-  [[nodiscard]] T* operator->() const noexcept { return &block_->value; }
-
- private:
-  struct block {
-    std::atomic<std::uint32_t> owners{1};
-    T value;
-  };
-  static void release(block* b) noexcept {
-    // acq_rel: each owner's accesses happen before the deletion.
-    if (b->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete b;
-  }
-  block* block_;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/front/magazine.hpp
-// Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and makes no driver
-// call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
-
-#include <cstddef>
-#include <cstdint>
-#include <new>
-
-namespace tarn::detail {
-
-/// A stack of blocks of one class. It has no array until the first block is put in.
-struct magazine {
-  void** blocks = nullptr;  ///< blocks[-1] is null, so that newest() needs no check for an empty magazine
-  std::uint32_t count = 0;
-  std::uint32_t capacity = 0;
-
-  /// The most recently added block; null if there is none. Requires an array.
-  [[nodiscard]] TARN_ALWAYS_INLINE void* newest() const noexcept { return *(blocks + count - 1); }
-  /// Host memory of the array, bytes.
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    return capacity != 0 ? (capacity + std::size_t{1}) * sizeof(void*) : 0;
-  }
-};
-
-/// How many blocks of a class a magazine holds: 1 MiB worth, at least 2 and at most 64. A program that replaces blocks at
-/// random then misses once in 20,000 pairs (64 blocks live, up to 256 KiB); with 256 KiB worth, once in 120. All magazines of
-/// one stream on one thread together hold at most 104 MiB; what is too much of the pool is returned before it grows (ladder.hpp).
-[[nodiscard]] constexpr std::uint32_t magazine_capacity(unsigned size_class) noexcept {
-  std::size_t const fit = 1_MiB / class_bytes(size_class);
-  return static_cast<std::uint32_t>(fit < 2 ? 2 : (fit > 64 ? 64 : fit));
-}
-
-/// Blocks moved at once between a magazine and the arena: half a magazine, so that a thread that alternates at the boundary
-/// does not reach the arena every time.
-[[nodiscard]] constexpr std::uint32_t magazine_batch(unsigned size_class) noexcept {
-  return magazine_capacity(size_class) / 2;
-}
-
-/// Free blocks above class_limit of a stream that is captured for a graph_memory, by exact size: the layers of a network repeat the
-/// sizes of their temporaries. Unlike `large_block` they stay while others are allocated, as long as the memory suffices: before the
-/// pool grows they go back, and the next blocks are not kept.
-struct large_magazine {
-  static constexpr std::uint32_t capacity = 8;
-  /// Blocks that are not kept after the memory was short. Returning all of them costs as much as 8 allocations from the heap.
-  static constexpr std::uint32_t pause = 32;
-  struct entry {
-    void* p = nullptr;
-    std::size_t bytes = 0;
-  };
-  entry blocks[capacity];
-  std::uint32_t count = 0;
-  std::uint32_t refuses = 0;  ///< this many blocks
-
-  /// The newest block of a size; null if there is none.
-  [[nodiscard]] void* take(std::size_t bytes) noexcept {
-    for (std::uint32_t i = count; i-- > 0;) {
-      if (blocks[i].bytes != bytes) continue;
-      void* const p = blocks[i].p;
-      blocks[i] = blocks[--count];
-      return p;
-    }
-    return nullptr;
-  }
-  /// Returns false if there is no room, or if it holds the block already.
-  [[nodiscard]] bool put(void* p, std::size_t bytes) noexcept {
-    if (refuses != 0) {
-      --refuses;
-      return false;
-    }
-    if (count == capacity || has(p)) return false;
-    blocks[count++] = {p, bytes};
-    return true;
-  }
-  [[nodiscard]] bool has(void const* p) const noexcept {
-    for (std::uint32_t i = 0; i < count; ++i) {
-      if (blocks[i].p == p) return true;
-    }
-    return false;
-  }
-  /// Any of them; `p` is null if there is none.
-  [[nodiscard]] entry take_any() noexcept { return count != 0 ? blocks[--count] : entry{}; }
-  [[nodiscard]] std::size_t bytes() const noexcept {
-    std::size_t sum = 0;
-    for (std::uint32_t i = 0; i < count; ++i) sum += blocks[i].bytes;
-    return sum;
-  }
-};
-
-/// The blocks of one stream that one thread caches.
-struct stream_cache {
-  stream_id id = 0;
-  stream_ref stream;
-  std::uint64_t used = 0;  ///< the thread's count of stream changes when this one was last used
-  /// The last freed block above class_limit. Only one: it serves a loop that frees and allocates the same size again. Any other
-  /// request returns it to the heap first, so that large ranges coalesce as if it were not cached.
-  void* large_block = nullptr;
-  std::size_t large_bytes = 0;
-  /// The most recently allocated large block. Only this one is cached when it is freed: a longer-lived block is not a
-  /// temporary.
-  void const* newest_large = nullptr;
-  std::size_t newest_bytes = 0;
-  large_magazine of_capture;  ///< empty unless the stream is captured
-  magazine magazines[class_count];
-
-  stream_cache(stream_id stream_identity, stream_ref handle) noexcept : id(stream_identity), stream(handle) {}
-  stream_cache(stream_cache const&) = delete;
-  stream_cache& operator=(stream_cache const&) = delete;
-  ~stream_cache() {
-    for (magazine& m : magazines) {
-      if (m.blocks != nullptr) delete[] (m.blocks - 1);
-    }
-  }
-
-  /// A block that is freed with another size than its own is the arena's to report.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool may_keep_large(void const* p, std::size_t bytes) const noexcept {
-    return newest_large == p && newest_bytes == bytes;
-  }
-  /// Bytes in the magazines.
-  [[nodiscard]] std::size_t held_bytes() const noexcept {
-    std::size_t sum = of_capture.bytes() + (large_block != nullptr ? large_bytes : 0);
-    for (unsigned k = 0; k < class_count; ++k) sum += magazines[k].count * class_bytes(k);
-    return sum;
-  }
-  /// Host memory of the magazines, bytes.
-  [[nodiscard]] std::size_t host_bytes() const noexcept {
-    std::size_t sum = sizeof(stream_cache);
-    for (magazine const& m : magazines) sum += m.host_bytes();
-    return sum;
-  }
-
-  /// Makes the array of a class. Returns false if the host has no memory: the block then goes without a magazine.
-  [[nodiscard]] bool open(unsigned size_class) noexcept {
-    magazine& m = magazines[size_class];
-    std::uint32_t const capacity = magazine_capacity(size_class);
-    void** const array = new (std::nothrow) void*[capacity + 1];
-    if (array == nullptr) return false;
-    array[0] = nullptr;
-    m.blocks = array + 1;
-    m.capacity = capacity;
-    return true;
-  }
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/front/thread_cache.hpp
-// The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the pool ends.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-// ---- tarn/pool/front/owner_lock.hpp
-// A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to flush the data) and
-// pay for both sides: they make every core execute a barrier (Linux membarrier), so that the owner does not have to.
-//
-//   owner                         visitor (one at a time)
-//   busy = 1                      wanted = 1 (at every lock it will visit)
-//   (compiler barrier)            membarrier: all cores have executed a full barrier
-//   if wanted: step back          while busy: wait
-//   ... data ...                  ... data ...
-//   busy = 0 (release)            wanted = 0 (release)
-//
-// If the owner's store to busy precedes the barrier, the visitor reads it; otherwise the owner's load of wanted follows the
-// barrier and reads the visitor's store. Without membarrier the owner executes the fence itself.
-//
-// A lock that is closed, or watched, fails try_enter(), so that the owner's calls take their slow path; enter() still enters it.
-// A visitor closes it for all calls when it leaves (the pool sleeps); the owner watches its own calls (it captures a graph).
-
-#include <atomic>
-#include <cstdint>
-
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
-namespace tarn::detail {
-
-/// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
-/// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
-/// Not a static with a guard: a child forked meanwhile would wait for the registering thread, which it does not have. A forked
-/// child asks again: not every kernel keeps the registration.
-inline bool has_remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier) && !TARN_TSAN
-  static constinit std::atomic<std::int64_t> answer{0};  // the number of the process; below zero: no
-  auto const yes = static_cast<std::int64_t>(at_fork::process());
-  std::int64_t known = answer.load(std::memory_order_relaxed);
-  if (known != yes && known != -yes) {  // several threads may ask at once, and get the same answer
-    known = syscall(__NR_membarrier, 1 << 4 /* REGISTER_PRIVATE_EXPEDITED */, 0, 0) == 0 ? yes : -yes;
-    answer.store(known, std::memory_order_relaxed);
-  }
-  return known == yes;
-#else
-  return false;
-#endif
-}
-
-/// Makes every thread of the process execute a full barrier before it returns.
-inline void remote_barrier() noexcept {
-#if defined(__linux__) && defined(__NR_membarrier)
-  if (has_remote_barrier()) {
-    (void)syscall(__NR_membarrier, 1 << 3 /* PRIVATE_EXPEDITED */, 0, 0);
-    return;
-  }
-#endif
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
-class owner_lock {
- public:
-  owner_lock() noexcept : light_(has_remote_barrier()) {}
-
-  /// Enters as the owner. Returns false if a visitor is inside or waiting, or the lock is watched or closed.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool try_enter() noexcept { return enter_unless(~0U); }
-  /// Enters as the owner, also if the lock is watched or closed, and waits for a visitor to leave.
-  TARN_ALWAYS_INLINE void enter() noexcept {
-    for (unsigned tries = 0; !enter_unless(visitor); ++tries) [[unlikely]]
-      spin_wait(tries);
-  }
-  TARN_ALWAYS_INLINE void leave() noexcept { busy_.store(0, std::memory_order_release); }
-
-  /// Announces a visitor; one remote_barrier() then covers all locks where it announced itself. Visitors exclude one another
-  /// with a lock of their own.
-  void announce() noexcept { wanted_.fetch_or(visitor, std::memory_order_seq_cst); }
-  [[nodiscard]] bool is_announced() const noexcept {
-    return (wanted_.load(std::memory_order_relaxed) & visitor) != 0;
-  }
-  /// Closes the lock to try_enter() or opens it again. Called by the owner; another thread executes a remote_barrier() after the
-  /// first one, and then visit(), which waits for an owner that had entered before.
-  void watch() noexcept { wanted_.fetch_or(watched, std::memory_order_seq_cst); }
-  void end_watch() noexcept { wanted_.fetch_and(~watched, std::memory_order_release); }
-  [[nodiscard]] bool is_watched() const noexcept {
-    return (wanted_.load(std::memory_order_relaxed) & watched) != 0;
-  }
-  /// Enters as the visitor, once the owner has left.
-  void visit() noexcept {
-    for (unsigned tries = 0; busy_.load(std::memory_order_seq_cst) != 0; ++tries) spin_wait(tries);
-  }
-  void end_visit() noexcept { wanted_.fetch_and(~visitor, std::memory_order_release); }
-  /// Ends a visit so that try_enter() fails until open_again().
-  void close() noexcept {
-    wanted_.fetch_or(closed, std::memory_order_seq_cst);
-    end_visit();
-  }
-  void open_again() noexcept { wanted_.fetch_and(~closed, std::memory_order_release); }
-  /// Ends, in a forked child, a visit that began before the fork. The owner may have been about to step back, and does not
-  /// exist in the child.
-  void forget_owner() noexcept { busy_.store(0, std::memory_order_relaxed); }
-
- private:
-  static constexpr std::uint32_t visitor = 1;
-  static constexpr std::uint32_t watched = 2;
-  static constexpr std::uint32_t closed = 4;
-
-  /// Enters as the owner, or steps back if `wanted_` has one of `reasons`.
-  [[nodiscard]] TARN_ALWAYS_INLINE bool enter_unless(std::uint32_t reasons) noexcept {
-    busy_.store(1, std::memory_order_relaxed);
-    if (light_) [[likely]] {
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-    } else {
-      busy_.exchange(1, std::memory_order_seq_cst);
-    }
-    if ((wanted_.load(std::memory_order_seq_cst) & reasons) == 0) [[likely]]
-      return true;
-    busy_.store(0, std::memory_order_release);
-    return false;
-  }
-
-  std::atomic<std::uint32_t> busy_{0};
-  std::atomic<std::uint32_t> wanted_{0};
-  bool const light_;
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
-/// and small enough to search: 64 compares when the stream changes.
-inline constexpr std::size_t cached_streams = 64;
-
-/// The blocks that one thread caches of one pool. The pool owns it; the thread uses it under `lock`.
-struct alignas(cache_line_bytes) thread_cache {
-  owner_lock lock;
-  stream_cache* last = nullptr;  ///< the stream used last: nearly always the next one, too
-  /// Written by the owner thread, read by any: bytes and blocks that this thread allocated less those it freed.
-  std::atomic<std::int64_t> live_bytes{0};
-  std::atomic<std::int64_t> live_blocks{0};
-  /// Bytes in the magazines; other threads read it to decide whether to visit.
-  std::atomic<std::size_t> held_bytes{0};
-  std::atomic<std::size_t> host_bytes{0};  ///< host memory of the magazines
-  unsigned watches = 0;                    ///< open captures of this thread; under the mutex of the list
-  std::uint64_t serial = 0;                ///< never reused, unlike the address
-  /// The stream of a capture that this thread has opened, so that its calls find it without a lock; unknown_id if none. Set by the owner
-  /// thread, which reads the others only for calls on that stream.
-  std::atomic<stream_id> captured_stream{stream_ref::unknown_id};
-  std::atomic<stream_id> captured_as{0};  ///< the identity that the capture gives the stream
-  std::atomic<void*> capture_owner{nullptr};
-  /// One bit for each stream that ever had a cache here; other threads skip this one if the bit is not set.
-  std::atomic<std::uint64_t> stream_bits{0};
-  sequence<owned<stream_cache>> streams;
-
-  /// The cache of a stream, or null. Called inside the owner lock.
-  [[nodiscard]] TARN_ALWAYS_INLINE stream_cache* find(stream_id id) noexcept {
-    if (last != nullptr && last->id == id) [[likely]]
-      return last;
-    return find_other(id);
-  }
-  /// Whether a stream may have a cache here. Called by another thread, after a fence.
-  [[nodiscard]] bool may_have(stream_id id) const noexcept {
-    return (stream_bits.load(std::memory_order_seq_cst) & bit_of(id)) != 0;
-  }
-  /// Announces that the owner thread will make the cache of a stream, before it looks whether the stream is captured. A thread that
-  /// opens a capture does the opposite, with a fence in between: one of the two sees the other.
-  void announce_stream(stream_id id) noexcept {
-    stream_bits.fetch_or(bit_of(id), std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-  }
-  TARN_ALWAYS_INLINE void count_live(std::int64_t bytes, std::int64_t blocks) noexcept {
-    live_bytes.store(live_bytes.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
-    live_blocks.store(live_blocks.load(std::memory_order_relaxed) + blocks, std::memory_order_relaxed);
-  }
-  TARN_ALWAYS_INLINE void count_held(std::size_t more, std::size_t less) noexcept {
-    held_bytes.store(held_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
-  }
-  /// Counts a cached block as live.
-  TARN_ALWAYS_INLINE void count_taken(std::size_t block) noexcept {
-    count_live(static_cast<std::int64_t>(block), 1);
-    count_held(0, block);
-  }
-  TARN_ALWAYS_INLINE void count_host(std::size_t more, std::size_t less) noexcept {
-    host_bytes.store(host_bytes.load(std::memory_order_relaxed) + more - less, std::memory_order_relaxed);
-  }
-
-  /// Makes the cache of a stream unknown, so that it can be emptied; null if there is none. The object stays: its thread may be in
-  /// a call that uses it. Called inside the owner lock.
-  stream_cache* close(stream_id id) noexcept {
-    for (auto& s : streams) {
-      if (s->id != id) continue;
-      count_held(0, s->held_bytes());
-      s->id = closed_id;
-      s->newest_large = nullptr;
-      return s.get();
-    }
-    return nullptr;
-  }
-
-  /// Makes the cache of a stream that has none. If there are too many, moves the least recently used one to `oldest`, and the
-  /// caller must return its blocks to the heap. Called inside the owner lock. @throws std::bad_alloc, nothing has changed
-  stream_cache* make(stream_id id, stream_ref stream, owned<stream_cache>& oldest) {
-    for (auto& s : streams) {
-      if (s->id != closed_id) continue;
-      leave_last();
-      s->id = id;
-      s->stream = stream;
-      s->of_capture.refuses = 0;
-      return last = s.get();
-    }
-    owned<stream_cache> made(new stream_cache(id, stream));
-    streams.reserve(streams.size() + 1);
-    leave_last();
-    if (streams.size() >= cached_streams) {
-      std::size_t first = 0;
-      for (std::size_t i = 1; i < streams.size(); ++i) {
-        if (streams[i]->used < streams[first]->used) first = i;
-      }
-      oldest = std::move(streams[first]);
-      streams.erase_unordered(first);
-      count_held(0, oldest->held_bytes());
-      count_host(0, oldest->host_bytes());
-    }
-    count_host(made->host_bytes(), 0);
-    last = made.get();
-    streams.push_back(std::move(made));
-    return last;
-  }
-
- private:
-  static constexpr stream_id closed_id = stream_ref::unknown_id;  ///< no call has it
-
-  /// Each capture has an identity of its own. They share a bit, so that its end visits only threads that took part in captures.
-  [[nodiscard]] static std::uint64_t bit_of(stream_id id) noexcept {
-    return std::uint64_t{1} << (is_capture_stream(id) ? 0 : id * 0x9E3779B97F4A7C15U >> 58);
-  }
-
-  TARN_NOINLINE stream_cache* find_other(stream_id id) noexcept {
-    for (auto& s : streams) {
-      if (s->id != id) continue;
-      leave_last();
-      return last = s.get();
-    }
-    return nullptr;
-  }
-  void leave_last() noexcept {
-    if (last != nullptr) last->used = ++changes_;
-  }
-
-  std::uint64_t changes_ = 0;
-};
-
-/// Source of pool numbers; constant-initialised.
-inline constinit std::atomic<std::uint32_t> next_pool_number{0};
-
-/// Links a pool to the threads that cache for it. Outlives both: each side unlinks under the mutex.
-struct pool_link {
-  fork_mutex mutex;
-  std::atomic<void*> pool{nullptr};  ///< null once the pool has ended; changed under the mutex
-  /// Takes back the cache of an ending thread; returns false while another thread visits the caches. Does not wait for that under the
-  /// mutex: the visitor may be ending a pool below this one, which takes the mutex.
-  bool (*retire)(void* pool, thread_cache* cache) noexcept = nullptr;
-  /// The first slot of the table where threads look for their cache. Pools made one after another get different slots.
-  std::uint32_t const number = next_pool_number.fetch_add(1, std::memory_order_relaxed);
-};
-
-struct local_cache {
-  pool_link const* link = nullptr;  ///< null if the place is vacant
-  thread_cache* cache = nullptr;
-};
-inline constexpr local_cache no_local_cache{};
-
-/// The thread's caches by pool: a hash table with linear probing, at most a quarter full, whose memory thread_exit owns. Plain
-/// data: it needs no construction and no guard. Before the first pool and after the thread's end it is one vacant place.
-struct local_cache_table {
-  local_cache const* places = &no_local_cache;
-  std::uint32_t mask = 0;  ///< number of places minus one
-
-  /// Null if the thread has no cache of that pool. One compare if no other pool of the thread has the same first place.
-  [[nodiscard]] TARN_ALWAYS_INLINE thread_cache* find(pool_link const* link,
-                                                      std::uint32_t number) const noexcept {
-    local_cache const& first = places[number & mask];
-    if (first.link == link) [[likely]]
-      return first.cache;
-    return find_other(link, number);
-  }
-
- private:
-  TARN_NOINLINE thread_cache* find_other(pool_link const* link, std::uint32_t number) const noexcept {
-    for (std::uint32_t at = number & mask; places[at].link != nullptr; at = (at + 1) & mask) {
-      if (places[at].link == link) return places[at].cache;
-    }
-    return nullptr;
-  }
-};
-inline thread_local constinit local_cache_table local_caches{};
-
-/// Returns the caches of an ending thread to the pools that still exist.
-class thread_exit {
- public:
-  struct entry {
-    counted<pool_link> link;
-    thread_cache* cache;
-  };
-
-  thread_exit() noexcept = default;
-  thread_exit(thread_exit const&) = delete;
-  thread_exit& operator=(thread_exit const&) = delete;
-  ~thread_exit() {
-    over = true;
-    local_caches = {};
-    for (entry const& e : entries_) {
-      for (unsigned tries = 0; !give_back(e); ++tries) spin_wait(tries);
-    }
-  }
-
-  /// Adds a cache and drops those of ended pools. Amortised O(1). @throws std::bad_alloc, nothing has changed
-  void add(counted<pool_link> const& link, thread_cache* cache) {
-    entries_.reserve(entries_.size() + 1);
-    if ((entries_.size() + 1) * places_each > places_.size()) lay_out_again();
-    entries_.push_back({link, cache});
-    place(places_, entries_.back());
-  }
-
-  /// True once this thread's caches were given back: later code (static destructors) runs without caches.
-  static inline thread_local constinit bool over = false;
-
-  static thread_exit& of_this_thread() {
-    static thread_local thread_exit hook;
-    return hook;
-  }
-
- private:
-  [[nodiscard]] static bool give_back(entry const& e) noexcept {
-    std::lock_guard const guard(e.link->mutex);
-    return e.link->pool == nullptr || e.link->retire(e.link->pool, e.cache);
-  }
-
-  static constexpr std::size_t places_each = 4;
-  static constexpr std::size_t least_places = 16;
-
-  /// Whether the pool has ended; it may end during this call. Does not take the link's mutex: an ending thread holds it
-  /// together with the mutex of its pool's list, and this thread holds that of another pool.
-  [[nodiscard]] static bool is_gone(entry const& e) noexcept {
-    return e.link->pool.load(std::memory_order_acquire) == nullptr;
-  }
-
-  /// Makes a table with room for twice as many pools, without the ended ones.
-  void lay_out_again() {
-    sequence<entry> left;
-    left.reserve(entries_.size() + 1);
-    for (entry const& e : entries_) {
-      if (!is_gone(e)) left.push_back(e);
-    }
-    std::size_t count = least_places;
-    while (count < (left.size() + 1) * places_each * 2) count *= 2;
-    sequence<local_cache> places;
-    places.resize(count);
-    for (entry const& e : left) place(places, e);
-    // Replace the table before `left` releases its links: the memory of a released link may become another pool's link.
-    local_caches = {places.begin(), static_cast<std::uint32_t>(count - 1)};
-    places_.swap(places);
-    entries_.swap(left);
-  }
-
-  static void place(sequence<local_cache>& places, entry const& e) noexcept {
-    std::size_t const mask = places.size() - 1;
-    std::size_t at = e.link->number & mask;
-    while (places[at].link != nullptr) at = (at + 1) & mask;
-    places[at] = {e.link.get(), e.cache};
-  }
-
-  sequence<entry> entries_;
-  sequence<local_cache> places_;  ///< the memory of local_caches
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/misuse_notes.hpp
-// Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler may use the pool.
-
-#include <atomic>
-#include <cstdint>
 
 namespace tarn::detail {
 
@@ -14369,6 +12205,178 @@ struct captured_stream {
 #include <cstdint>
 #include <utility>
 
+// ---- tarn/pool/order/mark_work.hpp
+// Marks a stream's work with an event, without knowing whether the stream still exists. CUDA crashes if it is queried about a
+// destroyed stream's handle (cudaStreamGetId and similar calls end in a segmentation fault). If the driver can mark the whole
+// device's work, that is used instead: it covers more than needed, and uses no stream's handle.
+
+#include <cstdint>
+
+namespace tarn::detail {
+
+enum class mark_result : std::uint8_t {
+  marked,   ///< the event covers the stream's work so far
+  refused,  ///< not now: a graph is being captured, or the driver failed
+  gone      ///< the stream was destroyed, or may be: only waiting for the whole device helps
+};
+
+/// Records an event on a stream. The capture of a stream may begin at any moment once its scope is open, also in another pool, and the
+/// event would be part of the graph. So a scope that opens waits for the calls here, and afterwards its stream is refused, and every
+/// default stream, whose handle says nothing.
+/// @param captured  set to whether that was refused because of a capture
+template <stream_driver Driver>
+mark_result mark_stream(Driver const& driver, event_handle event, stream_ref stream,
+                        bool& captured) noexcept {
+  capture_gate::passage const none_begins;
+  captured = !none_begins &&
+             (is_default_stream(stream) || captured_handles::find(stream.handle()) != stream_ref::unknown_id);
+  if (captured) return mark_result::refused;
+  bool capturing = false;
+  bool const recorded =
+      driver.is_capturing(stream, capturing).ok() && !capturing && driver.record_event(event, stream).ok();
+  captured = !recorded && capturing;
+  return recorded ? mark_result::marked : mark_result::refused;
+}
+
+/// Marks what a default stream refers to where it may be any device's: the default stream of each device in
+/// use, by handle. Of another device it is the legacy one, which is ordered with every blocking stream there.
+template <stream_driver Driver>
+mark_result mark_default_streams(Driver const& driver, event_handle event, stream_ref stream,
+                                 bool& captured) noexcept {
+  device_id const own = device_of(driver, stream);
+  status const s = record_behind_devices(driver, event, [&](Driver const& there, event_handle e) noexcept {
+    stream_ref const of_there =
+        there.device() == own ? stream : stream_ref::from(reinterpret_cast<void*>(std::uintptr_t{1}));
+    bool capturing = false;
+    if (status const asked = there.is_capturing(of_there, capturing); !asked.ok()) return asked;
+    return capturing ? refused_for_capture("record_event") : there.record_event(e, of_there);
+  });
+  captured = is_of_capture(s);
+  return s.ok() ? mark_result::marked : mark_result::refused;
+}
+
+/// Marks the work of `stream`, which carries its identity, with an event of the device that device_of_marks()
+/// names. At most three driver calls; where the device is unknown, at most six for each device in use.
+/// @param device    where the stream lives; unknown_device: the work of each device in use is marked
+/// @param captured  set to whether the mark was refused because of a capture
+template <stream_driver Driver>
+mark_result mark_work(Driver const& driver, device_id device, event_handle event, stream_ref stream,
+                      bool& captured) noexcept {
+  captured = false;
+  if (is_default_stream(stream)) {
+    if (device == unknown_device) return mark_default_streams(driver, event, stream, captured);
+    return mark_stream(driver_on(driver, device), event, stream, captured);
+  }
+  Driver const there = driver_on(driver, device);
+  if constexpr (marks_all_work<Driver>) {
+    status const s =
+        device == unknown_device ? record_all_work_in_use(driver, event) : record_all_work(there, event);
+    if (s.ok()) return mark_result::marked;
+    captured = is_of_capture(s);
+    return s.kind == failure::unsupported ? mark_result::gone : mark_result::refused;
+  } else {
+    if (device == unknown_device) return mark_result::gone;
+    {
+      // A captured stream cannot be identified. A capture that begins meanwhile waits for these two calls.
+      capture_gate::passage const none_begins;
+      stream_ref const bare = stream_ref::from(stream.handle());
+      bool capturing = false;
+      if (there.is_capturing(bare, capturing).ok() && capturing) {
+        captured = true;
+        return mark_result::refused;
+      }
+      stream_id now = 0;
+      if (!there.identify(bare, now).ok() || now != stream.id()) return mark_result::gone;
+    }
+    return mark_stream(there, event, stream, captured);
+  }
+}
+
+/// The device whose events mark_work() takes for a stream, which is the driver's own where the stream's is
+/// unknown.
+template <stream_driver Driver>
+[[nodiscard]] device_id device_of_marks(Driver const& driver, device_id device) noexcept {
+  return device == unknown_device ? driver.device() : device;
+}
+
+/// The device whose work must be marked for what was freed or used on a stream; unknown_device: each device
+/// in use. No driver call.
+/// @param which  of a default stream on memory that the host can access, any device's default stream may be
+///               meant: a program names one handle for all of them
+template <stream_driver Driver>
+[[nodiscard]] device_id device_to_mark(Driver const& driver, stream_ref stream,
+                                       default_streams which) noexcept {
+  if (which == default_streams::of_current_device && is_default_stream(stream) &&
+      uses_several_devices(driver))
+    return unknown_device;
+  return device_of(driver, stream);
+}
+
+}  // namespace tarn::detail
+// ---- tarn/pool/order/slot_table.hpp
+// An array of numbered slots that never move and are reused.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// The number of a slot; 0 is none.
+using slot_number = std::uint32_t;
+
+/// Grows by chunks, so that an element keeps its address and growth copies none. `T` has a member `next`,
+/// which links the free slots.
+template <class T>
+class slot_table {
+ public:
+  /// Ensures that one more slot can be taken without allocating. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    if (free_ != 0 || used_ < chunks_.size() * chunk_slots) return;
+    chunks_.reserve(chunks_.size() + 1);
+    chunks_.push_back(owned(new chunk));
+  }
+  /// Takes a slot that holds T{}. Requires make_room().
+  [[nodiscard]] slot_number take() noexcept {
+    if (free_ == 0) return static_cast<slot_number>(++used_);
+    slot_number const s = free_;
+    free_ = (*this)[s].next;
+    (*this)[s] = T{};
+    return s;
+  }
+  /// Frees a slot; it holds T{} except for `next`.
+  void give(slot_number s) noexcept {
+    (*this)[s] = T{};
+    (*this)[s].next = free_;
+    free_ = s;
+  }
+
+  [[nodiscard]] T& operator[](slot_number s) noexcept {
+    TARN_VISIT();
+    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
+  }
+  [[nodiscard]] T const& operator[](slot_number s) const noexcept {
+    TARN_VISIT();
+    return chunks_[(s - 1) / chunk_slots]->items[(s - 1) % chunk_slots];
+  }
+  /// Slots are numbered from 1 to this; some of them are free.
+  [[nodiscard]] slot_number last() const noexcept { return static_cast<slot_number>(used_); }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    return chunks_.size() * sizeof(chunk) + chunks_.capacity() * sizeof(void*);
+  }
+
+ private:
+  static constexpr std::size_t chunk_slots = 64;
+  struct chunk {
+    T items[chunk_slots];
+  };
+
+  sequence<owned<chunk>> chunks_;
+  std::size_t used_ = 0;
+  slot_number free_ = 0;
+};
+
+}  // namespace tarn::detail
+
 namespace tarn::detail {
 
 /// The device's progress on what a domain freed.
@@ -15158,6 +13166,129 @@ class graph_captures {
 #include <cstddef>
 #include <mutex>
 
+// ---- tarn/pool/order/block_table.hpp
+// A hash table from address to block, with a filter that any thread reads without the lock. Freeing a block that is not
+// in the table costs two loads.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
+/// called under the owner's lock.
+template <class Block>
+class block_table {
+ public:
+  explicit block_table(slot_table<Block>& blocks) noexcept : blocks_(blocks) {}
+
+  /// Returns false if `p` is not in the table. May return true for a block that is not there: for one in 64 when the table is
+  /// full. Needs no lock: a thread that frees a block has been ordered after the recording of its uses, so it reads the table
+  /// that the block was added to, or a newer one, which contains the block, too.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept {
+    table const* const t = current_.load(std::memory_order_acquire);
+    if (t == nullptr) return false;
+    std::uint64_t const h = hash(p);
+    return (t->buckets[h >> t->shift].marks.load(std::memory_order_relaxed) & mark_of(h, *t)) != 0;
+  }
+
+  /// Makes room to add one more block. Amortised O(1). @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    std::size_t const buckets = tables_.empty() ? 0 : tables_.back()->count;
+    if (size_ < buckets) return;
+    tables_.reserve(tables_.size() + 1);
+    owned<table> larger(new table(buckets == 0 ? first_buckets : buckets * 2));
+    for (std::size_t i = 0; i < buckets; ++i) {
+      for (slot_number b = tables_.back()->buckets[i].first; b != 0;) {
+        slot_number const next = blocks_[b].next;
+        link(*larger, b);
+        b = next;
+      }
+    }
+    tables_.push_back(static_cast<owned<table>&&>(larger));
+    current_.store(tables_.back().get(), std::memory_order_release);
+  }
+  /// Adds a block that is not there. Requires make_room().
+  void insert(slot_number b) noexcept {
+    link(*tables_.back(), b);
+    ++size_;
+  }
+  [[nodiscard]] slot_number find(void const* p) const noexcept {
+    if (size_ == 0) return 0;
+    std::uint64_t const h = hash(p);
+    slot_number b = tables_.back()->buckets[h >> tables_.back()->shift].first;
+    while (b != 0 && blocks_[b].p != p) b = blocks_[b].next;
+    return b;
+  }
+  /// Removes a block and returns it; 0 if it is not there.
+  slot_number take(void const* p) noexcept {
+    if (size_ == 0) return 0;
+    table& t = *tables_.back();
+    bucket& in = t.buckets[hash(p) >> t.shift];
+    slot_number* at = &in.first;
+    while (*at != 0 && blocks_[*at].p != p) at = &blocks_[*at].next;
+    slot_number const taken = *at;
+    if (taken == 0) return 0;
+    *at = blocks_[taken].next;
+    blocks_[taken].next = 0;
+    --size_;
+    std::uint64_t marks = 0;
+    for (slot_number b = in.first; b != 0; b = blocks_[b].next) marks |= mark_of(hash(blocks_[b].p), t);
+    in.marks.store(marks, std::memory_order_relaxed);
+    return taken;
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::size_t sum = 0;
+    for (auto const& t : tables_) sum += sizeof(table) + t->count * sizeof(bucket);
+    return sum;
+  }
+
+ private:
+  struct bucket {
+    std::atomic<std::uint64_t> marks{0};  ///< one bit per block of the bucket
+    slot_number first = 0;
+  };
+  struct table {
+    explicit table(std::size_t buckets_wanted) : count(buckets_wanted), buckets(new bucket[buckets_wanted]) {
+      for (std::size_t c = count; c != 1; c /= 2) --shift;
+    }
+    table(table const&) = delete;
+    table& operator=(table const&) = delete;
+    ~table() { delete[] buckets; }
+
+    std::size_t count;
+    unsigned shift = 64;  ///< 64 minus log2 of the count
+    bucket* buckets;
+  };
+  static constexpr std::size_t first_buckets = 64;
+
+  /// As in address_map: the upper bits of a product with 2^64 over the golden ratio.
+  [[nodiscard]] static std::uint64_t hash(void const* p) noexcept {
+    return std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} * 0x9E3779B97F4A7C15U;
+  }
+  /// The six bits of the hash after those of the bucket.
+  [[nodiscard]] static std::uint64_t mark_of(std::uint64_t h, table const& t) noexcept {
+    return std::uint64_t{1} << ((h >> (t.shift - 6)) & 63);
+  }
+  void link(table& t, slot_number b) noexcept {
+    std::uint64_t const h = hash(blocks_[b].p);
+    bucket& in = t.buckets[h >> t.shift];
+    blocks_[b].next = in.first;
+    in.first = b;
+    in.marks.store(in.marks.load(std::memory_order_relaxed) | mark_of(h, t), std::memory_order_relaxed);
+  }
+
+  slot_table<Block>& blocks_;
+  std::size_t size_ = 0;
+  std::atomic<table const*> current_{nullptr};
+  sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
+};
+
+}  // namespace tarn::detail
+
 namespace tarn::detail {
 
 /// Thread-safe; all calls are O(1) amortised.
@@ -15602,7 +13733,331 @@ class graph_owner_of final : public graph_owner {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/memory_left.hpp
+// ---- tarn/pool/heap.hpp
+// The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes blocks and
+// heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
+// decides what to do (ladder.hpp).
+//
+// Two locks, in this order, with the mutex of the list of caches between them (front.hpp):
+//
+//   growth lock   One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a handler of the
+//                 upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
+//   hot lock      The arena's. Held for tens of nanoseconds, never across a driver call.
+//
+// No deallocation waits for the growth lock: its owner may be waiting for the device.
+//
+// Over 400 lines: all that takes the hot lock for a caller is here.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/pool/arena/looked_up.hpp
+// A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread may then have taken
+// the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1, each use compares the hold of the
+// lookup with the current one and aborts if they differ; otherwise the object is the value alone.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+namespace tarn::detail {
+
+/// Where a value was looked up, and during which hold of the lock.
+template <bool Checked>
+class lookup_record {
+ public:
+  lookup_record(hot_lock const& held, source_location where) noexcept
+      : hold_(held.hold().number()), where_(where) {}
+
+  /// Aborts if the lock was released since the lookup. @param use  the place that uses the value
+  void check_held(hot_lock const& held, source_location use) const noexcept {
+    if (held.hold().number() == hold_) [[likely]]
+      return;
+    source_location const released = held.hold().released_at();
+    std::fprintf(stderr,
+                 "tarn: a value looked up at %s:%d is used at %s:%d after the pool's lock was released (last "
+                 "at %s:%d). "
+                 "Look it up again.\n",
+                 where_.file, where_.line, use.file, use.line, released.file, released.line);
+    std::abort();
+  }
+
+ private:
+  std::uint64_t hold_;
+  source_location where_;
+};
+template <>
+class lookup_record<false> {
+ public:
+  lookup_record(hot_lock const&, source_location) noexcept {}
+  void check_held(hot_lock const&, source_location) const noexcept {}
+};
+
+template <class T>
+class looked_up {
+ public:
+  /// @param held  the lock under which `value` was found
+  looked_up(hot_lock const& held, T value, source_location where = source_location::current())
+      : value_(std::move(value)), record_(held, where) {}
+
+  /// The value, under the same hold of the lock. No cost if TARN_CHECK_LOCKS is 0.
+  [[nodiscard]] T const& get(hot_lock const& held,
+                             source_location use = source_location::current()) const noexcept {
+    record_.check_held(held, use);
+    return value_;
+  }
+  [[nodiscard]] T& get(hot_lock const& held, source_location use = source_location::current()) noexcept {
+    record_.check_held(held, use);
+    return value_;
+  }
+
+ private:
+  T value_;
+  [[no_unique_address]] lookup_record<check_locks> record_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/other_pools.hpp
+// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
+// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the
+// growth lock of another pool only if that is free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
+// what it gives back the lower one can give to the device.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+// ---- tarn/core/static_mutex.hpp
+// static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
+
+#include <mutex>
+#include <new>
+
+namespace tarn::detail {
+
+/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
+/// and the mutex with it.
+class static_mutex {
+ public:
+  static_mutex() noexcept = default;
+  static_mutex(static_mutex const&) = delete;
+  static_mutex& operator=(static_mutex const&) = delete;
+
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
+  class user {
+   public:
+    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
+
+   private:
+    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
+    static void release(void* of, fork_side side) noexcept {
+      static_cast<user*>(of)->mutex_.release_after_fork(side);
+    }
+
+    static_mutex& mutex_;
+    at_fork member_{this, &take, &release};
+  };
+
+ private:
+  // By the forking thread, which takes the mutex once for all users.
+  [[nodiscard]] bool take_for_fork() noexcept {
+    if (taken_ == 0 && !mutex_.try_lock()) return false;
+    ++taken_;
+    return true;
+  }
+  void release_after_fork(fork_side side) noexcept {
+    if (side == fork_side::parent) {
+      if (--taken_ == 0) mutex_.unlock();
+      return;
+    }
+    taken_ = 0;
+    (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // another owner does not exist in the child
+  }
+
+  std::mutex mutex_;
+  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
+};
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+/// Whether a pool that gives memory back may wait on the host for the streams that freed it.
+enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
+
+/// Whether a pool over this layer may give its memory to another pool.
+template <class Layer>
+constexpr bool may_stand_on_a_pool() noexcept {
+  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
+}
+
+/// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
+template <class Driver>
+class other_pools {
+ public:
+  using give_back_function = std::size_t (*)(void* pool, std::size_t bytes, giving how) noexcept;
+  using reserved_function = std::size_t (*)(void* pool) noexcept;
+
+  /// Where the memory goes that a pool gives back.
+  enum class goes_to : std::uint8_t {
+    no_device,     ///< host memory: the pool neither asks others nor is asked
+    another_pool,  ///< which is asked later
+    the_device
+  };
+
+  /// Makes `pool` known. `give_back` returns the bytes that it gave back. Neither waits for a lock.
+  other_pools(Driver const& driver, void* pool, give_back_function give_back, reserved_function reserved,
+              goes_to to)
+      : driver_(driver),
+        pool_(pool),
+        give_back_(give_back),
+        reserved_(reserved),
+        to_(to),
+        has_left_(to < goes_to::another_pool) {
+    if (has_left_) return;
+    std::lock_guard const guard(all_.mutex);
+    next_ = all_.latest;
+    all_.latest = this;
+  }
+  other_pools(other_pools const&) = delete;
+  other_pools& operator=(other_pools const&) = delete;
+  ~other_pools() { leave(); }
+
+  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those of the parent's threads
+  /// do not return in a forked child.
+  void leave() noexcept {
+    if (has_left_) return;
+    for (unsigned tries = 0;; ++tries) {
+      {
+        std::lock_guard const guard(all_.mutex);
+        if (calls_ == 0 || !process_.is_this()) {
+          other_pools** at = &all_.latest;
+          while (*at != this) at = &(*at)->next_;
+          *at = next_;
+          has_left_ = true;
+          return;
+        }
+      }
+      spin_wait(tries);
+    }
+  }
+
+  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
+  /// must wait for, and it is called again. The caller holds no lock of a pool.
+  /// @param lacking  returns what the device lacks after a refusal, bytes
+  /// @throws what the last attempt throws
+  template <class Attempt, class Lacking>
+  auto with_help(Attempt const& attempt, Lacking const& lacking) {
+    constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
+    for (std::size_t asked = 0;;) {
+      try {
+        return attempt();
+      } catch (out_of_memory const& refused) {
+        std::size_t given = 0;
+        while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
+          given = ask(lacking(refused.report()), in_turn[asked++]);
+        if (given == 0) throw;
+      }
+    }
+  }
+
+  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
+  /// to pools below those that were asked. The caller holds no lock of a pool.
+  std::size_t ask(std::size_t bytes, giving how) noexcept {
+    std::size_t given = 0;
+    std::size_t to_device = 0;
+    visit(all_, driver_, this, [&](other_pools& asked) {
+      std::size_t const by_it = asked.give_back_(asked.pool_, bytes - to_device, how);
+      given += by_it;
+      if (asked.to_ == goes_to::the_device) to_device += by_it;
+      return to_device < bytes;
+    });
+    return given;
+  }
+
+  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's device. `f` throws nothing.
+  template <class F>
+  static void for_each_reserved(Driver const& driver, F const& f) noexcept {
+    visit(all_pools(), driver, nullptr, [&](other_pools& known) {
+      if (known.to_ == goes_to::the_device)
+        f(static_cast<void const*>(known.pool_), known.reserved_(known.pool_));
+      return true;
+    });
+  }
+
+ private:
+  /// Whether memory that other pools give back may help.
+  [[nodiscard]] bool is_refused_by_device(memory_report const& refused) const noexcept {
+    if (refused.device_total != memory_report::unknown && refused.asked > refused.device_total) return false;
+    return to_ != goes_to::no_device && refused.limit == memory_report::unknown;
+  }
+
+  struct list {
+    static_mutex mutex;
+    other_pools* latest = nullptr;
+  };
+  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
+  static list& all_pools() noexcept {
+    alignas(list) static std::byte storage[sizeof(list)];
+    static list& all = *::new (static_cast<void*>(storage)) list;
+    return all;
+  }
+  /// Calls act(pool) for each pool on a device except one, the latest first, until it returns false. No lock is held meanwhile, and
+  /// none of the pools ends while it is called.
+  template <class Act>
+  static void visit(list& all, Driver const& driver, other_pools const* except, Act const& act) noexcept {
+    for (other_pools* at = nullptr;;) {
+      {
+        std::lock_guard const guard(all.mutex);
+        other_pools* const last = at;
+        at = last == nullptr ? all.latest : last->next_;
+        while (at != nullptr && (at == except || !is_same_device(at->driver_, driver))) at = at->next_;
+        if (last != nullptr) --last->calls_;
+        if (at == nullptr) return;
+        ++at->calls_;
+      }
+      if (act(*at)) continue;
+      std::lock_guard const guard(all.mutex);
+      --at->calls_;
+      return;
+    }
+  }
+  static bool is_same_device(Driver const& a, Driver const& b) noexcept {
+    if constexpr (std::equality_comparable<Driver>) {
+      return a == b;
+    } else {
+      return a.device() == b.device();
+    }
+  }
+
+  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
+  static_mutex::user const user_{all_.mutex};
+  creating_process const process_{};
+  Driver const& driver_;
+  void* const pool_;
+  give_back_function const give_back_;
+  reserved_function const reserved_;
+  goes_to const to_;
+  // Under the list's mutex:
+  other_pools* next_ = nullptr;
+  unsigned calls_ = 0;  ///< in progress
+  bool has_left_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/pages/memory_left.hpp
 // How much memory a pool can still take from the layers below it: the device's free memory, less headroom, within each limit.
 
 #include <concepts>
@@ -15790,96 +14245,7 @@ class known_left {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/heap.hpp
-// The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes blocks and
-// heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
-// decides what to do (ladder.hpp).
-//
-// Two locks, in this order, with the mutex of the list of caches between them (front.hpp):
-//
-//   growth lock   One thread at a time climbs the ladder, grows and shrinks. The upstream is called under it, and a handler of the
-//                 upstream (retry_on_oom) may call the pool, so the owner thread may take it again.
-//   hot lock      The arena's. Held for tens of nanoseconds, never across a driver call.
-//
-// No deallocation waits for the growth lock: its owner may be waiting for the device.
-//
-// Over 400 lines: all that takes the hot lock for a caller is here.
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <new>
-#include <type_traits>
-#include <utility>
-
-// ---- tarn/pool/arena/looked_up.hpp
-// A value that was looked up under the hot lock, and is invalid once the lock was released. Another thread may then have taken
-// the range, filled the view or ended the stream that it names. If TARN_CHECK_LOCKS is 1, each use compares the hold of the
-// lookup with the current one and aborts if they differ; otherwise the object is the value alone.
-
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <utility>
-
-namespace tarn::detail {
-
-/// Where a value was looked up, and during which hold of the lock.
-template <bool Checked>
-class lookup_record {
- public:
-  lookup_record(hot_lock const& held, source_location where) noexcept
-      : hold_(held.hold().number()), where_(where) {}
-
-  /// Aborts if the lock was released since the lookup. @param use  the place that uses the value
-  void check_held(hot_lock const& held, source_location use) const noexcept {
-    if (held.hold().number() == hold_) [[likely]]
-      return;
-    source_location const released = held.hold().released_at();
-    std::fprintf(stderr,
-                 "tarn: a value looked up at %s:%d is used at %s:%d after the pool's lock was released (last "
-                 "at %s:%d). "
-                 "Look it up again.\n",
-                 where_.file, where_.line, use.file, use.line, released.file, released.line);
-    std::abort();
-  }
-
- private:
-  std::uint64_t hold_;
-  source_location where_;
-};
-template <>
-class lookup_record<false> {
- public:
-  lookup_record(hot_lock const&, source_location) noexcept {}
-  void check_held(hot_lock const&, source_location) const noexcept {}
-};
-
-template <class T>
-class looked_up {
- public:
-  /// @param held  the lock under which `value` was found
-  looked_up(hot_lock const& held, T value, source_location where = source_location::current())
-      : value_(std::move(value)), record_(held, where) {}
-
-  /// The value, under the same hold of the lock. No cost if TARN_CHECK_LOCKS is 0.
-  [[nodiscard]] T const& get(hot_lock const& held,
-                             source_location use = source_location::current()) const noexcept {
-    record_.check_held(held, use);
-    return value_;
-  }
-  [[nodiscard]] T& get(hot_lock const& held, source_location use = source_location::current()) noexcept {
-    record_.check_held(held, use);
-    return value_;
-  }
-
- private:
-  T value_;
-  [[no_unique_address]] lookup_record<check_locks> record_;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/growth/pool_growth.hpp
+// ---- tarn/pool/pages/pool_growth.hpp
 // How a pool gets memory from its source: by pages, or by segments where the source has none or they cannot be used. That is so on a
 // device without virtual memory management, and under a tool, since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts
 // each refusal as an error of the program. Which of them it is does not change after the first growth.
@@ -15888,14 +14254,14 @@ class looked_up {
 #include <cstdint>
 #include <utility>
 
-// ---- tarn/pool/growth/growth.hpp
+// ---- tarn/pool/pages/growth.hpp
 // The request that the ladder passes to a growth, and the counters of every growth, by pages or by segments.
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-// ---- tarn/pool/growth/growth_notes.hpp
+// ---- tarn/pool/pages/growth_notes.hpp
 // A ring of the latest growth records: which handle or segment a pool created or gave back, and when. Off by default.
 
 #include <cstddef>
@@ -16124,7 +14490,7 @@ struct held_memory {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/page_growth.hpp
+// ---- tarn/pool/pages/page_growth.hpp
 // Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
 // enough, these are tried in this order:
 //
@@ -16147,12 +14513,12 @@ struct held_memory {
 #include <cstdint>
 #include <exception>
 
-// ---- tarn/pool/growth/adopted_handles.hpp
+// ---- tarn/pool/pages/adopted_handles.hpp
 // How the part of a graph memory gets wholly free handles of the common part, and of its owner's other part, without a driver call.
 
 #include <cstddef>
 
-// ---- tarn/pool/growth/page_choice.hpp
+// ---- tarn/pool/pages/page_choice.hpp
 // The choice of free pieces for a block, if no contiguous free range is large enough. Pure: it reads the arena and the page map
 // and changes neither.
 
@@ -16201,14 +14567,14 @@ void sort(T* items, std::size_t count, Before const& before) {
 }
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/free_pieces.hpp
+// ---- tarn/pool/pages/free_pieces.hpp
 // Free memory by handles: the pieces from which a block can be assembled. Pure: it reads the arena and the page map and changes neither.
 
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
-// ---- tarn/pool/growth/view.hpp
+// ---- tarn/pool/pages/view.hpp
 // A view: a second mapping that places handles next to each other that are not neighbours at their home addresses. A block
 // without a sufficient contiguous free range is assembled from free pieces: the free end of one handle, any number of wholly
 // free handles, the free start of another. A handle is mapped whole: cuMemMap refuses an offset, and a part (801, driver 580).
@@ -16835,7 +15201,7 @@ inline bool adopt_handles(arena& a, page_map const& map, growth_request const& r
 }
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/largest_block.hpp
+// ---- tarn/pool/pages/largest_block.hpp
 // The largest block that a growth could serve now. Pure: it reads the arena as it would be once all work on
 // free memory is done.
 
@@ -16954,21 +15320,24 @@ class largest_size {
 }
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/page_compact.hpp
-// Compaction of a growth by pages: a handle that is only partly in use is replaced by smaller ones, at the same addresses.
-//
-//   home   | live | free      free | live |          one handle
-//   after  | live |      hole      | live |          two handles; what is not a whole free granule stays
-//
-// Per handle: create the new handles, map them at a temporary address, copy, unmap the old one from its home and its views, map
-// the new ones there. The old handle is destroyed last, so that it can be mapped again if a call fails. If mapping it fails as
-// well, it is left unmapped and the pool must fall asleep, until wake() can map it.
+// ---- tarn/pool/pages/page_segments.hpp
+// The physical handles behind addresses of a growth by pages: listed, and pinned. A pinned handle is not given back
+// (page_growth.hpp), put to sleep (page_sleep.hpp) or replaced (page_compact.hpp), and a view that shows a pinned block is not
+// unmapped (page_views.hpp).
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
-// ---- tarn/pool/growth/address_space.hpp
+// ---- tarn/pool/pages/page_views.hpp
+// The views of a pool over free handles: an existing view is reused, or extended if its end is free; new views are mapped, and
+// old ones unmapped.
+//
+// Over 400 lines: what changes a view's slots is here, also for sleep (page_sleep.hpp) and compact (page_compact.hpp).
+
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/pages/address_space.hpp
 // The division of the pool's one virtual range: a quarter for the home addresses of each zone's handles, the rest for views.
 // Keeps the holes, which are addresses with nothing mapped. Pure bookkeeping.
 
@@ -17053,50 +15422,6 @@ class address_space {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/kept_ranges.hpp
-// Which bytes of a handle must keep their addresses and contents while the pool sleeps or is compacted. Pure.
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Whether the address and the contents of a range are kept. Of what captures received free ranges are kept, too, since their graphs
-/// use them.
-[[nodiscard]] inline bool is_kept(arena const& a, range const& node) noexcept {
-  return node.state == range_state::live || (node.state == range_state::free && a.keeps_address(node));
-}
-
-/// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the handle)
-template <class F>
-void for_each_kept(arena const& a, physical const& handle, F&& f) {
-  std::uintptr_t const handle_end = handle.home + handle.bytes;
-  std::uintptr_t begin = handle.home;
-  std::uintptr_t end = handle.home;
-  for (range_ref r = a.starts.find(a.ranges, handle.home); r != 0 && a.ranges[r].address < handle_end;
-       r = a.ranges[r].next) {
-    range const& node = a.ranges[r];
-    if (!is_kept(a, node)) continue;
-    std::uintptr_t const from = max_of(node.address, handle.home);
-    if (from != end) {
-      if (begin != end)
-        f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
-      begin = from;
-    }
-    end = min_of(node.end(), handle_end);
-  }
-  if (begin != end) f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
-}
-
-}  // namespace tarn::detail
-// ---- tarn/pool/growth/page_views.hpp
-// The views of a pool over free handles: an existing view is reused, or extended if its end is free; new views are mapped, and
-// old ones unmapped.
-//
-// Over 400 lines: what changes a view's slots is here, also for sleep (page_sleep.hpp) and compact (page_compact.hpp).
-
-#include <cstddef>
-#include <cstdint>
 
 namespace tarn::detail {
 
@@ -17552,6 +15877,134 @@ class page_views {
 
 namespace tarn::detail {
 
+/// Keeps no state: the pins are counted in the page map and in the views.
+template <page_source Source>
+class page_segments {
+ public:
+  page_segments(page_map& map, page_views<Source>& views) noexcept : map_(map), views_(views) {}
+
+  /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all live: then f was
+  /// called for some of them. O(views + segments)
+  template <class F>
+  [[nodiscard]] bool each(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
+    std::size_t done = 0;
+    return walk(address, bytes,
+                [&](handle_ref h, std::size_t offset, std::size_t part) {
+                  if (!is_live(a, map_[h].home + offset, part)) return false;
+                  f(memory_segment{reinterpret_cast<void*>(address + done), part, map_[h].id, offset,
+                                   map_[h].bytes});
+                  done += part;
+                  return true;
+                })
+        .all;
+  }
+  /// Keeps the handles behind these bytes mapped where they are until unpin(). each() has found all of them. Pins are counted.
+  void pin(std::uintptr_t address, std::size_t bytes) noexcept {
+    view* const v = walk(address, bytes, [&](handle_ref h, std::size_t, std::size_t) {
+                      map_.pin(h);
+                      return true;
+                    }).in;
+    if (v != nullptr) ++v->pins;
+  }
+  void unpin(std::uintptr_t address, std::size_t bytes) noexcept {
+    view* const v = walk(address, bytes, [&](handle_ref h, std::size_t, std::size_t) {
+                      map_.unpin(h);
+                      return true;
+                    }).in;
+    if (v != nullptr) --v->pins;
+  }
+
+ private:
+  struct walked {
+    bool all = false;    ///< there is a handle behind every byte, and f returned true for all of them
+    view* in = nullptr;  ///< the view that has them; null at home addresses
+  };
+  /// Calls f(handle, offset, bytes) for the parts of handles behind these addresses, until it returns false.
+  template <class F>
+  walked walk(std::uintptr_t address, std::size_t bytes, F const& f) {
+    if (!map_.contains(address) || bytes > map_.base() + map_.bytes() - address) return {};
+    if (!map_.is_home(address)) {
+      view* const v = views_.each_part(address, bytes, f);
+      return {v != nullptr, v};
+    }
+    for (std::size_t done = 0; done < bytes;) {
+      std::uintptr_t const at = address + done;
+      handle_ref const h = map_.is_home(at) ? map_.at(at) : 0;
+      if (h == 0) return {};
+      std::size_t const part = min_of(bytes - done, static_cast<std::size_t>(map_.end_of(h) - at));
+      if (!f(h, at - map_[h].home, part)) return {};
+      done += part;
+    }
+    return {true, nullptr};
+  }
+  /// Whether all bytes from a home address on lie in blocks, as far as ranges show it.
+  [[nodiscard]] static bool is_live(arena const& a, std::uintptr_t home, std::size_t bytes) noexcept {
+    for (range_ref r = a.starts.find(a.ranges, home); r != 0; r = a.ranges[r].next) {
+      range const& node = a.ranges[r];
+      if (node.address >= home + bytes) return true;
+      if (node.state != range_state::live) return false;
+    }
+    return true;
+  }
+
+  page_map& map_;
+  page_views<Source>& views_;
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/relocate/page_compact.hpp
+// Compaction of a growth by pages: a handle that is only partly in use is replaced by smaller ones, at the same addresses.
+//
+//   home   | live | free      free | live |          one handle
+//   after  | live |      hole      | live |          two handles; what is not a whole free granule stays
+//
+// Per handle: create the new handles, map them at a temporary address, copy, unmap the old one from its home and its views, map
+// the new ones there. The old handle is destroyed last, so that it can be mapped again if a call fails. If mapping it fails as
+// well, it is left unmapped and the pool must fall asleep, until wake() can map it.
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// ---- tarn/pool/relocate/kept_ranges.hpp
+// Which bytes of a handle must keep their addresses and contents while the pool sleeps or is compacted. Pure.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Whether the address and the contents of a range are kept. Of what captures received free ranges are kept, too, since their graphs
+/// use them.
+[[nodiscard]] inline bool is_kept(arena const& a, range const& node) noexcept {
+  return node.state == range_state::live || (node.state == range_state::free && a.keeps_address(node));
+}
+
+/// Calls f(offset, bytes) for each contiguous stretch of a handle's kept bytes, in order. O(ranges within the handle)
+template <class F>
+void for_each_kept(arena const& a, physical const& handle, F&& f) {
+  std::uintptr_t const handle_end = handle.home + handle.bytes;
+  std::uintptr_t begin = handle.home;
+  std::uintptr_t end = handle.home;
+  for (range_ref r = a.starts.find(a.ranges, handle.home); r != 0 && a.ranges[r].address < handle_end;
+       r = a.ranges[r].next) {
+    range const& node = a.ranges[r];
+    if (!is_kept(a, node)) continue;
+    std::uintptr_t const from = max_of(node.address, handle.home);
+    if (from != end) {
+      if (begin != end)
+        f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
+      begin = from;
+    }
+    end = min_of(node.end(), handle_end);
+  }
+  if (begin != end) f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
 /// Other threads may free blocks meanwhile, and allocate where no granule is wholly free.
 template <page_source Source>
 class page_compact {
@@ -17801,92 +16254,7 @@ class page_compact {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/page_segments.hpp
-// The physical handles behind addresses of a growth by pages: listed, and pinned. A pinned handle is not given back
-// (page_growth.hpp), put to sleep (page_sleep.hpp) or replaced (page_compact.hpp), and a view that shows a pinned block is not
-// unmapped (page_views.hpp).
-
-#include <cstddef>
-#include <cstdint>
-
-namespace tarn::detail {
-
-/// Keeps no state: the pins are counted in the page map and in the views.
-template <page_source Source>
-class page_segments {
- public:
-  page_segments(page_map& map, page_views<Source>& views) noexcept : map_(map), views_(views) {}
-
-  /// Calls f(memory_segment) for each segment behind these bytes, in order. Returns false if they are not all live: then f was
-  /// called for some of them. O(views + segments)
-  template <class F>
-  [[nodiscard]] bool each(arena const& a, std::uintptr_t address, std::size_t bytes, F const& f) {
-    std::size_t done = 0;
-    return walk(address, bytes,
-                [&](handle_ref h, std::size_t offset, std::size_t part) {
-                  if (!is_live(a, map_[h].home + offset, part)) return false;
-                  f(memory_segment{reinterpret_cast<void*>(address + done), part, map_[h].id, offset,
-                                   map_[h].bytes});
-                  done += part;
-                  return true;
-                })
-        .all;
-  }
-  /// Keeps the handles behind these bytes mapped where they are until unpin(). each() has found all of them. Pins are counted.
-  void pin(std::uintptr_t address, std::size_t bytes) noexcept {
-    view* const v = walk(address, bytes, [&](handle_ref h, std::size_t, std::size_t) {
-                      map_.pin(h);
-                      return true;
-                    }).in;
-    if (v != nullptr) ++v->pins;
-  }
-  void unpin(std::uintptr_t address, std::size_t bytes) noexcept {
-    view* const v = walk(address, bytes, [&](handle_ref h, std::size_t, std::size_t) {
-                      map_.unpin(h);
-                      return true;
-                    }).in;
-    if (v != nullptr) --v->pins;
-  }
-
- private:
-  struct walked {
-    bool all = false;    ///< there is a handle behind every byte, and f returned true for all of them
-    view* in = nullptr;  ///< the view that has them; null at home addresses
-  };
-  /// Calls f(handle, offset, bytes) for the parts of handles behind these addresses, until it returns false.
-  template <class F>
-  walked walk(std::uintptr_t address, std::size_t bytes, F const& f) {
-    if (!map_.contains(address) || bytes > map_.base() + map_.bytes() - address) return {};
-    if (!map_.is_home(address)) {
-      view* const v = views_.each_part(address, bytes, f);
-      return {v != nullptr, v};
-    }
-    for (std::size_t done = 0; done < bytes;) {
-      std::uintptr_t const at = address + done;
-      handle_ref const h = map_.is_home(at) ? map_.at(at) : 0;
-      if (h == 0) return {};
-      std::size_t const part = min_of(bytes - done, static_cast<std::size_t>(map_.end_of(h) - at));
-      if (!f(h, at - map_[h].home, part)) return {};
-      done += part;
-    }
-    return {true, nullptr};
-  }
-  /// Whether all bytes from a home address on lie in blocks, as far as ranges show it.
-  [[nodiscard]] static bool is_live(arena const& a, std::uintptr_t home, std::size_t bytes) noexcept {
-    for (range_ref r = a.starts.find(a.ranges, home); r != 0; r = a.ranges[r].next) {
-      range const& node = a.ranges[r];
-      if (node.address >= home + bytes) return true;
-      if (node.state != range_state::live) return false;
-    }
-    return true;
-  }
-
-  page_map& map_;
-  page_views<Source>& views_;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/growth/page_sleep.hpp
+// ---- tarn/pool/relocate/page_sleep.hpp
 // A growth by pages that sleeps: its physical memory is given back, its addresses, sizes and views are kept. Each direction has a
 // step that can fail and changes nothing if it does, and a step that cannot fail, so that a pool and its graph memories fall
 // asleep and wake together or not at all.
@@ -17904,7 +16272,7 @@ class page_segments {
 #include <cstddef>
 #include <cstdint>
 
-// ---- tarn/pool/growth/host_copy.hpp
+// ---- tarn/pool/relocate/host_copy.hpp
 // Contents of device memory, kept in pinned memory while a pool sleeps.
 
 #include <cstddef>
@@ -18660,7 +17028,7 @@ class page_growth {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/growth/segment_growth.hpp
+// ---- tarn/pool/pages/segment_growth.hpp
 // Growth by segments: whole blocks of an upstream resource that has no pages to map (cudaMalloc, pinned memory, another pool).
 // A segment cannot be moved or extended; wholly free ones are given back when memory is short, and when too many would be kept
 // (ladder.hpp).
@@ -18670,6 +17038,320 @@ class page_growth {
 #include <cstdint>
 #include <type_traits>
 #include <utility>
+
+// ---- tarn/pool/tool/description.hpp
+// What a pool reports to a tool that watches memory (compute-sanitizer, the simulated one): which bytes are handed out.
+//
+// Without a tool this costs one byte, read when a call reaches the arena. With a tool the pool behaves differently: it uses
+// whole blocks of the driver, also in place of pages and of cudaMallocAsync's memory, which tools refuse; it has no magazines;
+// an unowned guard of `guard_bytes` follows every block; a freed block is waited for on its stream, stops being a region, and
+// is quarantined for a while. So an access past the requested size, before it, or after the free is outside every region:
+//
+//   heap     |--------------------------- one segment -------------------------|
+//   regions   [ asked ]          [ asked ]                    [ asked ]
+//   unowned            guard,slack        guard,slack, freed           guard,...
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+
+namespace tarn::detail {
+
+/// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide requires no
+/// distance; with this one, an overrun by one thread block of words does not reach the next block.
+inline constexpr std::size_t guard_bytes = 256;
+
+/// Bounds of the quarantine, in blocks and in bytes. If the driver has no more memory, all quarantined blocks return to the
+/// heap.
+inline constexpr std::size_t quarantine_blocks = 1024;
+inline constexpr std::size_t quarantine_bytes = 256_MiB;
+
+/// Whether the blocks of the lowest source may each be a heap. False above another pool, which describes its own blocks, and
+/// over memory that a tool refuses.
+template <class Layer>
+constexpr bool gives_heaps() noexcept {
+  return !any_layer<Layer>([]<class L>(std::type_identity<L>) {
+    return gives_pieces<L> || (!stands_on_another<L> && (!resource<L> || has_plain_blocks<L>));
+  });
+}
+
+/// Memory that a tool can watch: device-only memory, of a driver that supports tools, in blocks that may be heaps.
+template <class Source>
+inline constexpr bool is_describable =
+    describing_driver<typename Source::driver_type> && has_property<Source, device_accessible> &&
+    !has_property<Source, host_accessible> &&
+    (has_plain_blocks<Source> || gives_heaps<layer_behind<Source>>());
+
+/// Safe from any thread; no other lock is taken under its lock. If host memory runs out, only reports are lost.
+template <describing_driver Driver>
+class description {
+ public:
+  explicit description(Driver const& driver) : driver_(driver) {}
+  description(description const&) = delete;
+  description& operator=(description const&) = delete;
+
+  [[nodiscard]] bool active() const noexcept {
+    return state_.load(std::memory_order_acquire) == state::active;
+  }
+
+  /// Looks for a tool, once, before the first heap. Not in the constructor, since that must not start CUDA.
+  bool decide() noexcept {
+    if (state_.load(std::memory_order_acquire) == state::undecided) [[unlikely]]
+      look();
+    return active();
+  }
+
+  void heap_begins(void* p, std::size_t bytes) noexcept {
+    if (!active()) return;
+    std::lock_guard const guard(mutex_);
+    void* const handle = tool_.register_heap(p, bytes);
+    if (handle == nullptr) return;
+    try {
+      heaps_.push_back(heap{address(p), bytes, handle});
+    } catch (...) {
+      tool_.unregister_heap(handle);
+    }
+  }
+  /// Called before the memory is given back.
+  void heap_ends(void* p) noexcept {
+    if (!active()) return;
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < heaps_.size(); ++i) {
+      if (heaps_[i].begin != address(p)) continue;
+      forget_left(heaps_[i].begin, heaps_[i].bytes);
+      tool_.unregister_heap(heaps_[i].handle);
+      heaps_.erase_unordered(i);
+      return;
+    }
+  }
+  /// Stops all reports: the driver has unloaded, and a tool with it.
+  void abandon() noexcept {
+    std::lock_guard const guard(mutex_);
+    heaps_.clear();
+    left_.clear();
+  }
+
+  /// Makes room for one block. @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    std::lock_guard const guard(mutex_);
+    live_.make_room(1 + promised_);
+    ++promised_;
+  }
+  void give_up_room() noexcept {
+    std::lock_guard const guard(mutex_);
+    --promised_;
+  }
+  /// Reports a block that is handed out. Requires make_room().
+  void block_begins(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    --promised_;
+    live_.insert(address(p), bytes);
+    forget_left(address(p), bytes);
+    if (heap const* const h = heap_of(address(p)); h != nullptr) tool_.register_region(h->handle, p, bytes);
+  }
+  /// Takes a block back: returns its requested bytes, 0 if there is none. If they equal `bytes`, the block is no longer live,
+  /// but still a region.
+  std::size_t take_back(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    std::size_t const asked = live_.find(address(p));
+    if (asked == bytes) (void)live_.erase(address(p));
+    return asked;
+  }
+
+  /// Ends the region of a block once earlier work on the stream is complete.
+  void region_ends(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    wait_for(p, bytes, stream);
+    region_ends(p);
+  }
+  /// As above, if the stream was already waited for; it may be destroyed by now.
+  void region_ends(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (!is_left(address(p))) end_region(address(p));
+  }
+  /// Waits for the stream of a block that is deferred; does nothing if the block is not live or has another size, which is
+  /// reported later.
+  void wait_if_live(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    {
+      std::lock_guard const guard(mutex_);
+      if (live_.find(address(p)) != bytes) return;
+    }
+    wait_for(p, bytes, stream);
+  }
+
+  /// Quarantines a freed block. Returns false if there is no room: take some out, oldest first, and retry. If `fits()` is
+  /// false, there never will be room.
+  [[nodiscard]] bool keep(freed_block const& b) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (kept_ == ring_.size() || kept_bytes_ + b.bytes > quarantine_bytes) return false;
+    ring_[(first_ + kept_++) % ring_.size()] = b;
+    kept_bytes_ += b.bytes;
+    return true;
+  }
+  [[nodiscard]] bool fits(freed_block const& b) const noexcept {
+    return !ring_.empty() && b.bytes <= quarantine_bytes;
+  }
+  bool take_kept(freed_block& out) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (kept_ == 0) return false;
+    out = ring_[first_];
+    kept_bytes_ -= out.bytes;
+    first_ = (first_ + 1) % ring_.size();
+    --kept_;
+    return true;
+  }
+
+  /// Calls f(freed_block) for each block in quarantine.
+  template <class F>
+  void for_each_kept(F const& f) {
+    std::lock_guard const guard(mutex_);
+    for (std::size_t i = 0; i < kept_; ++i) f(ring_[(first_ + i) % ring_.size()]);
+  }
+
+ private:
+  enum class state : std::uint8_t { undecided, inactive, active };
+  struct stretch {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+  };
+  struct heap {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+    void* handle = nullptr;
+  };
+
+  static std::uintptr_t address(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+
+  /// Waits for the stream's work on a live block. During a capture of the stream that is impossible, and the graph may still
+  /// run: the region then stays until its bytes are handed out again. If the stream may be destroyed, its handle is not
+  /// queried: waits for the whole device's work.
+  void wait_for(void* p, std::size_t bytes, stream_ref stream) noexcept {
+    if (life_of(driver_, stream) != stream_life::alive) {
+      if (is_of_capture(wait_for_all_work(driver_))) leave(p, bytes);
+      return;
+    }
+    bool capturing = false;
+    bool const known = driver_.is_capturing(stream, capturing).ok();
+    if (known && capturing) {
+      leave(p, bytes);
+    } else if (!known || !driver_.synchronize_stream(stream).ok()) {
+      (void)wait_past_captures(driver_);
+    }
+  }
+  void leave(void* p, std::size_t bytes) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (is_left(address(p))) return;
+    try {
+      left_.push_back(stretch{address(p), bytes});
+    } catch (...) {  // reported at the graph's next launch, rightly or not
+    }
+  }
+  void look() noexcept {
+    std::lock_guard const guard(mutex_);
+    if (state_.load(std::memory_order_relaxed) != state::undecided) return;
+    tool_ = driver_.memory_tool();
+    if (static_cast<bool>(tool_)) {
+      try {
+        ring_.resize(quarantine_blocks);
+      } catch (...) {  // freed blocks are reused at once
+      }
+    }
+    state_.store(static_cast<bool>(tool_) ? state::active : state::inactive, std::memory_order_release);
+  }
+
+  /// The segment that contains a block; null if the tool refused it. O(segments).
+  [[nodiscard]] heap const* heap_of(std::uintptr_t at) const noexcept {
+    for (heap const& h : heaps_) {
+      if (at >= h.begin && at - h.begin < h.bytes) return &h;
+    }
+    return nullptr;
+  }
+  [[nodiscard]] bool is_left(std::uintptr_t at) const noexcept {
+    for (stretch const& s : left_) {
+      if (s.begin == at) return true;
+    }
+    return false;
+  }
+  void end_region(std::uintptr_t at) noexcept {
+    if (heap_of(at) != nullptr) tool_.unregister_region(reinterpret_cast<void*>(at));
+  }
+  /// Ends the regions that a capture left among these bytes.
+  void forget_left(std::uintptr_t begin, std::size_t bytes) noexcept {
+    for (std::size_t i = left_.size(); i-- > 0;) {
+      stretch const s = left_[i];
+      if (s.begin >= begin + bytes || begin >= s.begin + s.bytes) continue;
+      end_region(s.begin);
+      left_.erase_unordered(i);
+    }
+  }
+
+  Driver driver_;
+  std::atomic<state> state_{state::undecided};
+  fork_mutex mutex_;
+  decltype(driver_.memory_tool()) tool_;
+  sequence<heap> heaps_;
+  address_map<std::size_t> live_;  ///< requested bytes of each block handed out
+  std::size_t promised_ = 0;       ///< blocks that room was made for and that are not handed out yet
+  sequence<stretch> left_;
+  sequence<freed_block> ring_;  ///< the quarantine, oldest at first_; `bytes` include the guard
+  std::size_t first_ = 0;
+  std::size_t kept_ = 0;
+  std::size_t kept_bytes_ = 0;
+};
+
+/// For memory that no tool can watch: does nothing, at no cost.
+struct no_description {
+  template <class Driver>
+  explicit constexpr no_description(Driver const&) noexcept {}
+  [[nodiscard]] static constexpr bool active() noexcept { return false; }
+  [[nodiscard]] static constexpr bool decide() noexcept { return false; }
+  static constexpr void heap_begins(void*, std::size_t) noexcept {}
+  static constexpr void heap_ends(void*) noexcept {}
+};
+
+/// The description of a pool over `Source`.
+template <class Source, bool = is_describable<Source>>
+struct description_of {
+  using type = no_description;
+};
+template <class Source>
+struct description_of<Source, true> {
+  using type = description<typename Source::driver_type>;
+};
+
+/// Room for a block's description: used, or given up in the destructor.
+template <class Description>
+class room_to_describe {
+ public:
+  /// @param wanted  false: the block is not described
+  room_to_describe(Description& description, [[maybe_unused]] bool wanted) : description_(description) {
+    if constexpr (describes) {
+      made_ = description_.decide() && wanted;
+      if (made_) description_.make_room();
+    }
+  }
+  room_to_describe(room_to_describe const&) = delete;
+  room_to_describe& operator=(room_to_describe const&) = delete;
+  ~room_to_describe() {
+    if constexpr (describes) {
+      if (made_) description_.give_up_room();
+    }
+  }
+  void use([[maybe_unused]] void* p, [[maybe_unused]] std::size_t bytes) noexcept {
+    if constexpr (describes) {
+      if (std::exchange(made_, false)) description_.block_begins(p, bytes);
+    }
+  }
+
+ private:
+  static constexpr bool describes = !std::is_same_v<Description, no_description>;
+  Description& description_;
+  bool made_ = false;
+};
+
+}  // namespace tarn::detail
 
 namespace tarn::detail {
 
@@ -19002,241 +17684,6 @@ class pool_growth {
   bool const has_pages_;
   typename kind<may_be_pages, page_growth>::type pages_;
   typename kind<may_be_segments, segment_growth>::type segments_;
-};
-
-}  // namespace tarn::detail
-// ---- tarn/pool/other_pools.hpp
-// The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
-// before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the
-// growth lock of another pool only if that is free, so no order of pools can deadlock. The pool that was made last is asked first: a pool over another one is made later, and
-// what it gives back the lower one can give to the device.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <new>
-#include <type_traits>
-#include <utility>
-
-// ---- tarn/core/static_mutex.hpp
-// static_mutex: the mutex of a list that a module never destroys, and that fork() must find unlocked.
-
-#include <mutex>
-#include <new>
-
-namespace tarn::detail {
-
-/// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
-/// and the mutex with it.
-class static_mutex {
- public:
-  static_mutex() noexcept = default;
-  static_mutex(static_mutex const&) = delete;
-  static_mutex& operator=(static_mutex const&) = delete;
-
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
-
-  /// Made before its object locks the mutex for the first time, and destroyed after the last time.
-  class user {
-   public:
-    explicit user(static_mutex& mutex) noexcept : mutex_(mutex) {}
-
-   private:
-    static bool take(void* of) noexcept { return static_cast<user*>(of)->mutex_.take_for_fork(); }
-    static void release(void* of, fork_side side) noexcept {
-      static_cast<user*>(of)->mutex_.release_after_fork(side);
-    }
-
-    static_mutex& mutex_;
-    at_fork member_{this, &take, &release};
-  };
-
- private:
-  // By the forking thread, which takes the mutex once for all users.
-  [[nodiscard]] bool take_for_fork() noexcept {
-    if (taken_ == 0 && !mutex_.try_lock()) return false;
-    ++taken_;
-    return true;
-  }
-  void release_after_fork(fork_side side) noexcept {
-    if (side == fork_side::parent) {
-      if (--taken_ == 0) mutex_.unlock();
-      return;
-    }
-    taken_ = 0;
-    (void)::new (static_cast<void*>(&mutex_)) std::mutex;  // another owner does not exist in the child
-  }
-
-  std::mutex mutex_;
-  unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
-};
-
-}  // namespace tarn::detail
-
-namespace tarn::detail {
-
-/// Whether a pool that gives memory back may wait on the host for the streams that freed it.
-enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
-
-/// Whether a pool over this layer may give its memory to another pool.
-template <class Layer>
-constexpr bool may_stand_on_a_pool() noexcept {
-  return any_layer<Layer>([]<class L>(std::type_identity<L>) { return gives_pieces<L> || routes_calls<L>; });
-}
-
-/// The place of one pool in the list of all pools over `Driver`. Pools over other driver types do not see it.
-template <class Driver>
-class other_pools {
- public:
-  using give_back_function = std::size_t (*)(void* pool, std::size_t bytes, giving how) noexcept;
-  using reserved_function = std::size_t (*)(void* pool) noexcept;
-
-  /// Where the memory goes that a pool gives back.
-  enum class goes_to : std::uint8_t {
-    no_device,     ///< host memory: the pool neither asks others nor is asked
-    another_pool,  ///< which is asked later
-    the_device
-  };
-
-  /// Makes `pool` known. `give_back` returns the bytes that it gave back. Neither waits for a lock.
-  other_pools(Driver const& driver, void* pool, give_back_function give_back, reserved_function reserved,
-              goes_to to)
-      : driver_(driver),
-        pool_(pool),
-        give_back_(give_back),
-        reserved_(reserved),
-        to_(to),
-        has_left_(to < goes_to::another_pool) {
-    if (has_left_) return;
-    std::lock_guard const guard(all_.mutex);
-    next_ = all_.latest;
-    all_.latest = this;
-  }
-  other_pools(other_pools const&) = delete;
-  other_pools& operator=(other_pools const&) = delete;
-  ~other_pools() { leave(); }
-
-  /// Takes the pool out of the list, after the calls of other threads to its give_back have returned. Those of the parent's threads
-  /// do not return in a forked child.
-  void leave() noexcept {
-    if (has_left_) return;
-    for (unsigned tries = 0;; ++tries) {
-      {
-        std::lock_guard const guard(all_.mutex);
-        if (calls_ == 0 || !process_.is_this()) {
-          other_pools** at = &all_.latest;
-          while (*at != this) at = &(*at)->next_;
-          *at = next_;
-          has_left_ = true;
-          return;
-        }
-      }
-      spin_wait(tries);
-    }
-  }
-
-  /// Calls `attempt`. If the device refuses it, other pools there give back what they cache, first what is idle, then what the host
-  /// must wait for, and it is called again. The caller holds no lock of a pool.
-  /// @param lacking  returns what the device lacks after a refusal, bytes
-  /// @throws what the last attempt throws
-  template <class Attempt, class Lacking>
-  auto with_help(Attempt const& attempt, Lacking const& lacking) {
-    constexpr giving in_turn[] = {giving::what_is_idle, giving::what_is_waited_for};
-    for (std::size_t asked = 0;;) {
-      try {
-        return attempt();
-      } catch (out_of_memory const& refused) {
-        std::size_t given = 0;
-        while (given == 0 && asked < 2 && is_refused_by_device(refused.report()))
-          given = ask(lacking(refused.report()), in_turn[asked++]);
-        if (given == 0) throw;
-      }
-    }
-  }
-
-  /// Asks the other pools on the same device, the latest first, until the device has got `bytes`. Returns the bytes given back, also
-  /// to pools below those that were asked. The caller holds no lock of a pool.
-  std::size_t ask(std::size_t bytes, giving how) noexcept {
-    std::size_t given = 0;
-    std::size_t to_device = 0;
-    visit(all_, driver_, this, [&](other_pools& asked) {
-      std::size_t const by_it = asked.give_back_(asked.pool_, bytes - to_device, how);
-      given += by_it;
-      if (asked.to_ == goes_to::the_device) to_device += by_it;
-      return to_device < bytes;
-    });
-    return given;
-  }
-
-  /// Calls f(address of a pool, bytes that it reserves) for each pool whose memory is that of the driver's device. `f` throws nothing.
-  template <class F>
-  static void for_each_reserved(Driver const& driver, F const& f) noexcept {
-    visit(all_pools(), driver, nullptr, [&](other_pools& known) {
-      if (known.to_ == goes_to::the_device)
-        f(static_cast<void const*>(known.pool_), known.reserved_(known.pool_));
-      return true;
-    });
-  }
-
- private:
-  /// Whether memory that other pools give back may help.
-  [[nodiscard]] bool is_refused_by_device(memory_report const& refused) const noexcept {
-    if (refused.device_total != memory_report::unknown && refused.asked > refused.device_total) return false;
-    return to_ != goes_to::no_device && refused.limit == memory_report::unknown;
-  }
-
-  struct list {
-    static_mutex mutex;
-    other_pools* latest = nullptr;
-  };
-  /// Made by the first pool and never destroyed: threads may still use pools while the process exits.
-  static list& all_pools() noexcept {
-    alignas(list) static std::byte storage[sizeof(list)];
-    static list& all = *::new (static_cast<void*>(storage)) list;
-    return all;
-  }
-  /// Calls act(pool) for each pool on a device except one, the latest first, until it returns false. No lock is held meanwhile, and
-  /// none of the pools ends while it is called.
-  template <class Act>
-  static void visit(list& all, Driver const& driver, other_pools const* except, Act const& act) noexcept {
-    for (other_pools* at = nullptr;;) {
-      {
-        std::lock_guard const guard(all.mutex);
-        other_pools* const last = at;
-        at = last == nullptr ? all.latest : last->next_;
-        while (at != nullptr && (at == except || !is_same_device(at->driver_, driver))) at = at->next_;
-        if (last != nullptr) --last->calls_;
-        if (at == nullptr) return;
-        ++at->calls_;
-      }
-      if (act(*at)) continue;
-      std::lock_guard const guard(all.mutex);
-      --at->calls_;
-      return;
-    }
-  }
-  static bool is_same_device(Driver const& a, Driver const& b) noexcept {
-    if constexpr (std::equality_comparable<Driver>) {
-      return a == b;
-    } else {
-      return a.device() == b.device();
-    }
-  }
-
-  list& all_ = all_pools();  ///< of the constructing module; another one may destroy this
-  static_mutex::user const user_{all_.mutex};
-  creating_process const process_{};
-  Driver const& driver_;
-  void* const pool_;
-  give_back_function const give_back_;
-  reserved_function const reserved_;
-  goes_to const to_;
-  // Under the list's mutex:
-  other_pools* next_ = nullptr;
-  unsigned calls_ = 0;  ///< in progress
-  bool has_left_;
 };
 
 }  // namespace tarn::detail
@@ -19709,6 +18156,664 @@ class heap {
 };
 
 }  // namespace tarn::detail
+// ---- tarn/pool/order/deferred_blocks.hpp
+// Deferred blocks: freed, but waiting for streams named by record_stream(), or for a stream that the driver does not know. They count
+// as live until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+// ---- tarn/pool/order/recorded_streams.hpp
+// Blocks used on more streams than the one they are freed on. record_stream() records the uses, and a freed block is deferred until
+// the device has completed them. Costs one relaxed load per deallocation while nothing is recorded, two more while other blocks are.
+//
+//   record_stream(p, B)     p is recorded, with a use on B's queue
+//   deallocate(A, p)     an event is recorded on B; the use is appended to B's queue: first | ... | last
+//   allocate(), a miss   the first event of each queue is queried; once it is complete, p is freed on A
+//
+// A queue's uses are in the order of their events, so one failed query ends the search of a queue. If many uses wait, several
+// share the event that was recorded after all of them.
+//
+// The driver is never called under the mutex. A call in progress keeps what it works on: a deallocation keeps the block by a
+// count, a query keeps the event by `asked`, and a group that is marked again is in no list meanwhile.
+//
+// Over 400 lines: the queues, the events and the blocks are under one mutex. Their changes are correct only in the order in which
+// one function after another releases it.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+namespace tarn::detail {
+
+template <stream_driver Driver>
+class recorded_streams {
+ public:
+  /// @param named  what a default stream refers to that is named without an identity
+  recorded_streams(Driver const& driver, default_streams named) : driver_(driver), named_(named) {}
+  recorded_streams(recorded_streams const&) = delete;
+  recorded_streams& operator=(recorded_streams const&) = delete;
+
+  [[nodiscard]] bool any() const noexcept { return recorded_count_.load(std::memory_order_relaxed) != 0; }
+  /// Makes any() true for a graph memory or a block that graphs use (pool/graph/), so that a deallocation reads one counter.
+  void count_graph_block(bool more) noexcept {
+    if (more) {
+      recorded_count_.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      recorded_count_.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+  /// Returns false if `p` has no recorded use. Takes no lock.
+  [[nodiscard]] bool may_hold(void const* p) const noexcept { return recorded_.may_hold(p); }
+  [[nodiscard]] bool any_deferred() const noexcept {
+    return deferred_count_.load(std::memory_order_relaxed) != 0;
+  }
+
+  /// Records a use on a stream with its identity, whose device was learned, and makes room for all that
+  /// deallocation needs. Amortised O(1); O(streams that the block is used on). @throws std::bad_alloc:
+  /// nothing has changed
+  void record(void* p, stream_ref stream) {
+    stream_id const id = stream.id();
+    std::lock_guard const guard(mutex_);
+    slot_number b = recorded_.find(p);
+    for (slot_number u = b != 0 ? blocks_[b].uses : 0; u != 0; u = uses_[u].next) {
+      if (uses_[u].stream == id) return;
+    }
+    if (b == 0) {
+      blocks_.make_room();
+      recorded_.make_room();
+    }
+    uses_.make_room();
+    slot_number const q = queue_of(stream);
+    if (b == 0) {
+      b = blocks_.take();
+      blocks_[b].p = p;
+      recorded_.insert(b);
+      recorded_count_.fetch_add(1, std::memory_order_relaxed);
+    }
+    add_use(b, q, id);
+  }
+
+  /// Called at deallocation: returns true if the block is deferred, false if it has no recorded use and may be freed now.
+  /// Records one event for all of its streams on a device, if the driver can mark all of its work; otherwise one on each of the
+  /// streams. O(streams that the block is used on). Waits for the device only if a stream was destroyed and the driver cannot mark
+  /// its work.
+  bool defer(void* p, std::size_t bytes, std::size_t alignment, stream_ref stream) noexcept {
+    lock held(mutex_);
+    slot_number const b = take_recorded(p);
+    return b != 0 && defer_marked(held, b, {p, bytes, alignment, stream});
+  }
+
+  /// As defer(), for a block freed on a stream that the driver does not know, perhaps a destroyed one: defers it until that
+  /// stream's work is complete; the block is then free for every stream. If the host has no memory to record that and the
+  /// device cannot be waited for, the block stays live until the pool ends.
+  bool defer_for_all_work(void* p, std::size_t bytes, std::size_t alignment, stream_ref unknown) noexcept {
+    lock held(mutex_);
+    slot_number q = 0;
+    try {
+      blocks_.make_room();
+      uses_.make_room();
+      q = queue_of(unknown);
+    } catch (...) {
+      held.unlock();
+      return !wait_for_all_work(driver_).ok();
+    }
+    slot_number b = take_recorded(p);
+    if (b == 0) b = blocks_.take();
+    add_use(b, q, stream_ref::unknown_id);
+    return defer_marked(held, b, {p, bytes, alignment, stream_ref::from(nullptr, neutral_id)});
+  }
+
+  /// Finds out which uses are complete; `wait` makes the host wait for all that were marked before the call. One thread at a
+  /// time. At most two queries per queue, plus one for each completed event.
+  void settle(bool const wait) noexcept {
+    lock held(mutex_);
+    for (slot_number q = 1; q <= queues_.last(); ++q) {
+      if (queues_[q].users == 0) continue;
+      mark_again(held, q);
+      // Deallocations continue meanwhile: ignore their marks, so that this loop ends.
+      std::uint64_t const now = ++clock_;
+      while (queues_[q].first != 0 && uses_[queues_[q].first].ticket < now && ask_first(held, q, wait)) {
+      }
+    }
+  }
+
+  /// Takes out one block whose uses settle() found complete. Returns false if there is none. Amortised O(1).
+  bool take_ready(freed_block& out) noexcept {
+    std::lock_guard const guard(mutex_);
+    while (over_ != 0) {
+      slot_number const group = over_;
+      slot_number u = uses_[group].members;
+      if (u != 0) {
+        uses_[group].members = uses_[u].next;
+      } else {
+        u = group;
+        over_ = uses_[group].next;
+      }
+      slot_number const b = uses_[u].block;
+      drop(u);
+      if (--blocks_[b].uses_left != 0) continue;
+      out = blocks_[b].freed;
+      end_deferral(b);
+      return true;
+    }
+    return false;
+  }
+
+  /// Whether work may still use deferred blocks and the host may synchronise the device. It may not while a stream to be
+  /// marked is capturing, since that would only end the capture.
+  [[nodiscard]] bool asks_for_device() const noexcept { return any_deferred() && !waits_for_capture(); }
+  /// Whether a capture prevents a stream from being marked that deferred blocks wait for. Uses what settle() found: a stream's
+  /// handle is not queried, since the stream may be destroyed.
+  [[nodiscard]] bool waits_for_capture() const noexcept {
+    std::lock_guard const guard(mutex_);
+    for (slot_number q = 1; q <= queues_.last() && any_deferred(); ++q) {
+      if (queues_[q].unmarked != 0 && queues_[q].captured) return true;
+    }
+    return false;
+  }
+
+  /// Destroys the events of blocks that could not be waited for. The pool is ending, and their memory with it.
+  void close() noexcept {
+    lock held(mutex_);
+    for (slot_number q = 1; q <= queues_.last(); ++q) {
+      for (slot_number u = std::exchange(queues_[q].first, 0); u != 0; u = uses_[u].next)
+        recycle(held, q, uses_[u].event);
+    }
+    while (idle_count_ != 0) destroy(held, idle_[--idle_count_]);
+  }
+
+  /// Calls f(freed_block) for each deferred block. While the growth lock is held none of them is handed out again.
+  template <class F>
+  void for_each_deferred(F const& f) const {
+    std::lock_guard const guard(mutex_);
+    for (slot_number b = 1; b <= blocks_.last(); ++b) {
+      if (blocks_[b].is_deferred) f(blocks_[b].freed);
+    }
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept {
+    std::lock_guard const guard(mutex_);
+    return blocks_.host_bytes() + uses_.host_bytes() + queues_.host_bytes() + recorded_.host_bytes() +
+           by_stream_.host_bytes();
+  }
+
+ private:
+  using lock = std::unique_lock<fork_mutex>;
+
+  /// A block from its first recorded use until it is freed. `p` is its key while it has recorded uses.
+  struct block {
+    void* p = nullptr;
+    slot_number next = 0;
+    slot_number uses = 0;         ///< until it is deferred: linked by `next`
+    std::uint32_t uses_left = 0;  ///< incomplete uses, plus one for a deallocation in progress
+    bool is_deferred = false;
+    freed_block freed;
+  };
+  /// A use; after its deallocation, part of a group that one event covers. The first use represents the group.
+  struct use {
+    slot_number block = 0;
+    slot_number queue = 0;
+    slot_number next = 0;     ///< next use of the block, next member of the group, or next group
+    slot_number members = 0;  ///< of the group, without the first
+    slot_number last_member = 0;
+    std::uint32_t count = 1;  ///< number of uses in the group
+    stream_id stream = 0;
+    std::uint64_t ticket = 0;  ///< taken before the event was recorded; it covers uses up to this
+    event_handle event = nullptr;
+  };
+  /// The uses of one stream, or of all of a device but the default streams if the driver marks the whole
+  /// device's work.
+  struct use_queue {
+    stream_id key = 0;
+    stream_ref stream;
+    device_id device;  ///< where it lives; unknown_device: each device in use is marked
+    slot_number next = 0;
+    slot_number first = 0;  ///< marked groups, linked by `next`
+    slot_number last = 0;
+    slot_number unmarked = 0;  ///< one group of those that could not be marked when they were freed
+    slot_number gathered = 0;  ///< one group of the uses of a block that is being freed
+    std::uint32_t users = 0;   ///< uses, in any state
+    std::uint32_t marked = 0;  ///< uses in marked groups
+    bool asked = false;        ///< the first event is being queried
+    bool gone = false;         ///< its stream was destroyed: the handle is not passed on
+    bool captured = false;     ///< whether a capture caused the last refusal of a mark
+  };
+
+  /// A group has at most this part of the uses that wait on its queue: a use waits for an event recorded slightly later than its
+  /// own would be. 32 uses have 32 events; each doubling adds 11.
+  static constexpr std::uint32_t group_part = 16;
+  /// Number of events others for later marks.
+  static constexpr std::size_t most_idle = 64;
+
+  // ---- under the mutex
+
+  /// The key of the uses of a device. No stream has such an identity.
+  [[nodiscard]] static stream_id key_of(device_id device) noexcept {
+    return neutral_id - static_cast<stream_id>(device.value - unknown_device.value);
+  }
+  [[nodiscard]] bool is_own(slot_number q) const noexcept {
+    return device_of_marks(driver_, queues_[q].device) == driver_.device();
+  }
+  /// @throws std::bad_alloc, nothing has changed
+  slot_number queue_of(stream_ref stream) {
+    device_id const device = device_to_mark(driver_, stream, named_);
+    bool const shared = marks_all_work<Driver> && !is_default_stream(stream);
+    stream_id const key = shared ? key_of(device) : stream.id();
+    if (slot_number const known = by_stream_.find(key); known != 0) return known;
+    by_stream_.make_room(1);
+    queues_.make_room();
+    slot_number const q = queues_.take();
+    by_stream_.insert(key, q);
+    queues_[q].key = key;
+    queues_[q].stream = stream;
+    queues_[q].device = device;
+    queues_[q].gone = key == stream_ref::unknown_id;
+    return q;
+  }
+  void add_use(slot_number b, slot_number q, stream_id id) noexcept {
+    slot_number const u = uses_.take();
+    uses_[u].block = b;
+    uses_[u].queue = q;
+    uses_[u].stream = id;
+    uses_[u].next = blocks_[b].uses;
+    blocks_[b].uses = u;
+    ++queues_[q].users;
+  }
+  void drop(slot_number u) noexcept {
+    slot_number const q = uses_[u].queue;
+    uses_.give(u);
+    if (--queues_[q].users != 0) return;
+    (void)by_stream_.erase(queues_[q].key);
+    queues_.give(q);
+  }
+  slot_number take_recorded(void* p) noexcept {
+    slot_number const b = recorded_.take(p);
+    if (b != 0) recorded_count_.fetch_sub(1, std::memory_order_relaxed);
+    return b;
+  }
+  void end_deferral(slot_number b) noexcept {
+    deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+    blocks_.give(b);
+  }
+  /// Adds group `added` to group `g`.
+  void join(slot_number g, slot_number added) noexcept {
+    slot_number const tail = uses_[added].members != 0 ? uses_[added].last_member : added;
+    uses_[added].next = std::exchange(uses_[added].members, 0);
+    uses_[tail].next = uses_[g].members;
+    if (uses_[g].members == 0) uses_[g].last_member = tail;
+    uses_[g].members = added;
+    uses_[g].count += uses_[added].count;
+  }
+  /// Appends a group marked by `event`, which was recorded after `ticket` was taken. Returns an event that is no longer needed,
+  /// or null.
+  event_handle append(slot_number g, std::uint64_t ticket, event_handle event) noexcept {
+    use_queue& in = queues_[uses_[g].queue];
+    in.marked += uses_[g].count;
+    slot_number const last = in.last;
+    // Another thread's deallocation may have taken its ticket after this one and appended its group before it.
+    bool const covers_last = last != 0 && uses_[last].ticket <= ticket && !(in.asked && last == in.first);
+    if (covers_last && (uses_[last].count + uses_[g].count) * group_part <= in.marked) {
+      join(last, g);
+      uses_[last].ticket = ticket;
+      return std::exchange(uses_[last].event, event);
+    }
+    uses_[g].ticket = ticket;
+    uses_[g].event = event;
+    (last != 0 ? uses_[last].next : in.first) = g;
+    in.last = g;
+    return nullptr;
+  }
+  /// Queues a group whose uses are complete for take_ready().
+  void is_over(slot_number g) noexcept {
+    uses_[g].next = over_;
+    over_ = g;
+  }
+
+  // ---- under the mutex, which is released around driver calls
+
+  /// Marks the uses of a freed block. Returns false if there is none left to wait for.
+  bool defer_marked(lock& held, slot_number b, freed_block const& freed) noexcept {
+    block& of = blocks_[b];  // its address is stable, and `uses_left` keeps it
+    std::uint64_t const ticket = ++clock_;
+    of.uses_left = 1;
+    slot_number others = 0;
+    for (slot_number u = std::exchange(of.uses, 0); u != 0;) {
+      slot_number const next = uses_[u].next;
+      if (uses_[u].stream == freed.stream.id()) {
+        drop(u);
+      } else {
+        uses_[u].next = std::exchange(others, u);
+        ++of.uses_left;
+      }
+      u = next;
+    }
+    if (others == 0) {
+      blocks_.give(b);
+      return false;
+    }
+    of.freed = freed;
+    of.is_deferred = true;
+    deferred_count_.store(deferred_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    slot_number groups = 0;
+    while (others != 0) {
+      slot_number const u = std::exchange(others, std::exchange(uses_[others].next, 0));
+      slot_number& gathered = queues_[uses_[u].queue].gathered;
+      if (gathered != 0) {
+        join(gathered, u);
+      } else {
+        gathered = u;
+        uses_[u].next = std::exchange(groups, u);
+      }
+    }
+    for (slot_number g = groups; g != 0; g = uses_[g].next) queues_[uses_[g].queue].gathered = 0;
+    while (groups != 0) {
+      slot_number const g = std::exchange(groups, std::exchange(uses_[groups].next, 0));
+      if (!mark(held, g, ticket)) continue;
+      of.uses_left -= uses_[g].count;
+      for (slot_number u = uses_[g].members; u != 0;) drop(std::exchange(u, uses_[u].next));
+      drop(g);
+    }
+    if (--of.uses_left != 0) return true;
+    end_deferral(b);
+    return false;
+  }
+
+  /// Marks a group, which is in no list, with an event. A group that cannot be marked now, since a graph is being captured or
+  /// the driver refused, is set aside: waiting for the device would invalidate the capture, and freeing the block would be
+  /// wrong. Returns true if its uses are complete; the group is then still in no list.
+  bool mark(lock& held, slot_number g, std::uint64_t ticket) noexcept {
+    slot_number const q = uses_[g].queue;
+    stream_ref const stream = queues_[q].stream;
+    device_id const device = queues_[q].device;
+    bool const known_gone = queues_[q].gone;
+    bool const takes_idle = !known_gone && is_own(q) && idle_count_ != 0;
+    event_handle event = takes_idle ? idle_[--idle_count_] : nullptr;
+    held.unlock();
+    bool captured = false;
+    mark_result result = mark_result::gone;
+    if (!known_gone) {
+      Driver const there = driver_on(driver_, device_of_marks(driver_, device));
+      bool const has_event = event != nullptr || there.create_event(event).ok();
+      result = has_event ? mark_work(driver_, device, event, stream, captured) : mark_result::refused;
+    }
+    bool const over = result == mark_result::gone && wait_for_all_work(driver_).ok();
+    held.lock();
+    use_queue& in = queues_[q];
+    in.captured = captured;
+    in.gone = in.gone || result == mark_result::gone;
+    if (result == mark_result::marked) {
+      recycle(held, q, append(g, ticket, event));
+      return false;
+    }
+    if (!over) {
+      if (in.unmarked != 0) join(g, in.unmarked);
+      in.unmarked = g;
+    }
+    if (event != nullptr) destroy(held, event);
+    return over;
+  }
+  /// Retries all uses of a queue that could not be marked: one event covers them all.
+  void mark_again(lock& held, slot_number q) noexcept {
+    slot_number const g = std::exchange(queues_[q].unmarked, 0);
+    if (g != 0 && mark(held, g, ++clock_)) is_over(g);
+  }
+
+  /// Returns whether the first group of a queue is complete.
+  bool ask_first(lock& held, slot_number q, bool const wait) noexcept {
+    slot_number const g = queues_[q].first;
+    event_handle const event = uses_[g].event;
+    queues_[q].asked = true;
+    held.unlock();
+    bool done = driver_.query_event(event).ok();
+    if (!done && wait) done = driver_.synchronize_event(event).ok() || wait_for_all_work(driver_).ok();
+    held.lock();
+    use_queue& in = queues_[q];  // still has users: only this thread takes groups out
+    in.asked = false;
+    if (!done) return false;
+    in.first = uses_[g].next;
+    if (in.first == 0) in.last = 0;
+    in.marked -= uses_[g].count;
+    uses_[g].event = nullptr;
+    is_over(g);
+    recycle(held, q, event);
+    return true;
+  }
+
+  /// Keeps an event of the driver's own device for a later mark.
+  void recycle(lock& held, slot_number q, event_handle event) noexcept {
+    if (event == nullptr) return;
+    if (idle_count_ == most_idle || !is_own(q)) return destroy(held, event);
+    idle_[idle_count_++] = event;
+  }
+  void destroy(lock& held, event_handle event) const noexcept {
+    held.unlock();
+    (void)driver_.destroy_event(event);
+    held.lock();
+  }
+
+  Driver driver_;
+  default_streams named_;
+  mutable fork_mutex mutex_;
+  slot_table<block> blocks_;
+  slot_table<use> uses_;
+  slot_table<use_queue> queues_;
+  address_map<std::uint32_t> by_stream_;
+  block_table<block> recorded_{blocks_};
+  slot_number over_ = 0;  ///< groups whose uses are complete
+  std::uint64_t clock_ = 0;
+  event_handle idle_[most_idle] = {};
+  std::size_t idle_count_ = 0;
+  std::atomic<std::size_t> recorded_count_{0};
+  std::atomic<std::size_t> deferred_count_{0};
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/tool/described_blocks.hpp
+// Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined for a while
+// (description.hpp). Not called without a tool.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tarn::detail {
+
+/// Whether a freed block goes into quarantine.
+enum class reuse : std::uint8_t { later, at_once };
+
+template <class Heap>
+TARN_NOINLINE void take_back_described([[maybe_unused]] Heap& heap, [[maybe_unused]] stream_id id,
+                                       [[maybe_unused]] stream_ref stream, [[maybe_unused]] void* p,
+                                       [[maybe_unused]] std::size_t bytes,
+                                       [[maybe_unused]] std::size_t alignment,
+                                       [[maybe_unused]] reuse when) noexcept {
+  if constexpr (Heap::describes) {
+    auto& description = heap.description();
+    freed_block const b{p, bytes + guard_bytes, alignment, stream_ref::from(stream.handle(), id)};
+    std::size_t const block = rounded_bytes(bytes, alignment);  // as it was counted
+    std::size_t const asked = description.take_back(p, bytes);
+    {
+      hot_lock const held = heap.lock_hot();
+      heap.count_uncached(held, -static_cast<std::int64_t>(block), -1);
+      if (asked != bytes)
+        return heap.note_misuse(held, asked == 0 ? release_result::foreign : release_result::wrong_size, p,
+                                block);
+    }
+    // A deferred block was waited for, and its stream may be destroyed.
+    if (id == neutral_id || when == reuse::at_once) {
+      description.region_ends(p);
+    } else {
+      description.region_ends(p, bytes, stream);
+    }
+    if (when == reuse::at_once || !description.fits(b)) return heap.give_back(b);
+    freed_block oldest;
+    while (!description.keep(b)) {
+      if (description.take_kept(oldest)) heap.give_back(oldest);
+    }
+  }
+}
+
+/// Ends the quarantine of all blocks.
+template <class Heap>
+void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
+  if constexpr (Heap::describes) {
+    freed_block b;
+    while (heap.description().take_kept(b)) heap.give_back(b);
+  }
+}
+
+}  // namespace tarn::detail
+
+namespace tarn::detail {
+
+template <class Heap>
+class deferred_blocks {
+ public:
+  using driver_type = typename Heap::driver_type;
+
+  explicit deferred_blocks(Heap& heap) : heap_(heap), uses_(heap.driver(), Heap::named) {}
+  deferred_blocks(deferred_blocks const&) = delete;
+  deferred_blocks& operator=(deferred_blocks const&) = delete;
+
+  /// See recorded_streams::record(). @throws std::bad_alloc, cuda_error: nothing has changed
+  void record(void* p, stream_ref stream) { uses_.record(p, heap_.known(stream)); }
+
+  /// Returns false if no block has a recorded use, and there is no graph memory. One relaxed load.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool any_recorded() const noexcept { return uses_.any(); }
+  /// Returns false if `p` has no recorded use. Takes no lock.
+  [[nodiscard]] TARN_ALWAYS_INLINE bool may_hold(void const* p) const noexcept { return uses_.may_hold(p); }
+  void count_graph_block(bool more) noexcept { uses_.count_graph_block(more); }
+
+  /// Called when a block is freed: returns true if it is deferred for recorded uses. From here on the stream is known by its
+  /// identity: when the block returns to the heap, the stream may be destroyed, its handle reused, and the calling thread a
+  /// different one.
+  TARN_NOINLINE bool defer(stream_id id, stream_ref stream, void* p, std::size_t bytes,
+                           std::size_t alignment) noexcept {
+    if (heap_.is_lost()) return true;
+    if constexpr (Heap::describes) {
+      if (heap_.description().active() && id != neutral_id)
+        heap_.description().wait_if_live(p, bytes, stream);
+    }
+    // Count first: once the block is deferred, another thread may free it.
+    count(bytes, alignment, 1);
+    bool const deferred = uses_.defer(p, bytes, alignment, stream_ref::from(stream.handle(), id));
+    if (!deferred) count(bytes, alignment, -1);
+    return deferred;
+  }
+
+  /// As defer(), for a block freed on a destroyed stream: nothing can be ordered after that stream, so the block is deferred
+  /// for all work. Returns false if the host waited for that work now.
+  bool defer_for_all_work(stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    count(bytes, alignment, 1);
+    if (uses_.defer_for_all_work(p, bytes, alignment, stream)) return true;
+    count(bytes, alignment, -1);
+    return false;
+  }
+
+  /// Returns blocks whose uses are complete to the heap. `wait` makes the host wait for the uses.
+  void release(growth_lock const&, bool const wait) noexcept {
+    if (!uses_.any_deferred()) return;
+    uses_.settle(wait);
+    freed_block b;
+    while (uses_.take_ready(b)) {
+      count(b.bytes, b.alignment, -1);
+      if (heap_.description().active() && heap_.part_of(b.p) == common) {
+        take_back_described(heap_, b.stream.id(), b.stream, b.p, b.bytes, b.alignment, reuse::at_once);
+        continue;
+      }
+      heap_.count_given(rounded_bytes(b.bytes, b.alignment));
+      heap_.give_back(b);
+    }
+  }
+
+  [[nodiscard]] bool asks_for_device() const noexcept { return uses_.asks_for_device(); }
+  [[nodiscard]] bool waits_for_capture() const noexcept { return uses_.waits_for_capture(); }
+  void close() noexcept { uses_.close(); }
+
+  /// Counts a block that is deferred for graphs. @param sign  1 when it is freed, -1 when it is given back
+  void count_for_graphs(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
+    count(bytes, alignment, sign);
+    bytes_for_graphs_.fetch_add(sign * static_cast<std::int64_t>(rounded_bytes(bytes, alignment)),
+                                std::memory_order_relaxed);
+  }
+
+  // For statistics and inspection.
+  [[nodiscard]] deferred_amount now() const noexcept { return count_.now(); }
+  /// Those of them that are deferred for graphs, rounded bytes.
+  [[nodiscard]] std::size_t bytes_for_graphs() const noexcept {
+    std::int64_t const bytes = bytes_for_graphs_.load(std::memory_order_relaxed);
+    return bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
+  }
+  [[nodiscard]] std::size_t host_bytes() const noexcept { return uses_.host_bytes(); }
+  void attach(deferred_observer& observer) { count_.attach(observer); }
+  void detach(deferred_observer& observer) noexcept { count_.detach(observer); }
+  template <class F>
+  void for_each(F const& f) const {
+    uses_.for_each_deferred(f);
+  }
+
+ private:
+  void count(std::size_t bytes, std::size_t alignment, std::int64_t sign) noexcept {
+    count_.change(bytes <= class_limit, rounded_bytes(bytes, alignment), bytes, sign);
+  }
+
+  Heap& heap_;
+  recorded_streams<driver_type> uses_;
+  deferred_count count_;
+  std::atomic<std::int64_t> bytes_for_graphs_{0};
+};
+
+}  // namespace tarn::detail
+// ---- tarn/pool/pages/pool_segments.hpp
+// The search for the physical segments behind a block of a pool, for segments_of() and page_pin.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tarn::detail {
+
+/// A block or a part of one, and the user's call that asks for its segments.
+struct segments_wanted {
+  std::string_view call;
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+};
+
+[[noreturn]] TARN_NOINLINE inline void refuse_segments(segments_wanted const& wanted) {
+  message<256> text;
+  text.add(wanted.call).add(": no block of this pool has these ").add_bytes(wanted.bytes);
+  text.add("; pass a pointer into a block that is allocated, and bytes that end in it");
+  throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
+}
+
+/// Finds the segments of a live block. First returns all threads' cached blocks to the heap, so that those are seen to be free.
+/// @throws misuse       not all of the bytes are live in this pool
+/// @throws pool_asleep  the pool sleeps
+/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here; std::bad_alloc: nothing has changed
+template <class Heap, class Front>
+void find_segments(growth_lock const& growing, Heap& heap, Front& front, segments_wanted const& wanted,
+                   sequence<memory_segment>& found) {
+  auto const address = reinterpret_cast<std::uintptr_t>(wanted.p);
+  if (heap.is_lost()) heap.refuse_forked();
+  if (!heap.growth(growing).contains(address)) refuse_segments(wanted);
+  if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
+  if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
+  front.flush_all();
+  bool are_live = false;
+  {
+    hot_lock const held = heap.lock_hot();
+    are_live = heap.growth(growing).template visit_pages<bool>([&](auto& pages) {
+      return pages.segments().each(heap.space(held), address, wanted.bytes,
+                                   [&](memory_segment const& s) { found.push_back(s); });
+    });
+  }
+  if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
+}
+
+}  // namespace tarn::detail
 // ---- tarn/pool/pool_drain.hpp
 // How memory that a pool caches returns to the heap and to the driver: for trim(), for another pool on the device, before a capture,
 // and when the pool ends.
@@ -19839,55 +18944,90 @@ class pool_fork {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/pool/pool_segments.hpp
-// The search for the physical segments behind a block of a pool, for segments_of() and page_pin.
+// ---- tarn/pool/pool_statistics.hpp
+// Reads and resets the statistics of a pool.
 
 #include <cstddef>
-#include <cstdint>
-#include <string_view>
 
 namespace tarn::detail {
 
-/// A block or a part of one, and the user's call that asks for its segments.
-struct segments_wanted {
-  std::string_view call;
-  void const* p = nullptr;
-  std::size_t bytes = 0;
-};
-
-[[noreturn]] TARN_NOINLINE inline void refuse_segments(segments_wanted const& wanted) {
-  message<256> text;
-  text.add(wanted.call).add(": no block of this pool has these ").add_bytes(wanted.bytes);
-  text.add("; pass a pointer into a block that is allocated, and bytes that end in it");
-  throw misuse(misuse_kind::foreign_pointer, wanted.p, text.view());
+inline void add_free_ranges(pool_state& s, arena const& space) {
+  for (zone const where : {zone::smaller, zone::larger}) {
+    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
+    for (domain_ref d = 0; d < space.streams.size(); ++d) {
+      range_index const& index = space.streams[d].ranges(where);
+      part.free_blocks += index.count();
+      part.inactive_split_bytes += index.bytes();
+    }
+    s.free_blocks += part.free_blocks;
+    s.inactive_split_bytes += part.inactive_split_bytes;
+  }
+  s.split = {space.splits.blocks[0], space.splits.bytes[0]};
+  s.smaller.split = {space.splits.blocks[1], space.splits.bytes[1]};
+  s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
 }
 
-/// Finds the segments of a live block. First returns all threads' cached blocks to the heap, so that those are seen to be free.
-/// @throws misuse       not all of the bytes are live in this pool
-/// @throws pool_asleep  the pool sleeps
-/// @throws cuda_error   in a forked child; of kind `unsupported` if the memory is not pages here; std::bad_alloc: nothing has changed
-template <class Heap, class Front>
-void find_segments(growth_lock const& growing, Heap& heap, Front& front, segments_wanted const& wanted,
-                   sequence<memory_segment>& found) {
-  auto const address = reinterpret_cast<std::uintptr_t>(wanted.p);
-  if (heap.is_lost()) heap.refuse_forked();
-  if (!heap.growth(growing).contains(address)) refuse_segments(wanted);
-  if (!heap.uses_pages()) throw cuda_error(without_pages(segments_refused), heap.driver().device().value);
-  if (heap.is_asleep()) heap.refuse_asleep(wanted.bytes);
-  front.flush_all();
-  bool are_live = false;
-  {
-    hot_lock const held = heap.lock_hot();
-    are_live = heap.growth(growing).template visit_pages<bool>([&](auto& pages) {
-      return pages.segments().each(heap.space(held), address, wanted.bytes,
-                                   [&](memory_segment const& s) { found.push_back(s); });
-    });
+/// O(threads + streams).
+template <class Heap, class Front, class Deferred>
+[[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
+                                    Deferred const& deferred) {
+  pool_state s = static_cast<pool_state const&>(heap.counters(growing));
+  auto live = front.live();
+  deferred_amount const amount = deferred.now();
+  s.deferred = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
+  s.deferred_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
+  s.host_bytes = front.host_bytes() + deferred.host_bytes();
+  hot_lock const held = heap.lock_hot();
+  arena& space = heap.space(held);
+  live.bytes += heap.uncached_live(held).bytes;
+  live.blocks += heap.uncached_live(held).blocks;
+  s.live = live.bytes > 0 ? static_cast<std::size_t>(live.bytes) : 0;
+  s.live_blocks = live.blocks > 0 ? static_cast<std::size_t>(live.blocks) : 0;
+  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
+  s.largest_free_range = space.largest_free();
+  space.count_splits();  // includes the changes of a call that threw
+  add_free_ranges(s, space);
+  s.host_waits = heap.order(growing).host_waits();
+  s.device_waits = heap.order(growing).device_waits();
+  s.host_bytes += space.host_bytes() + heap.growth(growing).visit([](auto const& memory) {
+    return memory.host_bytes();
+  }) + heap.counters(growing).notes.host_bytes();
+  return s;
+}
+
+/// Calls f(statistic) for those that a pool resets.
+template <class Heap, class F>
+void for_each_stat(growth_lock const& growing, Heap& heap, F const& f) noexcept {
+  for (pool_part* const part : {&heap.counters(growing).smaller, &heap.counters(growing).larger}) {
+    f(part->reserved);
+    f(part->handles);
   }
-  if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
+  hot_lock const held = heap.lock_hot();
+  arena& space = heap.space(held);
+  space.count_splits();
+  for (stat& s : space.splits.blocks) f(s);
+  for (stat& s : space.splits.bytes) f(s);
+}
+
+template <class Heap>
+void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
+  pool_state& counted = heap.counters(growing);
+  counted.reserved_peak = counted.reserved;
+  counted.handles_peak = counted.handles;
+  for_each_stat(growing, heap, [](stat& s) { s.reset_peak(); });
+}
+
+/// @param now  the state of the pool
+template <class Heap>
+void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now) noexcept {
+  for (pool_number const& n : pool_numbers) {
+    if (n.at_reset != nullptr) heap.counters(growing).totals_reset.*n.at_reset = now.*n.value;
+  }
+  for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
 }
 
 }  // namespace tarn::detail
-// ---- tarn/pool/pool_sleep.hpp
+// ---- tarn/pool/relocate/pool_sleep.hpp
 // sleep(), wake() and compact() of a pool.
 
 #include <cstddef>
@@ -20030,89 +19170,6 @@ class pool_sleep {
   Pool& pool_;
   typename Pool::heap_type& heap_;
 };
-
-}  // namespace tarn::detail
-// ---- tarn/pool/pool_statistics.hpp
-// Reads and resets the statistics of a pool.
-
-#include <cstddef>
-
-namespace tarn::detail {
-
-inline void add_free_ranges(pool_state& s, arena const& space) {
-  for (zone const where : {zone::smaller, zone::larger}) {
-    pool_part& part = where == zone::smaller ? s.smaller : s.larger;
-    for (domain_ref d = 0; d < space.streams.size(); ++d) {
-      range_index const& index = space.streams[d].ranges(where);
-      part.free_blocks += index.count();
-      part.inactive_split_bytes += index.bytes();
-    }
-    s.free_blocks += part.free_blocks;
-    s.inactive_split_bytes += part.inactive_split_bytes;
-  }
-  s.split = {space.splits.blocks[0], space.splits.bytes[0]};
-  s.smaller.split = {space.splits.blocks[1], space.splits.bytes[1]};
-  s.larger.split = {space.splits.blocks[2], space.splits.bytes[2]};
-}
-
-/// O(threads + streams).
-template <class Heap, class Front, class Deferred>
-[[nodiscard]] pool_state read_state(growth_lock const& growing, Heap& heap, Front const& front,
-                                    Deferred const& deferred) {
-  pool_state s = static_cast<pool_state const&>(heap.counters(growing));
-  auto live = front.live();
-  deferred_amount const amount = deferred.now();
-  s.deferred = amount.bytes > 0 ? static_cast<std::size_t>(amount.bytes) : 0;
-  s.deferred_blocks = amount.blocks > 0 ? static_cast<std::size_t>(amount.blocks) : 0;
-  s.host_bytes = front.host_bytes() + deferred.host_bytes();
-  hot_lock const held = heap.lock_hot();
-  arena& space = heap.space(held);
-  live.bytes += heap.uncached_live(held).bytes;
-  live.blocks += heap.uncached_live(held).blocks;
-  s.live = live.bytes > 0 ? static_cast<std::size_t>(live.bytes) : 0;
-  s.live_blocks = live.blocks > 0 ? static_cast<std::size_t>(live.blocks) : 0;
-  s.cached = s.reserved > s.live ? s.reserved - s.live : 0;
-  s.largest_free_range = space.largest_free();
-  space.count_splits();  // includes the changes of a call that threw
-  add_free_ranges(s, space);
-  s.host_waits = heap.order(growing).host_waits();
-  s.device_waits = heap.order(growing).device_waits();
-  s.host_bytes += space.host_bytes() + heap.growth(growing).visit([](auto const& memory) {
-    return memory.host_bytes();
-  }) + heap.counters(growing).notes.host_bytes();
-  return s;
-}
-
-/// Calls f(statistic) for those that a pool resets.
-template <class Heap, class F>
-void for_each_stat(growth_lock const& growing, Heap& heap, F const& f) noexcept {
-  for (pool_part* const part : {&heap.counters(growing).smaller, &heap.counters(growing).larger}) {
-    f(part->reserved);
-    f(part->handles);
-  }
-  hot_lock const held = heap.lock_hot();
-  arena& space = heap.space(held);
-  space.count_splits();
-  for (stat& s : space.splits.blocks) f(s);
-  for (stat& s : space.splits.bytes) f(s);
-}
-
-template <class Heap>
-void reset_peaks(growth_lock const& growing, Heap& heap) noexcept {
-  pool_state& counted = heap.counters(growing);
-  counted.reserved_peak = counted.reserved;
-  counted.handles_peak = counted.handles;
-  for_each_stat(growing, heap, [](stat& s) { s.reset_peak(); });
-}
-
-/// @param now  the state of the pool
-template <class Heap>
-void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now) noexcept {
-  for (pool_number const& n : pool_numbers) {
-    if (n.at_reset != nullptr) heap.counters(growing).totals_reset.*n.at_reset = now.*n.value;
-  }
-  for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
-}
 
 }  // namespace tarn::detail
 // ---- tarn/pool/slow_path.hpp
@@ -21435,229 +20492,6 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 };
 
 }  // namespace tarn
-// ---- tarn/policy/fenced.hpp
-// fenced: guard bytes before and after every block, which detect writes past either end.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <utility>
-
-namespace tarn {
-
-template <class Upstream>
-class fenced_layer;
-
-/// Guard bytes on both sides; at least `fence_bytes` each. For debugging.
-struct fenced {
-  std::size_t fence_bytes = 256;
-
-  template <class Upstream>
-  using layer = fenced_layer<Upstream>;
-};
-
-/// Fences are written in stream order at allocation and verified at deallocation and by check_all(). Verifying waits for the
-/// stream on the host. It also detects pointers that are not live here, and wrong sizes. Findings go to the misuse handler; a
-/// block that is not live is not passed on. Alignment is kept. Thread-safe: one mutex, not held while waiting for the device. A
-/// pair costs two small fills, two small copies and two waits.
-///
-/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
-/// then has no fences. Nor is anything verified while the pool sleeps.
-template <class Upstream>
-class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
-  using base = resource_adaptor<fenced_layer<Upstream>, Upstream>;
-
- public:
-  using base::driver;
-
-  fenced_layer()
-    requires std::default_initializable<Upstream>
-      : fenced_layer(Upstream{}) {}
-  /// @throws length_error  `fence_bytes` is larger than any block
-  explicit fenced_layer(Upstream upstream, fenced const& options = {})
-      : base(std::move(upstream)), fences_(options.fence_bytes) {}
-
-  /// What the fences add to each block, bytes; for largest_available_block().
-  [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
-
-  void* around_allocate(request const& r, auto const& next) {
-    if (r.bytes == 0) return nullptr;
-    require_alignment(r.alignment);
-    request const whole = fences_.whole_of(r);
-    void* const whole_block = detail::asking_for(r.bytes, [&] { return next.allocate(whole); });
-    void* const p = fences_.block_in(whole_block, r.alignment);
-    try {
-      build(r, p);
-    } catch (...) {
-      next.deallocate(whole.in_stream_order(), whole_block);  // a fence may still be written
-      throw;
-    }
-    if (r.is_synchronous() && !detail::is_capturing(driver(), r.stream))
-      (void)driver().synchronize_stream(r.stream);
-    return p;
-  }
-  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
-    if (retire(r, p)) next.deallocate(fences_.whole_of(r), fences_.whole_of(p, r.alignment));
-  }
-
-  /// Passes on the block with its fences, as the pool knows it.
-  void record_stream(void* p, std::size_t bytes, stream_ref stream)
-    requires detail::records_streams<Upstream>
-  {
-    if (p == nullptr) return;
-    std::size_t const alignment = alignment_of(p);
-    if (alignment == 0) detail::refuse_pointer(p, "record_stream");
-    nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
-                                                       fences_.whole_bytes(bytes, alignment), stream});
-  }
-
-  /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
-  /// number. Waits for the device; while a graph is captured, verifies nothing. Another thread's call waits at most for the verification
-  /// of one block.
-  /// @throws std::bad_alloc
-  std::size_t check_all() {
-    if (detail::sleeps(this->upstream())) return 0;
-    struct candidate {
-      std::uintptr_t p = 0;
-      block b;
-    };
-    detail::sequence<candidate> all;
-    {
-      std::lock_guard const guard(mutex_);
-      all.reserve(blocks_.size());
-      blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
-    }
-    // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are not candidates.
-    if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
-    detail::own_stream const reading(driver());
-    std::size_t broken = 0;
-    for (candidate const& c : all) {
-      detail::breach found;
-      {
-        std::lock_guard const guard(mutex_);  // held, so that the block is not freed while it is read
-        if (!is_fenced(c.b) || !(blocks_.find(c.p) == c.b)) continue;
-        found = fences_.find_breach(driver(), reading.get(), reinterpret_cast<void*>(c.p), c.b.bytes,
-                                    c.b.alignment);
-      }
-      if (!found) continue;
-      ++broken;
-      report(found);
-    }
-    return broken;
-  }
-
-  /// Puts the pool to sleep. Where contents are discarded, so are the fences of the blocks that are live now.
-  std::size_t sleep(contents where)
-    requires reachable<Upstream, pool_call::sleep>
-  {
-    bool const slept = detail::sleeps(this->upstream());
-    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
-    std::lock_guard const guard(mutex_);
-    if (!slept && where == contents::discarded) lost_ = numbered_;
-    return given;
-  }
-
-  /// The bytes that a block occupies, including fences.
-  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
-    return bytes == 0
-               ? 0
-               : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
-  }
-  /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
-  [[nodiscard]] void* block_address(void* p) noexcept {
-    std::size_t const alignment = alignment_of(p);
-    return detail::block_address_of(this->upstream(), alignment != 0 ? fences_.whole_of(p, alignment) : p);
-  }
-
- private:
-  struct block {
-    std::size_t bytes = 0;
-    std::size_t alignment = 0;
-    std::uint64_t number = 0;  ///< in the order of allocation: an address may be reused
-    bool fenced = false;       ///< false if allocated during a capture, or without contents
-    friend bool operator==(block const&, block const&) = default;
-  };
-  [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
-  /// The alignment of a live block; 0 if it is none.
-  [[nodiscard]] std::size_t alignment_of(void* p) noexcept {
-    std::lock_guard const guard(mutex_);
-    return blocks_.find(key_of(p)).alignment;
-  }
-  [[nodiscard]] bool is_fenced(block const& b) const noexcept { return b.fenced && b.number > lost_; }
-
-  /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
-  void build(request const& r, void* p) {
-    {
-      std::lock_guard const guard(mutex_);
-      blocks_.make_room(promised_ + 1);
-      ++promised_;
-    }
-    bool const fenced = !detail::is_capturing(driver(), r.stream) && has_contents(driver(), p);
-    status const s = fenced ? fences_.draw(driver(), r.stream, p, r.bytes, r.alignment) : status{};
-    {
-      std::lock_guard const guard(mutex_);
-      --promised_;
-      // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet there.
-      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, ++numbered_, fenced});
-    }
-    if (!s.ok()) throw cuda_error(s, driver().device().value);
-  }
-
-  /// Verifies and forgets a block; returns false if it must not be passed on. The handler is called without the mutex, since it
-  /// may use this very resource.
-  bool retire(request const& r, void* p) noexcept {
-    block b{};
-    bool matches = false;
-    bool has_fences = false;
-    {
-      std::lock_guard const guard(mutex_);
-      b = blocks_.find(key_of(p));
-      matches = b.bytes == r.bytes && b.alignment == r.alignment;
-      has_fences = is_fenced(b);
-      if (matches) (void)blocks_.erase(key_of(p));
-    }
-    if (b == block{}) {
-      report(misuse_kind::foreign_pointer, p,
-             "is not live in this resource: freed twice, or allocated by another resource", 0);
-      return false;
-    }
-    if (!matches) {
-      auto const kind = b.bytes != r.bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
-      report(kind, p, "was freed with a different size or alignment; its allocated size in bytes is ",
-             b.bytes);
-      return false;
-    }
-    if (!has_fences || detail::sleeps(this->upstream())) return true;
-    stream_ref on = r.stream;
-    if (!detail::make_usable(driver(), on) || detail::is_capturing(driver(), on)) return true;
-    if (detail::breach const found = fences_.find_breach(driver(), on, p, r.bytes, r.alignment))
-      report(found);
-    return true;
-  }
-
-  static void report(detail::breach const& found) noexcept {
-    if (found.before != 0)
-      report(misuse_kind::overrun, found.p, "was written before its start, at distance ", found.before);
-    if (found.after != 0)
-      report(misuse_kind::overrun, found.p, "was written past its end, at offset ", found.after);
-  }
-  static void report(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
-    message<256> text;
-    text.add("block ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(" ").add(what);
-    if (number != 0) text.add_number(number);
-    report_misuse(misuse(kind, p, text.view()));
-  }
-
-  detail::fences fences_;
-  detail::fork_mutex mutex_;
-  detail::address_map<block> blocks_;
-  std::size_t promised_ = 0;  ///< blocks whose fences are being queued; there is room for them
-  std::uint64_t numbered_ = 0;
-  std::uint64_t lost_ = 0;  ///< blocks up to this number have no fences: their contents were discarded
-};
-
-}  // namespace tarn
 // ---- tarn/policy/headroom.hpp
 // headroom: device memory that a pool leaves to others: NCCL, cuBLAS, another pool, another process.
 
@@ -22222,91 +21056,6 @@ class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstre
 };
 
 }  // namespace tarn
-// ---- tarn/policy/poisoned.hpp
-// poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes visible.
-
-#include <concepts>
-#include <cstddef>
-#include <utility>
-
-namespace tarn {
-
-template <class Upstream>
-class poisoned_layer;
-
-/// Fills with pattern::uninitialised at allocation and pattern::freed at deallocation. For debugging.
-struct poisoned {
-  template <class Upstream>
-  using layer = poisoned_layer<Upstream>;
-};
-
-/// Costs one fill of the whole block per call, in stream order (about 2 us, plus its bytes at memory bandwidth). Never
-/// synchronises, except for the _sync calls, which wait for their fill, and if the stream of a deallocation may be destroyed
-/// and its work cannot be ordered on the device. Fills nothing while the stream is capturing a graph or the pool sleeps.
-template <class Upstream>
-class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstream> {
-  using base = resource_adaptor<poisoned_layer<Upstream>, Upstream>;
-
- public:
-  using base::driver;
-
-  poisoned_layer()
-    requires std::default_initializable<Upstream>
-      : poisoned_layer(Upstream{}) {}
-  explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : base(std::move(upstream)) {}
-
-  void* around_allocate(request const& r, auto const& next) {
-    void* const p = next.allocate(r);
-    if (p == nullptr || detail::is_capturing(driver(), r.stream)) return p;
-    (void)detail::fill_in_order(driver(), r.stream, p, pattern::uninitialised, r.bytes);
-    if (!r.is_synchronous()) return p;
-    if (status const s = driver().synchronize_stream(r.stream); !s.ok()) {
-      // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in stream order.
-      next.deallocate(r.in_stream_order(), p);
-      throw cuda_error(s, driver().device().value);
-    }
-    return p;
-  }
-  void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
-    request r = asked;
-    if (!used_elsewhere_.erase(p) && !detail::sleeps(this->upstream())) fill_freed(r, p);
-    next.deallocate(r, p);
-  }
-
-  /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
-  void record_stream(void* p, std::size_t bytes, stream_ref stream)
-    requires detail::records_streams<Upstream>
-  {
-    bool const added = p != nullptr && used_elsewhere_.insert(p);
-    try {
-      nearest(this->upstream(), pool_call::record_stream{p, bytes, stream});
-    } catch (...) {
-      if (added) used_elsewhere_.erase(p);
-      throw;
-    }
-  }
-
- private:
-  /// Poisons a block that is being freed, and changes how it is freed so that no other caller gets it before the fill.
-  void fill_freed(request& r, void* p) noexcept {
-    stream_ref on = r.stream;
-    if (detail::life_of(driver(), on) != detail::stream_life::alive) {
-      on = stream_ref{};
-      if (!detail::order_behind_lost(driver(), on).ok()) return;
-    }
-    if (detail::is_capturing(driver(), on)) return;
-    bool const filled = detail::fill_in_order(driver(), on, p, pattern::freed, r.bytes).ok();
-    if (r.is_synchronous()) {
-      if (!driver().synchronize_stream(on).ok()) r = r.in_stream_order();  // the fill may still run
-    } else if (filled) {
-      r.stream = on;
-    }
-  }
-
-  detail::block_set used_elsewhere_;  ///< blocks that record_stream() named
-};
-
-}  // namespace tarn
 // ---- tarn/policy/retry_on_oom.hpp
 // retry_on_oom: a user's handler that may free memory before out_of_memory reaches the caller.
 
@@ -22646,6 +21395,1266 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   std::uint64_t next_id_ = 1;
   detail::address_map<std::uint64_t> live_;     ///< the id of each live block
   detail::address_map<std::uint32_t> streams_;  ///< the number of each stream except the default one
+};
+
+}  // namespace tarn
+
+// ---- tarn/debug/check_all.hpp
+// check_all() and report_leaks() of the checked layer of a stack, whatever policies are above it.
+
+#include <cstddef>
+
+namespace tarn {
+
+/// Verifies all blocks: checked_layer::check_all() (debug/checked.hpp). Returns the number of findings. @throws std::bad_alloc
+template <class Resource>
+std::size_t check_all(Resource const& memory) {
+  auto const call = [](auto& layer) -> decltype(layer.check_all()) { return layer.check_all(); };
+  static_assert(reachable<Resource, decltype(call)>,
+                "tarn: this needs checked memory; add: | tarn::checked{}");
+  return nearest(memory, call);
+}
+/// Reports live blocks: checked_layer::report_leaks() (debug/checked.hpp). Returns their number. @throws std::bad_alloc
+template <class Resource>
+std::size_t report_leaks(Resource const& memory) {
+  auto const call = [](auto& layer) -> decltype(layer.report_leaks()) { return layer.report_leaks(); };
+  static_assert(reachable<Resource, decltype(call)>,
+                "tarn: this needs checked memory; add: | tarn::checked{}");
+  return nearest(memory, call);
+}
+
+}  // namespace tarn
+// ---- tarn/debug/checked.hpp
+// checked: reports every misuse of a block, with the block's history.
+//
+// Over 400 lines: one short function for each step of a call and for each kind of finding.
+
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+// ---- tarn/debug/block_history.hpp
+// The history of each block: where it was allocated and freed, and its present state.
+//
+//   live -> quarantined -> gone -> forgotten, or live again if the address is reused
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
+
+namespace tarn::detail {
+
+/// One call that concerned a block.
+struct block_event {
+  source_location where;
+  std::uint64_t call = 0;  ///< in the count of its resource's calls, from 1; 0 if it has not happened
+  stream_id stream = 0;
+  std::uint64_t thread = 0;
+};
+
+enum class block_state : std::uint8_t { unused, live, freed, quarantined, gone };
+
+struct block_record {
+  void* p = nullptr;
+  std::size_t bytes = 0;
+  std::size_t alignment = 0;
+  block_event allocated;
+  block_event freed;
+  std::uint32_t previous = 0;  ///< neighbours in the list of its state; index + 1
+  std::uint32_t next = 0;
+  int device = 0;
+  block_state state = block_state::unused;
+  bool fenced = false;
+  bool used_elsewhere = false;  ///< record_stream() named another stream
+};
+
+/// Records by address. Allocates only in make_room(), so that nothing can fail at deallocation. The caller locks.
+class block_history {
+ public:
+  /// Sets how many blocks are remembered after they are gone.
+  void remember(std::size_t blocks) noexcept { most_gone_ = blocks; }
+
+  /// Makes room for one block, until begin() or give_up_room(). @throws std::bad_alloc, nothing has changed
+  void make_room() {
+    index_.make_room(promised_ + 1);
+    records_.reserve(records_.size() + promised_ + 1);
+    ++promised_;
+  }
+  void give_up_room() noexcept { --promised_; }
+
+  void begin(block_record const& b) noexcept {
+    --promised_;
+    block_record* known = find(b.p);
+    if (known == nullptr) {
+      known = fresh();
+      index_.insert(key(b.p), index_of(known));
+    } else if (known->state == block_state::gone) {
+      drop_from(gone_, known);
+    } else if (known->state == block_state::quarantined) {
+      end_quarantine(*known);
+    } else if (known->state == block_state::live) {
+      --live_;  // handed out again without a free here: it was freed below
+    }
+    *known = b;
+    known->state = block_state::live;
+    ++live_;
+  }
+  /// The user has freed the block.
+  void end(block_record& b, block_event const& freed) noexcept {
+    b.state = block_state::freed;
+    b.freed = freed;
+    --live_;
+  }
+  void quarantine(block_record& b) noexcept {
+    b.state = block_state::quarantined;
+    append(quarantine_, b);
+    quarantined_bytes_ += b.bytes;
+  }
+  /// The memory goes back to the upstream; the record stays for a while.
+  void leave(block_record& b) noexcept {
+    if (b.state == block_state::quarantined) end_quarantine(b);
+    b.state = block_state::gone;
+    append(gone_, b);
+    if (gone_.count <= most_gone_) return;
+    block_record& forgotten = records_[gone_.first - 1];
+    drop_from(gone_, &forgotten);
+    (void)index_.erase(key(forgotten.p));
+    forgotten = block_record{};
+    forgotten.next = spare_;
+    spare_ = index_of(&forgotten);
+  }
+
+  [[nodiscard]] block_record* find(void const* p) noexcept {
+    std::uint32_t const i = index_.find(key(p));
+    return i != 0 ? &records_[i - 1] : nullptr;
+  }
+  [[nodiscard]] block_record const* find(void const* p) const noexcept {
+    std::uint32_t const i = index_.find(key(p));
+    return i != 0 ? &records_[i - 1] : nullptr;
+  }
+  /// The block that has been in quarantine longest. Requires that there is one.
+  [[nodiscard]] block_record const& oldest() const noexcept { return records_[quarantine_.first - 1]; }
+  [[nodiscard]] std::size_t quarantined() const noexcept { return quarantine_.count; }
+  [[nodiscard]] std::size_t quarantined_bytes() const noexcept { return quarantined_bytes_; }
+  [[nodiscard]] std::size_t live() const noexcept { return live_; }
+
+  template <class Visit>
+  void for_each(Visit const& visit) const {
+    for (block_record const& b : records_) {
+      if (b.state != block_state::unused) visit(b);
+    }
+  }
+
+ private:
+  /// First in, first out.
+  struct queue {
+    std::uint32_t first = 0;
+    std::uint32_t last = 0;
+    std::size_t count = 0;
+  };
+  static std::uintptr_t key(void const* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  [[nodiscard]] std::uint32_t index_of(block_record const* b) const noexcept {
+    return static_cast<std::uint32_t>(b - records_.begin()) + 1;
+  }
+  block_record* fresh() noexcept {
+    if (spare_ == 0) {
+      records_.push_back(block_record{});
+      return &records_.back();
+    }
+    block_record& b = records_[spare_ - 1];
+    spare_ = b.next;
+    return &b;
+  }
+  void end_quarantine(block_record const& b) noexcept {
+    quarantined_bytes_ -= b.bytes;
+    drop_from(quarantine_, &b);
+  }
+  void append(queue& q, block_record& b) noexcept {
+    std::uint32_t const i = index_of(&b);
+    b.previous = q.last;
+    b.next = 0;
+    if (q.last == 0) {
+      q.first = i;
+    } else {
+      records_[q.last - 1].next = i;
+    }
+    q.last = i;
+    ++q.count;
+  }
+  void drop_from(queue& q, block_record const* b) noexcept {
+    (b->previous != 0 ? records_[b->previous - 1].next : q.first) = b->next;
+    (b->next != 0 ? records_[b->next - 1].previous : q.last) = b->previous;
+    --q.count;
+  }
+
+  sequence<block_record> records_;
+  address_map<std::uint32_t> index_;
+  std::uint32_t spare_ = 0;
+  queue quarantine_;
+  queue gone_;
+  std::size_t quarantined_bytes_ = 0;
+  std::size_t live_ = 0;
+  std::size_t promised_ = 0;
+  std::size_t most_gone_ = 0;
+};
+
+/// As long as the texts of tarn::misuse.
+using history_text = message<480>;
+
+/// "solver.cpp:42 (step), call 7, stream 3, thread 1". Paths and names are shortened: the text is bounded.
+inline void add_event(history_text& text, block_event const& e) noexcept {
+  std::string_view file = e.where.file;
+  if (file.empty()) {
+    text.add("at an unknown location");
+  } else {
+    if (std::size_t const cut = file.find_last_of('/'); cut != std::string_view::npos)
+      file.remove_prefix(cut + 1);
+    text.add(file).add(":").add_number(e.where.line);
+    text.add(" (").add(std::string_view(e.where.function).substr(0, 40)).add(")");
+  }
+  text.add(", call ").add_number(e.call).add(", stream ").add_number(e.stream);
+  text.add(", thread ").add_number(e.thread);
+}
+
+/// The event and the recorded history of a block.
+[[nodiscard]] inline history_text history_of(block_record const& b, std::string_view what,
+                                             std::uint64_t number) noexcept {
+  history_text text;
+  text.add("block ")
+      .add_hex(reinterpret_cast<std::uintptr_t>(b.p))
+      .add(" of ")
+      .add_number(std::uint64_t{b.bytes});
+  text.add(" bytes ").add(what).add_number(number).add("; allocated: ");
+  add_event(text, b.allocated);
+  if (b.freed.call != 0) {
+    text.add("; freed: ");
+    add_event(text, b.freed);
+  }
+  return text;
+}
+
+/// Reports blocks as leaks; with the default handler all are printed before the program ends.
+inline void report_leaked(sequence<block_record> const& leaks) noexcept {
+  for (block_record const& b : leaks) {
+    misuse const leak(misuse_kind::leak, b.p,
+                      history_of(b, "was not freed; number of leaks: ", leaks.size()).view());
+    report_misuse_of_several(leak, &b == leaks.end() - 1);
+  }
+}
+
+/// The checked resources of the process, to find the owner of a foreign pointer.
+class checked_resources {
+ public:
+  struct member {
+    void* layer = nullptr;
+    bool (*find)(void* layer, void const* p, block_record& out) noexcept = nullptr;
+    /// Adds the live blocks at the end of the process; null: not asked for. @throws std::bad_alloc
+    void (*add_leaks)(void* layer, sequence<block_record>& leaks) = nullptr;
+    int device = 0;
+    member* next = nullptr;
+  };
+  static void add(member& m) {
+    {
+      std::lock_guard const guard(mutex());
+      m.next = first();
+      first() = &m;
+    }
+    if (m.add_leaks != nullptr) report_at_exit();
+  }
+  static void remove(member& m) noexcept {
+    std::lock_guard const guard(mutex());
+    member** at = &first();
+    while (*at != &m) at = &(*at)->next;
+    *at = m.next;
+  }
+  /// Finds a live block of another resource.
+  static bool find(member const& asking, void const* p, block_record& out) noexcept {
+    std::lock_guard const guard(mutex());
+    for (member* m = first(); m != nullptr; m = m->next) {
+      if (m != &asking && m->find(m->layer, p, out)) return true;
+    }
+    return false;
+  }
+
+ private:
+  /// A forked child ends with its parent's live blocks, which it does not report.
+  static void report_at_exit() {
+    static creating_process const process;
+    [[maybe_unused]] static bool const registered = std::atexit([] {
+                                                      if (process.is_this()) report_leaks();
+                                                    }) == 0;
+  }
+  static void report_leaks() noexcept {
+    (void)std::fflush(stdout);  // the default handler aborts, which would lose it
+    sequence<block_record> leaks;
+    try {
+      std::lock_guard const guard(mutex());
+      for (member* m = first(); m != nullptr; m = m->next) {
+        if (m->add_leaks != nullptr) m->add_leaks(m->layer, leaks);
+      }
+    } catch (...) {  // the host has no memory for the list
+    }
+    report_leaked(leaks);  // without the lock: the handler may use a resource
+  }
+  /// Resources with static storage may be removed after its destruction: on Linux the destructor of a mutex does nothing.
+  static fork_mutex& mutex() noexcept {
+    static fork_mutex m;
+    return m;
+  }
+  static member*& first() noexcept {
+    static member* m = nullptr;
+    return m;
+  }
+};
+
+}  // namespace tarn::detail
+// ---- tarn/debug/fences.hpp
+// The guard bytes of a block: where they are, how they are written and how they are verified.
+//
+//   whole |--- fence ---|----- requested bytes ----|--- fence ---|
+//                       p                          p + bytes
+
+#include <cstddef>
+
+// ---- tarn/debug/fill_pattern.hpp
+// The byte patterns that the debugging policies write, and functions to write and compare them in device memory.
+
+#include <cstddef>
+#include <cstring>
+
+namespace tarn {
+
+/// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; in a debugger it identifies what happened.
+namespace pattern {
+inline constexpr unsigned char fence = 0xFD;          ///< around a block: never the user's
+inline constexpr unsigned char uninitialised = 0xCD;  ///< handed out, not yet written ("clean")
+inline constexpr unsigned char freed = 0xDD;          ///< given back ("dead")
+}  // namespace pattern
+
+namespace detail {
+
+/// Waits for the stream and finds the first byte that differs; `bytes` if none does, or if it cannot be read. Host cost: a copy
+/// of all bytes, up to 1 MiB at a time.
+template <class Driver>
+std::size_t first_difference(Driver const& driver, stream_ref stream, void const* p, unsigned char byte,
+                             std::size_t bytes) noexcept {
+  unsigned char smaller[512];
+  unsigned char* window = smaller;
+  std::size_t width = sizeof smaller;
+  sequence<unsigned char> larger;
+  if (bytes > 16 * width) {
+    try {
+      larger.resize(min_of(bytes, std::size_t{1} << 20));
+      window = larger.begin();
+      width = larger.size();
+    } catch (...) {  // the small window is slower, but works
+    }
+  }
+  for (std::size_t at = 0; at < bytes; at += width) {
+    std::size_t const n = min_of(width, bytes - at);
+    if (!driver.copy(stream, window, static_cast<unsigned char const*>(p) + at, n).ok()) return bytes;
+    if (!driver.synchronize_stream(stream).ok()) return bytes;
+    if (window[0] == byte && std::memcmp(window, window + 1, n - 1) == 0) continue;
+    for (std::size_t i = 0; i < n; ++i) {
+      if (window[i] != byte) return at + i;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace detail
+}  // namespace tarn
+
+namespace tarn::detail {
+
+/// Where a block's fences were overwritten; zero if they were not.
+struct breach {
+  void const* p = nullptr;
+  std::size_t before = 0;  ///< distance of the first overwritten byte from the block's start
+  std::size_t after = 0;   ///< offset of the first overwritten byte from the block's start
+  explicit operator bool() const noexcept { return before != 0 || after != 0; }
+};
+
+/// Fences of a minimum width, wider if an alignment requires it, so that the block itself stays aligned.
+class fences {
+ public:
+  /// @throws length_error  no block has room for them, and their size would wrap
+  explicit fences(std::size_t least) : least_(max_of(least, std::size_t{1})) {
+    if (least > max_request_bytes)
+      throw length_error("tarn: fence_bytes is larger than any block; use fewer");
+  }
+
+  [[nodiscard]] std::size_t width(std::size_t alignment) const noexcept {
+    return align_up(least_, alignment);
+  }
+  [[nodiscard]] std::size_t whole_bytes(std::size_t bytes, std::size_t alignment) const noexcept {
+    return bytes > max_request_bytes ? bytes : bytes + 2 * width(alignment);
+  }
+  /// The request for a block and its fences.
+  [[nodiscard]] request whole_of(request const& r) const noexcept {
+    return {r.stream, whole_bytes(r.bytes, r.alignment), r.alignment, r.kind};
+  }
+  [[nodiscard]] void* whole_of(void* p, std::size_t alignment) const noexcept {
+    return static_cast<unsigned char*>(p) - width(alignment);
+  }
+  [[nodiscard]] void* block_in(void* whole, std::size_t alignment) const noexcept {
+    return static_cast<unsigned char*>(whole) + width(alignment);
+  }
+
+  /// Writes both fences in stream order.
+  template <class Driver>
+  [[nodiscard]] status draw(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
+                            std::size_t alignment) const noexcept {
+    status const s = fill_in_order(driver, stream, whole_of(p, alignment), pattern::fence, width(alignment));
+    if (!s.ok()) return s;
+    return fill_in_order(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence,
+                         width(alignment));
+  }
+
+  /// Waits for the stream and compares both fences.
+  template <class Driver>
+  [[nodiscard]] breach find_breach(Driver const& driver, stream_ref stream, void* p, std::size_t bytes,
+                                   std::size_t alignment) const noexcept {
+    std::size_t const wide = width(alignment);
+    std::size_t const front = first_difference(driver, stream, whole_of(p, alignment), pattern::fence, wide);
+    std::size_t const back =
+        first_difference(driver, stream, static_cast<unsigned char*>(p) + bytes, pattern::fence, wide);
+    return {p, wide - front, back != wide ? bytes + back : 0};
+  }
+
+ private:
+  std::size_t least_;
+};
+
+/// Makes a refusal report the bytes that the caller requested, without the fences.
+template <class Allocate>
+void* asking_for(std::size_t bytes, Allocate const& allocate) {
+  try {
+    return allocate();
+  } catch (out_of_memory& error) {
+    memory_report report = error.report();
+    report.asked = bytes;
+    error.set_report(report);
+    throw;
+  }
+}
+
+}  // namespace tarn::detail
+// ---- tarn/debug/used_streams.hpp
+// The streams that used a resource, and which of them have unfinished work. For `checked`.
+
+#include <cstddef>
+#include <mutex>
+#include <utility>
+
+namespace tarn::detail {
+
+/// Remembers the latest 64 streams. Thread-safe.
+template <stream_driver Driver>
+class used_streams {
+ public:
+  /// Remembers a stream; not if the driver does not know it or the host has no memory.
+  void note(Driver const& driver, stream_ref stream) noexcept {
+    stream_id id = stream.id();
+    if (id == stream_ref::unknown_id && !driver.identify(stream, id).ok()) return;
+    std::lock_guard const guard(mutex_);
+    for (stream_ref const known : streams_) {
+      if (known.id() == id) return;
+    }
+    try {
+      if (streams_.size() == most) streams_.erase_unordered(next_++ % most);
+      streams_.push_back(stream_ref::from(stream.handle(), id));
+    } catch (...) {
+    }
+  }
+
+  /// Reports each stream, if it is known to exist, that has work left. @param call  what needs it finished
+  void report_unfinished(Driver const& driver, char const* call) const noexcept {
+    stream_ref streams[most];
+    std::size_t count = 0;
+    {
+      std::lock_guard const guard(mutex_);
+      for (stream_ref const s : streams_) streams[count++] = s;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      if (life_of(driver, streams[i]) != stream_life::alive || is_finished(driver, streams[i])) continue;
+      message<256> text;
+      text.add(call).add("() was called while stream ").add_number(streams[i].id());
+      text.add(", which used blocks of this resource, has unfinished work; synchronise it first");
+      report_misuse(misuse(misuse_kind::in_use, nullptr, text.view()));
+    }
+  }
+
+ private:
+  static constexpr std::size_t most = 64;
+
+  /// Whether a stream has no work left. An event on an idle stream may be reached some microseconds after it was recorded, so
+  /// this asks for a while, about 300 us.
+  [[nodiscard]] static bool is_finished(Driver const& driver, stream_ref stream) noexcept {
+    if (is_capturing(driver, stream)) return true;
+    Driver const there = driver_of(driver, stream);
+    event_handle event = nullptr;
+    if (!there.create_event(event).ok()) return true;
+    bool finished = !there.record_event(event, stream).ok();
+    for (int tries = 0; tries < 1000 && !finished; ++tries)
+      finished = there.query_event(event).kind != failure::not_ready;
+    (void)there.destroy_event(event);
+    return finished;
+  }
+
+  mutable fork_mutex mutex_;
+  sequence<stream_ref> streams_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace tarn::detail
+
+namespace tarn {
+
+template <class Upstream>
+class checked_layer;
+
+/// Reports double frees, foreign pointers, wrong sizes, alignments and devices, writes past either end and after the free, and
+/// leaks. For debugging: `cuda_pages{} | pooled{} | checked{}`.
+struct checked {
+  std::size_t fence_bytes = 256;           ///< on each side of a block, at least
+  std::size_t quarantine_bytes = 64_MiB;   ///< of freed blocks kept from reuse, to detect late writes
+  std::size_t quarantine_blocks = 4096;    ///< maximum number of those blocks
+  std::size_t remembered_blocks = 16'384;  ///< blocks remembered after that, to detect second frees
+  bool leaks_at_exit = false;              ///< calls report_leaks() when the process ends
+
+  template <class Upstream>
+  using layer = checked_layer<Upstream>;
+};
+
+/// Findings go to the misuse handler, with where, when (a count of this resource's calls), on which stream and by which thread
+/// the block was allocated and freed. A block that is freed wrongly is not passed on.
+///
+/// At allocation a block gets fences and the uninitialised pattern, in stream order. A deallocation waits on the host for its
+/// stream, verifies the fences, poisons the block and quarantines it; when it leaves the quarantine, oldest first, the poison
+/// is verified. Blocks with a use recorded on another stream (record_stream) wait for the whole device.
+///
+/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
+/// then has no fences, a block freed then is not quarantined. Its pointer, size and history are still checked.
+///
+/// Blocks that are live when the resource ends are leaks. An owner that was never destroyed keeps its resource alive: such a
+/// resource reports its leaks at the end of the process if `leaks_at_exit` is set. Objects with static storage that were
+/// constructed after the first such resource have been destroyed by then; those constructed before it count as leaked.
+///
+/// Cost of a pair: three fills, two copies of a fence, a copy of the block, two waits. Thread-safe; no lock is held while
+/// waiting for the device or while the handler runs, except while check_all() reads one block.
+template <class Upstream>
+class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<checked_layer<Upstream>, Upstream>;
+
+ public:
+  using base::driver;
+  /// Makes handles and owners record the place of a call for this layer, however many policies lie between.
+  static constexpr bool records_places = true;
+
+  checked_layer()
+    requires std::default_initializable<Upstream>
+      : checked_layer(Upstream{}) {}
+  /// @throws length_error  `fence_bytes` is larger than any block; std::bad_alloc
+  explicit checked_layer(Upstream upstream, checked const& options = {})
+      : base(std::move(upstream)), options_(options), fences_(options.fence_bytes) {
+    history_.remember(options.remembered_blocks);
+    member_.device = driver().device().value;
+    if (options_.leaks_at_exit) member_.add_leaks = &checked_layer::add_leaks_of;
+    detail::checked_resources::add(member_);
+  }
+  /// Verifies the quarantine, then reports each block that is still live.
+  ~checked_layer() {
+    detail::checked_resources::remove(member_);
+    end_quarantine(0, 0);
+    try {
+      (void)report_leaks();
+    } catch (...) {  // the host has no memory for the list
+    }
+  }
+
+  /// What the fences add to each block, bytes; for largest_available_block().
+  [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
+
+  void* around_allocate(request const& r, auto const& next) {
+    if (r.bytes == 0) return nullptr;
+    require_alignment(r.alignment);
+    detail::block_record b;
+    b.bytes = r.bytes;
+    b.alignment = r.alignment;
+    b.allocated = mark_of(r.stream);
+    {
+      std::lock_guard const guard(mutex_);
+      history_.make_room();
+    }
+    try {
+      b.p = fences_.block_in(allocate_whole(r, next), r.alignment);
+    } catch (...) {
+      std::lock_guard const guard(mutex_);
+      history_.give_up_room();
+      throw;
+    }
+    bool const captured = is_capturing(r.stream);
+    // A fence that was not written would be reported as overwritten.
+    b.fenced = !captured && has_contents(driver(), b.p) &&
+               fences_.draw(driver(), r.stream, b.p, r.bytes, r.alignment).ok();
+    if (b.fenced) (void)detail::fill_in_order(driver(), r.stream, b.p, pattern::uninitialised, r.bytes);
+    {
+      std::lock_guard const guard(mutex_);
+      history_.begin(b);
+    }
+    if (r.is_synchronous() && !captured) (void)driver().synchronize_stream(r.stream);
+    return b.p;
+  }
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    detail::block_record const b = take_back(p, r.bytes, r.alignment, mark_of(r.stream));
+    if (b.p == nullptr) return;
+    stream_ref on = r.stream;
+    // While a graph is captured nothing may be written or verified, and while the pool sleeps there is no memory.
+    bool const untouchable = !detail::make_usable(driver(), on) || is_capturing(on) ||
+                             (b.used_elsewhere && !wait_for_uses()) || detail::sleeps(this->upstream());
+    if (!untouchable) verify_fences(b, on);
+    if (untouchable || !b.fenced || !quarantine(b, on)) {
+      history_gone(b);
+      next.deallocate(fences_.whole_of(r), whole_of(b));
+      return;
+    }
+    end_quarantine(options_.quarantine_bytes, options_.quarantine_blocks);
+  }
+
+  /// Records that work on `stream` uses the block as well: its deallocation will wait for the whole device.
+  void record_stream(void* p, std::size_t bytes, stream_ref stream) {
+    if (p == nullptr) return;
+    std::size_t alignment = 0;
+    streams_.note(driver(), stream);
+    {
+      std::lock_guard const guard(mutex_);
+      detail::block_record* const b = history_.find(p);
+      if (b == nullptr || b->state != detail::block_state::live) detail::refuse_pointer(p, "record_stream");
+      b->used_elsewhere = true;
+      alignment = b->alignment;
+    }
+    if constexpr (detail::records_streams<Upstream>) {
+      nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
+                                                         fences_.whole_bytes(bytes, alignment), stream});
+    }
+  }
+
+  /// Verifies the fences of every block that is live at the call and the poison of every quarantined one; reports those that
+  /// were overwritten and returns their number. A block that is freed or leaves the quarantine meanwhile is verified at that
+  /// point. Waits for the device; while a graph is captured, verifies nothing. @throws std::bad_alloc
+  std::size_t check_all() {
+    if (detail::sleeps(this->upstream())) return 0;
+    detail::sequence<detail::block_record> all;
+    {
+      std::lock_guard const guard(mutex_);
+      history_.for_each([&](detail::block_record const& b) {
+        bool const live = b.state == detail::block_state::live && has_fences(b);
+        if (live || b.state == detail::block_state::quarantined) all.push_back(b);
+      });
+    }
+    // A record begins once its fences are queued, so after this wait they are written. Blocks allocated later are not checked.
+    if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
+    detail::own_stream const reading(driver());
+    std::size_t found = 0;
+    for (detail::block_record const& b : all) {
+      detail::breach breach;
+      std::size_t written = b.bytes;
+      {
+        std::lock_guard const guard(mutex_);  // held, so that the block is not given back while it is read
+        detail::block_record const* const now = history_.find(b.p);
+        if (now == nullptr || now->state != b.state || now->allocated.call != b.allocated.call) continue;
+        if (b.state == detail::block_state::live) {
+          breach = look_at_fences(b, reading.get());
+        } else {
+          written = first_written(b, reading.get());
+        }
+      }
+      if (breach) report_breach(b, breach);
+      if (written != b.bytes) report_late_write(b, written);
+      if (breach || written != b.bytes) ++found;
+    }
+    return found;
+  }
+
+  /// Puts the pool to sleep, after it reported each stream of a block whose work is not finished (misuse_kind::in_use). The
+  /// fences of live blocks are discarded with the contents.
+  std::size_t sleep(contents where)
+    requires reachable<Upstream, pool_call::sleep>
+  {
+    if (detail::sleeps(this->upstream())) return 0;
+    streams_.report_unfinished(driver(), "sleep");
+    if (where == contents::discarded) (void)end_quarantine(0, 0);
+    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
+    if (where == contents::discarded)
+      lost_.store(calls_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    return given;
+  }
+  /// Compacts the pool, after the same reports.
+  compaction compact()
+    requires reachable<Upstream, pool_call::compact>
+  {
+    streams_.report_unfinished(driver(), "compact");
+    return nearest(this->upstream(), pool_call::compact{});
+  }
+
+  /// Reports each block that is live now as a leak, and returns their number. With the default handler all are printed before
+  /// the program ends. O(blocks). @throws std::bad_alloc  nothing was reported
+  std::size_t report_leaks() {  // NOLINT(modernize-use-nodiscard): may be ignored
+    detail::sequence<detail::block_record> leaks;
+    add_leaks(leaks);
+    detail::report_leaked(leaks);
+    return leaks.size();
+  }
+  /// Number of blocks that are handed out.
+  [[nodiscard]] std::size_t live_blocks() const noexcept {
+    std::lock_guard const guard(mutex_);
+    return history_.live();
+  }
+  /// The bytes that a block occupies, including fences.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+    return bytes == 0
+               ? 0
+               : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
+  }
+  /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
+  [[nodiscard]] void* block_address(void* p) noexcept {
+    void* whole = p;
+    {
+      std::lock_guard const guard(mutex_);
+      detail::block_record const* const b = history_.find(p);
+      if (b != nullptr && b->state == detail::block_state::live) whole = whole_of(*b);
+    }
+    return detail::block_address_of(this->upstream(), whole);
+  }
+  /// Calls f(p, bytes) for each block of the pool that the quarantine keeps, here and below. @throws std::bad_alloc
+  template <class F>
+  void each_kept(F const& f) {
+    detail::sequence<detail::block_record> kept;
+    {
+      std::lock_guard const guard(mutex_);
+      kept.reserve(history_.quarantined());
+      history_.for_each([&](detail::block_record const& b) {
+        if (b.state == detail::block_state::quarantined) kept.push_back(b);
+      });
+    }
+    for (detail::block_record const& b : kept)
+      f(detail::block_address_of(this->upstream(), whole_of(b)), b.bytes);
+    detail::for_each_kept(this->upstream(), f);
+  }
+
+ private:
+  /// Whether a live block's fences were written, and not discarded by sleep().
+  [[nodiscard]] bool has_fences(detail::block_record const& b) const noexcept {
+    return b.fenced && b.allocated.call > lost_.load(std::memory_order_relaxed);
+  }
+
+  [[nodiscard]] bool is_capturing(stream_ref stream) const noexcept {
+    return detail::is_capturing(driver(), stream);
+  }
+  [[nodiscard]] detail::block_event mark_of(stream_ref stream) noexcept {
+    detail::block_event e;
+    e.where = location_scope::current();
+    e.call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+    e.thread = detail::this_thread_number();
+    if (stream.id() != stream_ref::unknown_id) {
+      e.stream = stream.id();
+    } else {
+      (void)driver().identify(stream, e.stream);
+    }
+    streams_.note(driver(), stream_ref::from(stream.handle(), e.stream));
+    return e;
+  }
+  [[nodiscard]] void* whole_of(detail::block_record const& b) const noexcept {
+    return fences_.whole_of(b.p, b.alignment);
+  }
+
+  /// Allocates a block with its fences; if that fails, empties the quarantine and retries.
+  void* allocate_whole(request const& r, auto const& next) {
+    request const whole = fences_.whole_of(r);
+    return detail::asking_for(r.bytes, [&] {
+      try {
+        return next.allocate(whole);
+      } catch (out_of_memory const&) {
+        if (!end_quarantine(0, 0)) throw;
+      }
+      return next.allocate(whole);
+    });
+  }
+
+  // ---- deallocation
+
+  /// Takes a live block back from the user; if it may not be freed so, reports that and returns an empty record.
+  detail::block_record take_back(void* p, std::size_t bytes, std::size_t alignment,
+                                 detail::block_event const& freed) noexcept {
+    detail::block_record b;
+    {
+      std::lock_guard const guard(mutex_);
+      if (detail::block_record* const known = history_.find(p)) {
+        b = *known;
+        if (b.state == detail::block_state::live && b.bytes == bytes && b.alignment == alignment) {
+          history_.end(*known, freed);
+          return *known;
+        }
+      }
+    }
+    report_wrong_free(b, p, bytes, alignment, freed);
+    return {};
+  }
+  void history_gone(detail::block_record const& b) noexcept {
+    std::lock_guard const guard(mutex_);
+    if (detail::block_record* const known = history_.find(b.p)) history_.leave(*known);
+  }
+  /// Waits for the uses of other streams; returns false if a capture forbids it.
+  [[nodiscard]] bool wait_for_uses() const noexcept {
+    return !detail::is_of_capture(detail::wait_for_all_work(driver()));
+  }
+  void verify_fences(detail::block_record const& b, stream_ref stream) noexcept {
+    if (!has_fences(b)) return;
+    if (auto const breach = look_at_fences(b, stream)) report_breach(b, breach);
+  }
+  [[nodiscard]] detail::breach look_at_fences(detail::block_record const& b,
+                                              stream_ref stream) const noexcept {
+    return fences_.find_breach(driver(), stream, b.p, b.bytes, b.alignment);
+  }
+  [[nodiscard]] std::size_t first_written(detail::block_record const& b, stream_ref stream) const noexcept {
+    return detail::first_difference(driver(), stream, b.p, pattern::freed, b.bytes);
+  }
+
+  /// Poisons a block and keeps it. Waits for its stream, so that the later verification does not need that stream.
+  bool quarantine(detail::block_record const& b, stream_ref stream) noexcept {
+    if (b.bytes > options_.quarantine_bytes || options_.quarantine_blocks == 0) return false;
+    if (!detail::fill_in_order(driver(), stream, b.p, pattern::freed, b.bytes).ok()) return false;
+    if (!driver().synchronize_stream(stream).ok()) return false;
+    std::lock_guard const guard(mutex_);
+    if (detail::block_record* const known = history_.find(b.p)) history_.quarantine(*known);
+    return true;
+  }
+  /// Releases the oldest blocks until at most the given bytes and blocks are left; returns whether one was released. No work on
+  /// the device may touch them, so the verification and what follows need no stream order.
+  bool end_quarantine(std::size_t bytes, std::size_t blocks) noexcept {
+    bool any = false;
+    for (;; any = true) {
+      detail::block_record b;
+      {
+        std::lock_guard const guard(mutex_);
+        if (history_.quarantined_bytes() <= bytes && history_.quarantined() <= blocks) return any;
+        b = history_.oldest();
+        history_.leave(*history_.find(b.p));
+      }
+      if (!is_capturing(stream_ref{}) && !detail::sleeps(this->upstream())) {
+        if (std::size_t const at = first_written(b, stream_ref{}); at != b.bytes) report_late_write(b, at);
+      }
+      this->upstream().deallocate_sync(whole_of(b), fences_.whole_bytes(b.bytes, b.alignment), b.alignment);
+    }
+  }
+
+  // ---- reports
+
+  static void report_breach(detail::block_record const& b, detail::breach const& breach) noexcept {
+    if (breach.before != 0) {
+      report_misuse(
+          misuse(misuse_kind::overrun, b.p,
+                 detail::history_of(b, "was written before its start, at distance ", breach.before).view()));
+    }
+    if (breach.after != 0) {
+      report_misuse(
+          misuse(misuse_kind::overrun, b.p,
+                 detail::history_of(b, "was written past its end, at offset ", breach.after).view()));
+    }
+  }
+  static void report_late_write(detail::block_record const& b, std::size_t at) noexcept {
+    report_misuse(misuse(misuse_kind::use_after_free, b.p,
+                         detail::history_of(b, "was written after it was freed, at offset ", at).view()));
+  }
+  void report_wrong_free(detail::block_record const& b, void* p, std::size_t bytes, std::size_t alignment,
+                         detail::block_event const& freed) noexcept {
+    misuse_kind kind = misuse_kind::foreign_pointer;
+    detail::history_text text;
+    if (b.p == nullptr) {
+      detail::block_record other;
+      if (detail::checked_resources::find(member_, p, other)) {
+        bool const elsewhere = other.device != member_.device;
+        if (elsewhere) kind = misuse_kind::wrong_device;
+        text = detail::history_of(other,
+                                  elsewhere ? "belongs to another device but was freed on device "
+                                            : "belongs to another resource but was freed by one of device ",
+                                  static_cast<std::uint64_t>(member_.device));
+      } else if (detail::block_record const around = containing(p); around.p != nullptr) {
+        auto const offset = static_cast<std::uint64_t>(static_cast<char*>(p) - static_cast<char*>(around.p));
+        text = detail::history_of(around, "freed by a pointer that is not its start, at offset ", offset);
+      } else {
+        text.add("pointer ")
+            .add_hex(reinterpret_cast<std::uintptr_t>(p))
+            .add(" was freed but not allocated by this resource");
+      }
+    } else if (b.state != detail::block_state::live) {
+      kind = misuse_kind::double_free;
+      text = detail::history_of(b, "was freed again, in call ", freed.call);
+    } else if (b.bytes != bytes) {
+      kind = misuse_kind::wrong_size;
+      text = detail::history_of(b, "was freed with a different size: ", bytes);
+    } else {
+      kind = misuse_kind::wrong_alignment;
+      text = detail::history_of(b, "was freed with a different alignment: ", alignment);
+    }
+    text.add("; this free: ");
+    detail::add_event(text, freed);
+    report_misuse(misuse(kind, p, text.view()));
+  }
+  [[nodiscard]] detail::block_record containing(void const* p) const noexcept {
+    detail::block_record found;
+    std::lock_guard const guard(mutex_);
+    history_.for_each([&](detail::block_record const& b) {
+      auto const at = reinterpret_cast<std::uintptr_t>(p);
+      auto const start = reinterpret_cast<std::uintptr_t>(b.p);
+      if (b.state != detail::block_state::gone && at >= start && at - start < b.bytes) found = b;
+    });
+    return found;
+  }
+  static bool find_in(void* self, void const* p, detail::block_record& out) noexcept {
+    auto const& layer = *static_cast<checked_layer*>(self);
+    std::lock_guard const guard(layer.mutex_);
+    detail::block_record const* const b = layer.history_.find(p);
+    if (b == nullptr || b->state != detail::block_state::live) return false;
+    out = *b;
+    out.device = layer.member_.device;
+    return true;
+  }
+
+  void add_leaks(detail::sequence<detail::block_record>& leaks) const {
+    std::lock_guard const guard(mutex_);
+    history_.for_each([&](detail::block_record const& b) {
+      if (b.state == detail::block_state::live) leaks.push_back(b);
+    });
+  }
+  static void add_leaks_of(void* self, detail::sequence<detail::block_record>& leaks) {
+    static_cast<checked_layer*>(self)->add_leaks(leaks);
+  }
+
+  checked const options_;
+  detail::fences fences_;
+  std::atomic<std::uint64_t> calls_{0};
+  std::atomic<std::uint64_t> lost_{0};  ///< blocks allocated up to this call have lost their fences
+  mutable detail::fork_mutex mutex_;
+  detail::block_history history_;
+  detail::used_streams<typename Upstream::driver_type> streams_;
+  detail::checked_resources::member member_{this, &checked_layer::find_in};
+};
+
+}  // namespace tarn
+// ---- tarn/debug/fenced.hpp
+// fenced: guard bytes before and after every block, which detect writes past either end.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <utility>
+
+namespace tarn {
+
+template <class Upstream>
+class fenced_layer;
+
+/// Guard bytes on both sides; at least `fence_bytes` each. For debugging.
+struct fenced {
+  std::size_t fence_bytes = 256;
+
+  template <class Upstream>
+  using layer = fenced_layer<Upstream>;
+};
+
+/// Fences are written in stream order at allocation and verified at deallocation and by check_all(). Verifying waits for the
+/// stream on the host. It also detects pointers that are not live here, and wrong sizes. Findings go to the misuse handler; a
+/// block that is not live is not passed on. Alignment is kept. Thread-safe: one mutex, not held while waiting for the device. A
+/// pair costs two small fills, two small copies and two waits.
+///
+/// While the stream of a call is capturing a graph, nothing is written, waited for or verified for that call: a block allocated
+/// then has no fences. Nor is anything verified while the pool sleeps.
+template <class Upstream>
+class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<fenced_layer<Upstream>, Upstream>;
+
+ public:
+  using base::driver;
+
+  fenced_layer()
+    requires std::default_initializable<Upstream>
+      : fenced_layer(Upstream{}) {}
+  /// @throws length_error  `fence_bytes` is larger than any block
+  explicit fenced_layer(Upstream upstream, fenced const& options = {})
+      : base(std::move(upstream)), fences_(options.fence_bytes) {}
+
+  /// What the fences add to each block, bytes; for largest_available_block().
+  [[nodiscard]] std::size_t fence_bytes() const noexcept { return fences_.whole_bytes(0, default_alignment); }
+
+  void* around_allocate(request const& r, auto const& next) {
+    if (r.bytes == 0) return nullptr;
+    require_alignment(r.alignment);
+    request const whole = fences_.whole_of(r);
+    void* const whole_block = detail::asking_for(r.bytes, [&] { return next.allocate(whole); });
+    void* const p = fences_.block_in(whole_block, r.alignment);
+    try {
+      build(r, p);
+    } catch (...) {
+      next.deallocate(whole.in_stream_order(), whole_block);  // a fence may still be written
+      throw;
+    }
+    if (r.is_synchronous() && !detail::is_capturing(driver(), r.stream))
+      (void)driver().synchronize_stream(r.stream);
+    return p;
+  }
+  void around_deallocate(request const& r, void* p, auto const& next) noexcept {
+    if (retire(r, p)) next.deallocate(fences_.whole_of(r), fences_.whole_of(p, r.alignment));
+  }
+
+  /// Passes on the block with its fences, as the pool knows it.
+  void record_stream(void* p, std::size_t bytes, stream_ref stream)
+    requires detail::records_streams<Upstream>
+  {
+    if (p == nullptr) return;
+    std::size_t const alignment = alignment_of(p);
+    if (alignment == 0) detail::refuse_pointer(p, "record_stream");
+    nearest(this->upstream(), pool_call::record_stream{fences_.whole_of(p, alignment),
+                                                       fences_.whole_bytes(bytes, alignment), stream});
+  }
+
+  /// Verifies the fences of every block that was live at the call and is still live, reports broken ones and returns their
+  /// number. Waits for the device; while a graph is captured, verifies nothing. Another thread's call waits at most for the verification
+  /// of one block.
+  /// @throws std::bad_alloc
+  std::size_t check_all() {
+    if (detail::sleeps(this->upstream())) return 0;
+    struct candidate {
+      std::uintptr_t p = 0;
+      block b;
+    };
+    detail::sequence<candidate> all;
+    {
+      std::lock_guard const guard(mutex_);
+      all.reserve(blocks_.size());
+      blocks_.for_each([&](std::uintptr_t p, block const& b) { all.push_back({p, b}); });
+    }
+    // A block is recorded once its fences are queued, so after this wait they are written. Later blocks are not candidates.
+    if (detail::is_of_capture(detail::wait_for_all_work(driver()))) return 0;
+    detail::own_stream const reading(driver());
+    std::size_t broken = 0;
+    for (candidate const& c : all) {
+      detail::breach found;
+      {
+        std::lock_guard const guard(mutex_);  // held, so that the block is not freed while it is read
+        if (!is_fenced(c.b) || !(blocks_.find(c.p) == c.b)) continue;
+        found = fences_.find_breach(driver(), reading.get(), reinterpret_cast<void*>(c.p), c.b.bytes,
+                                    c.b.alignment);
+      }
+      if (!found) continue;
+      ++broken;
+      report(found);
+    }
+    return broken;
+  }
+
+  /// Puts the pool to sleep. Where contents are discarded, so are the fences of the blocks that are live now.
+  std::size_t sleep(contents where)
+    requires reachable<Upstream, pool_call::sleep>
+  {
+    bool const slept = detail::sleeps(this->upstream());
+    std::size_t const given = nearest(this->upstream(), pool_call::sleep{where});
+    std::lock_guard const guard(mutex_);
+    if (!slept && where == contents::discarded) lost_ = numbered_;
+    return given;
+  }
+
+  /// The bytes that a block occupies, including fences.
+  [[nodiscard]] std::size_t block_bytes(std::size_t bytes, std::size_t alignment) noexcept {
+    return bytes == 0
+               ? 0
+               : detail::block_bytes_of(this->upstream(), fences_.whole_bytes(bytes, alignment), alignment);
+  }
+  /// Where the pool's block begins that holds a block and its fences; for a block that is not live here, `p`.
+  [[nodiscard]] void* block_address(void* p) noexcept {
+    std::size_t const alignment = alignment_of(p);
+    return detail::block_address_of(this->upstream(), alignment != 0 ? fences_.whole_of(p, alignment) : p);
+  }
+
+ private:
+  struct block {
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+    std::uint64_t number = 0;  ///< in the order of allocation: an address may be reused
+    bool fenced = false;       ///< false if allocated during a capture, or without contents
+    friend bool operator==(block const&, block const&) = default;
+  };
+  [[nodiscard]] static std::uintptr_t key_of(void* p) noexcept { return reinterpret_cast<std::uintptr_t>(p); }
+  /// The alignment of a live block; 0 if it is none.
+  [[nodiscard]] std::size_t alignment_of(void* p) noexcept {
+    std::lock_guard const guard(mutex_);
+    return blocks_.find(key_of(p)).alignment;
+  }
+  [[nodiscard]] bool is_fenced(block const& b) const noexcept { return b.fenced && b.number > lost_; }
+
+  /// Writes the fences and records the block. @throws std::bad_alloc, cuda_error: the block is not recorded
+  void build(request const& r, void* p) {
+    {
+      std::lock_guard const guard(mutex_);
+      blocks_.make_room(promised_ + 1);
+      ++promised_;
+    }
+    bool const fenced = !detail::is_capturing(driver(), r.stream) && has_contents(driver(), p);
+    status const s = fenced ? fences_.draw(driver(), r.stream, p, r.bytes, r.alignment) : status{};
+    {
+      std::lock_guard const guard(mutex_);
+      --promised_;
+      // Recorded after its fences are queued: otherwise check_all() would report a fence that is not yet there.
+      if (s.ok()) blocks_.insert(key_of(p), {r.bytes, r.alignment, ++numbered_, fenced});
+    }
+    if (!s.ok()) throw cuda_error(s, driver().device().value);
+  }
+
+  /// Verifies and forgets a block; returns false if it must not be passed on. The handler is called without the mutex, since it
+  /// may use this very resource.
+  bool retire(request const& r, void* p) noexcept {
+    block b{};
+    bool matches = false;
+    bool has_fences = false;
+    {
+      std::lock_guard const guard(mutex_);
+      b = blocks_.find(key_of(p));
+      matches = b.bytes == r.bytes && b.alignment == r.alignment;
+      has_fences = is_fenced(b);
+      if (matches) (void)blocks_.erase(key_of(p));
+    }
+    if (b == block{}) {
+      report(misuse_kind::foreign_pointer, p,
+             "is not live in this resource: freed twice, or allocated by another resource", 0);
+      return false;
+    }
+    if (!matches) {
+      auto const kind = b.bytes != r.bytes ? misuse_kind::wrong_size : misuse_kind::wrong_alignment;
+      report(kind, p, "was freed with a different size or alignment; its allocated size in bytes is ",
+             b.bytes);
+      return false;
+    }
+    if (!has_fences || detail::sleeps(this->upstream())) return true;
+    stream_ref on = r.stream;
+    if (!detail::make_usable(driver(), on) || detail::is_capturing(driver(), on)) return true;
+    if (detail::breach const found = fences_.find_breach(driver(), on, p, r.bytes, r.alignment))
+      report(found);
+    return true;
+  }
+
+  static void report(detail::breach const& found) noexcept {
+    if (found.before != 0)
+      report(misuse_kind::overrun, found.p, "was written before its start, at distance ", found.before);
+    if (found.after != 0)
+      report(misuse_kind::overrun, found.p, "was written past its end, at offset ", found.after);
+  }
+  static void report(misuse_kind kind, void const* p, std::string_view what, std::size_t number) noexcept {
+    message<256> text;
+    text.add("block ").add_hex(reinterpret_cast<std::uintptr_t>(p)).add(" ").add(what);
+    if (number != 0) text.add_number(number);
+    report_misuse(misuse(kind, p, text.view()));
+  }
+
+  detail::fences fences_;
+  detail::fork_mutex mutex_;
+  detail::address_map<block> blocks_;
+  std::size_t promised_ = 0;  ///< blocks whose fences are being queued; there is room for them
+  std::uint64_t numbered_ = 0;
+  std::uint64_t lost_ = 0;  ///< blocks up to this number have no fences: their contents were discarded
+};
+
+}  // namespace tarn
+// ---- tarn/debug/poisoned.hpp
+// poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes visible.
+
+#include <concepts>
+#include <cstddef>
+#include <utility>
+
+namespace tarn {
+
+template <class Upstream>
+class poisoned_layer;
+
+/// Fills with pattern::uninitialised at allocation and pattern::freed at deallocation. For debugging.
+struct poisoned {
+  template <class Upstream>
+  using layer = poisoned_layer<Upstream>;
+};
+
+/// Costs one fill of the whole block per call, in stream order (about 2 us, plus its bytes at memory bandwidth). Never
+/// synchronises, except for the _sync calls, which wait for their fill, and if the stream of a deallocation may be destroyed
+/// and its work cannot be ordered on the device. Fills nothing while the stream is capturing a graph or the pool sleeps.
+template <class Upstream>
+class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstream> {
+  using base = resource_adaptor<poisoned_layer<Upstream>, Upstream>;
+
+ public:
+  using base::driver;
+
+  poisoned_layer()
+    requires std::default_initializable<Upstream>
+      : poisoned_layer(Upstream{}) {}
+  explicit poisoned_layer(Upstream upstream, poisoned const& = {}) : base(std::move(upstream)) {}
+
+  void* around_allocate(request const& r, auto const& next) {
+    void* const p = next.allocate(r);
+    if (p == nullptr || detail::is_capturing(driver(), r.stream)) return p;
+    (void)detail::fill_in_order(driver(), r.stream, p, pattern::uninitialised, r.bytes);
+    if (!r.is_synchronous()) return p;
+    if (status const s = driver().synchronize_stream(r.stream); !s.ok()) {
+      // The fill may still run, and would overwrite what the caller writes: free the block after the fill, in stream order.
+      next.deallocate(r.in_stream_order(), p);
+      throw cuda_error(s, driver().device().value);
+    }
+    return p;
+  }
+  void around_deallocate(request const& asked, void* p, auto const& next) noexcept {
+    request r = asked;
+    if (!used_elsewhere_.erase(p) && !detail::sleeps(this->upstream())) fill_freed(r, p);
+    next.deallocate(r, p);
+  }
+
+  /// Such a block is not poisoned when it is freed: the other stream may still use it. @throws std::bad_alloc
+  void record_stream(void* p, std::size_t bytes, stream_ref stream)
+    requires detail::records_streams<Upstream>
+  {
+    bool const added = p != nullptr && used_elsewhere_.insert(p);
+    try {
+      nearest(this->upstream(), pool_call::record_stream{p, bytes, stream});
+    } catch (...) {
+      if (added) used_elsewhere_.erase(p);
+      throw;
+    }
+  }
+
+ private:
+  /// Poisons a block that is being freed, and changes how it is freed so that no other caller gets it before the fill.
+  void fill_freed(request& r, void* p) noexcept {
+    stream_ref on = r.stream;
+    if (detail::life_of(driver(), on) != detail::stream_life::alive) {
+      on = stream_ref{};
+      if (!detail::order_behind_lost(driver(), on).ok()) return;
+    }
+    if (detail::is_capturing(driver(), on)) return;
+    bool const filled = detail::fill_in_order(driver(), on, p, pattern::freed, r.bytes).ok();
+    if (r.is_synchronous()) {
+      if (!driver().synchronize_stream(on).ok()) r = r.in_stream_order();  // the fill may still run
+    } else if (filled) {
+      r.stream = on;
+    }
+  }
+
+  detail::block_set used_elsewhere_;  ///< blocks that record_stream() named
 };
 
 }  // namespace tarn

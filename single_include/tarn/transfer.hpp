@@ -161,7 +161,263 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
 };
 
 }  // namespace tarn
-// ---- tarn/raii/collect_batches.hpp
+// ---- tarn/source/registered_host.hpp
+#ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
+#define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
+// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver registers them.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+// ---- tarn/source/host_pages.hpp
+#ifndef TARN_SINGLE_SOURCE_HOST_PAGES_HPP
+#define TARN_SINGLE_SOURCE_HOST_PAGES_HPP
+// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no libnuma.
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+// ---- tarn/core/host_page.hpp
+#ifndef TARN_SINGLE_CORE_HOST_PAGE_HPP
+#define TARN_SINGLE_CORE_HOST_PAGE_HPP
+// host_page_bytes(): the size of the host's pages.
+
+#include <unistd.h>
+
+#include <cstddef>
+
+namespace tarn::detail {
+
+/// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that are not multiples.
+[[nodiscard]] inline std::size_t host_page_bytes() noexcept {
+  return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace tarn::detail
+#endif  // TARN_SINGLE_CORE_HOST_PAGE_HPP
+
+namespace tarn::detail {
+
+inline constexpr std::size_t huge_page = 2_MiB;
+
+/// A stretch of private memory in whole pages. Reports failures as a status, for a source to act on.
+struct host_pages {
+  std::size_t bytes = 0;
+  std::size_t alignment = host_page_bytes();  ///< of the first page; a power of two
+
+  /// Below this, bytes, one thread touches the pages: starting another costs as much as clearing 1 MiB.
+  static constexpr std::size_t worth_threads = 64_MiB;
+  /// Number of NUMA nodes that can be named.
+  static constexpr int most_nodes = 1024;
+
+  [[nodiscard]] status map(void*& p) const noexcept {
+    // The host aligns only to its page: map more, and unmap the surplus before and after.
+    std::size_t const spare = alignment > host_page_bytes() ? alignment : 0;
+    void* const all =
+        ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) return failed("mmap", errno);
+    auto const begin = reinterpret_cast<std::uintptr_t>(all);
+    std::uintptr_t const aligned = align_up(begin, alignment);
+    if (aligned != begin) (void)::munmap(all, aligned - begin);
+    std::size_t const behind = begin + bytes + spare - (aligned + bytes);
+    if (behind != 0) (void)::munmap(reinterpret_cast<void*>(aligned + bytes), behind);
+    p = reinterpret_cast<void*>(aligned);
+    return {};
+  }
+  /// Maps pages that the administrator reserved; they are aligned to their own size.
+  [[nodiscard]] status map_reserved_huge(void*& p) const noexcept {
+    constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
+    void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | of_2_mib, -1, 0);
+    if (all == MAP_FAILED) return failed("mmap (too few reserved huge pages; raise vm.nr_hugepages)", errno);
+    p = all;
+    return {};
+  }
+  /// Requests huge pages; a host without them provides usual ones.
+  void advise_huge(void* p) const noexcept { (void)::madvise(p, bytes, MADV_HUGEPAGE); }
+
+  /// Binds the pages to one NUMA node; call it before they are touched.
+  [[nodiscard]] status bind(void* p, int node) const noexcept {
+    constexpr char const* call = "mbind (the NUMA node does not exist or is not permitted; omit numa_node)";
+    constexpr int word = 8 * sizeof(unsigned long);
+    if (node < 0 || node >= most_nodes) return {failure::unsupported, EINVAL, "EINVAL", call};
+    unsigned long nodes[most_nodes / word]{};
+    nodes[node / word] = 1UL << (node % word);
+    constexpr int bind_policy = 2;  // MPOL_BIND of <linux/mempolicy.h>
+    // The kernel reads one bit less than the given number.
+    if (::syscall(SYS_mbind, p, bytes, bind_policy, nodes, most_nodes + 1UL, 0U) == 0) return {};
+    return {failure::unsupported, errno, name_of_error(errno), call};
+  }
+
+  /// Makes the host provide every page now. @param threads  0: one per processor, up to 16
+  [[nodiscard]] status touch(void* p, unsigned threads) const noexcept {
+    auto* const first = static_cast<std::byte*>(p);
+    std::atomic<int> error{0};
+    auto const part = [first, &error](std::size_t from, std::size_t to) {
+      if (int const e = populate(first + from, to - from); e != 0) error.store(e, std::memory_order_relaxed);
+    };
+    if (threads == 0) threads = min_of(max_of(std::thread::hardware_concurrency(), 1U), 16U);
+    if (bytes < worth_threads) threads = 1;
+    // Whole huge pages for each thread, so that no two threads wait for the same one to be cleared.
+    std::size_t const share = align_up((bytes + threads - 1) / threads, huge_page);
+    std::vector<std::thread> others;
+    std::size_t from = share;
+    try {
+      others.reserve(threads);
+      for (; from < bytes; from += share) others.emplace_back(part, from, min_of(from + share, bytes));
+    } catch (...) {
+      part(from, bytes);  // no further thread could start: this one touches the rest
+    }
+    part(0, min_of(share, bytes));
+    for (std::thread& t : others) t.join();
+    if (error == 0) return {};
+    return {failure::out_of_memory, error, name_of_error(error),
+            "madvise (the host or the NUMA node has no free page left)"};
+  }
+
+  void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
+
+ private:
+  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when the reserved pages
+  /// of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
+  [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
+    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
+    int result = 0;
+    do {
+      result = ::madvise(p, length, populate_write);
+    } while (result != 0 && (errno == EINTR || errno == EAGAIN));
+    if (result == 0) return 0;
+    if (errno != EINVAL) return errno;
+    for (std::size_t at = 0; at < length; at += host_page_bytes()) {
+      *static_cast<std::byte volatile*>(p + at) = std::byte{};
+    }
+    return 0;
+  }
+  [[nodiscard]] static char const* name_of_error(int error) noexcept {
+    return error == ENOMEM   ? "ENOMEM"
+           : error == EINVAL ? "EINVAL"
+           : error == EFAULT ? "EFAULT"
+                             : "refused by the host";
+  }
+  [[nodiscard]] static status failed(char const* call, int error) noexcept {
+    failure const kind = error == ENOMEM || error == EAGAIN ? failure::out_of_memory : failure::other;
+    return {kind, error, name_of_error(error), call};
+  }
+};
+
+}  // namespace tarn::detail
+#endif  // TARN_SINGLE_SOURCE_HOST_PAGES_HPP
+#if TARN_HAS_CUDA
+#endif
+
+namespace tarn {
+
+/// The pages of registered memory.
+enum class host_page_size : std::uint8_t {
+  usual,         ///< the host's own, mostly 4 KiB
+  huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
+  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
+};
+
+struct registered_options {
+  host_page_size pages = host_page_size::huge;
+  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is attached to
+  /// (nvidia-smi topo -m) copies fastest.
+  int numa_node = any_node;
+  /// Threads that touch the pages of blocks of 64 MiB and more; 0: as many as there are processors, up to 16.
+  unsigned threads = 0;
+
+  static constexpr int any_node = -1;
+  friend bool operator==(registered_options const&, registered_options const&) = default;
+};
+
+/// mmap, madvise, mbind, and the driver's register_host.
+struct registered_calls {
+  using properties = property_set<device_accessible, host_accessible>;
+  static constexpr char const* backend = "cudaHostRegister";
+  static constexpr std::size_t block_alignment = max_alignment;
+  registered_options options;
+
+  template <registering_driver D>
+  status take(D const& driver, std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
+    detail::host_pages const pages = {.bytes = mapped_bytes(bytes), .alignment = alignment_of(alignment)};
+    void* mapped = nullptr;
+    status s =
+        options.pages == host_page_size::reserved_huge ? pages.map_reserved_huge(mapped) : pages.map(mapped);
+    if (!s.ok()) return s;
+    if (options.pages == host_page_size::huge) pages.advise_huge(mapped);
+    if (options.numa_node != registered_options::any_node) s = pages.bind(mapped, options.numa_node);
+    if (s.ok()) s = pages.touch(mapped, options.threads);
+    if (s.ok()) s = driver.register_host(mapped, pages.bytes);
+    if (s.ok()) {
+      p = mapped;
+    } else {
+      pages.unmap(mapped);
+    }
+    return s;
+  }
+  /// Memory that the driver failed to unregister stays mapped: a device may still access it.
+  template <registering_driver D>
+  status give(D const& driver, void* p, std::size_t bytes, std::size_t) const noexcept {
+    status const s = driver.unregister_host(p);
+    if (s.ok() || s.kind == failure::unloading) detail::host_pages{.bytes = mapped_bytes(bytes)}.unmap(p);
+    return s;
+  }
+
+ private:
+  [[nodiscard]] std::size_t page_bytes() const noexcept {
+    return options.pages == host_page_size::usual ? detail::host_page_bytes() : detail::huge_page;
+  }
+  [[nodiscard]] std::size_t mapped_bytes(std::size_t bytes) const noexcept {
+    return align_up(bytes, page_bytes());
+  }
+  [[nodiscard]] std::size_t alignment_of(std::size_t alignment) const noexcept {
+    return alignment > page_bytes() ? alignment : page_bytes();
+  }
+};
+
+/// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool it. Takes 168 ms
+/// per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the pages, and fewer pages have to be
+/// pinned. Aligned to the page. Exhausted memory is reported as out_of_memory; a node that is missing or not allowed as
+/// cuda_error of kind `unsupported`. Linux.
+template <registering_driver D>
+class basic_registered : public block_source<D, registered_calls> {
+ public:
+  using base = block_source<D, registered_calls>;
+  basic_registered()
+    requires std::default_initializable<D>
+  = default;
+  /// On one device.
+  explicit basic_registered(device_id device, registered_options options = {})
+    requires std::constructible_from<D, device_id>
+      : base(D(device), registered_calls{options}) {}
+  /// On the driver's default device, or on a given driver.
+  explicit basic_registered(registered_options options)
+    requires std::default_initializable<D>
+      : base(D{}, registered_calls{options}) {}
+  explicit basic_registered(D driver, registered_options options = {}) noexcept
+      : base(std::move(driver), registered_calls{options}) {}
+};
+
+#if TARN_HAS_CUDA
+using registered_host = basic_registered<cuda_driver>;
+static_assert(resource<registered_host>);
+#endif
+
+}  // namespace tarn
+#endif  // TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
+// ---- tarn/transfer/collect_batches.hpp
 // collect_batches: a loop over host batches of device memory; the next batches are copied back meanwhile.
 
 #include <cstddef>
@@ -170,7 +426,7 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
 #include <type_traits>
 #include <utility>
 
-// ---- tarn/raii/batch_iterator.hpp
+// ---- tarn/transfer/batch_iterator.hpp
 // batch_iterator: the single-pass iterator of a range of batches. It stores only a pointer to the range.
 
 #include <cstddef>
@@ -205,7 +461,7 @@ class batch_iterator {
 };
 
 }  // namespace tarn
-// ---- tarn/raii/batch_options.hpp
+// ---- tarn/transfer/batch_options.hpp
 // Options and batch types of stream_batches() and collect_batches(): batch_options, device_batch, host_batch.
 
 #include <cstddef>
@@ -301,7 +557,7 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 }  // namespace detail
 
 }  // namespace tarn
-// ---- tarn/raii/copy_stream.hpp
+// ---- tarn/transfer/copy_stream.hpp
 // copy_stream: a separate stream for copies, and the events that order it with the user's stream.
 
 #include <cstddef>
@@ -389,7 +645,7 @@ class copy_stream {
 };
 
 }  // namespace tarn::detail
-// ---- tarn/raii/pinned_slots.hpp
+// ---- tarn/transfer/pinned_slots.hpp
 // pinned_slots: reusable host memory in which copies are staged.
 
 #include <cstddef>
@@ -863,7 +1119,7 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 
 }  // namespace tarn
 #endif  // TARN_SINGLE_CORE_ELEMENT_HPP
-// ---- tarn/raii/convert.hpp
+// ---- tarn/transfer/convert.hpp
 // Copies that change the element type: store in lower precision, compute in higher. On CUDA the file that converts must be
 // compiled by nvcc; for the simulated device and plain host memory any compiler works.
 
@@ -1200,7 +1456,7 @@ template <element To, element From, class Resource>
 }
 
 }  // namespace tarn
-// ---- tarn/raii/evict_scope.hpp
+// ---- tarn/transfer/evict_scope.hpp
 // evict_scope: keeps the elements of device buffers in pinned host memory during a scope.
 //
 //   stream A (a buffer's own)   S (the scope's)                     the device memory
@@ -1220,7 +1476,7 @@ template <element To, element From, class Resource>
 #include <type_traits>
 #include <utility>
 
-// ---- tarn/raii/free_on.hpp
+// ---- tarn/transfer/free_on.hpp
 // retire: frees the memory of an owner early, in the order of the stream that used it last.
 //
 // Three ways to report that memory was used on a stream other than its owner's:
@@ -1595,7 +1851,7 @@ template <class Pinned, class... Buffers>
 evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 
 }  // namespace tarn
-// ---- tarn/raii/mapped_file.hpp
+// ---- tarn/transfer/mapped_file.hpp
 // mapped_file: a file mapped as read-only memory.
 
 #include <fcntl.h>
@@ -1724,13 +1980,13 @@ class mapped_file {
 };
 
 }  // namespace tarn
-// ---- tarn/raii/micro_batches.hpp
+// ---- tarn/transfer/micro_batches.hpp
 // micro_batches: splits work into parts that fit a memory budget, as gradient accumulation needs.
 
 #include <cstddef>
 #include <iterator>
 
-// ---- tarn/raii/available_memory.hpp
+// ---- tarn/transfer/available_memory.hpp
 // available_memory(): how much memory a resource could allocate now, and what limits it.
 
 #include <cstddef>
@@ -1995,7 +2251,7 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
 }
 
 }  // namespace tarn
-// ---- tarn/raii/partitioned_buffer.hpp
+// ---- tarn/transfer/partitioned_buffer.hpp
 // partitioned_buffer<T>: one array divided over several devices; each part is on its device with its own stream.
 
 #include <cstddef>
@@ -2004,7 +2260,7 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
 #include <utility>
 #include <vector>
 
-// ---- tarn/raii/partition.hpp
+// ---- tarn/transfer/partition.hpp
 // partition: divides elements into contiguous parts, evenly or by weight.
 
 #include <algorithm>
@@ -2106,7 +2362,7 @@ class partition {
 };
 
 }  // namespace tarn
-// ---- tarn/raii/peer_copy.hpp
+// ---- tarn/transfer/peer_copy.hpp
 // Copies between buffers of two devices, whole or in part, with or without peer access.
 
 #include <cstddef>
@@ -2197,7 +2453,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToRe
 }
 
 }  // namespace tarn
-// ---- tarn/raii/per_device.hpp
+// ---- tarn/transfer/per_device.hpp
 // per_device: one pool per device, created on first use.
 
 #include <atomic>
@@ -2553,7 +2809,7 @@ class partitioned_buffer {
 };
 
 }  // namespace tarn
-// ---- tarn/raii/reservation.hpp
+// ---- tarn/transfer/reservation.hpp
 // reservation: an amount of memory that a task takes before it starts, so that it never runs out of memory half way.
 
 #include <atomic>
@@ -2778,7 +3034,7 @@ class [[nodiscard]] reservation {
 /// 16 times. Allocations that are not made through a reservation do not queue. The limit should be what the device really has for
 /// the pool, `available_memory(pool).bytes`, less a part for free ranges that are too small for a request: 5 per cent where the
 /// tasks' blocks are similar, 10 where they are not. With 16 threads and random blocks of up to a twentieth of the device, about one
-/// program in 1,000 ran out of memory at 5 per cent and none of 3,000 at 10 (tests/raii/reservation.cpp, simulated device).
+/// program in 1,000 ran out of memory at 5 per cent and none of 3,000 at 10 (tests/transfer/reservation.cpp, simulated device).
 ///
 /// @param memory  has a limit on live bytes as its uppermost layer
 /// @param bytes   the peak of what is live at once, as the pool rounds it: peak() of an earlier run, for example
@@ -2820,7 +3076,7 @@ template <class Memory>
 }
 
 }  // namespace tarn
-// ---- tarn/raii/scratch.hpp
+// ---- tarn/transfer/scratch.hpp
 // scratch: a stack allocator for temporaries on a device, with mark and rewind, for recomputation and layered work.
 //
 //   chunk 0                 chunk 1
@@ -3058,7 +3314,7 @@ class rewind_scope {
 };
 
 }  // namespace tarn
-// ---- tarn/raii/stream_batches.hpp
+// ---- tarn/transfer/stream_batches.hpp
 // stream_batches: a loop over device batches of a host source; the next batches are filled and copied meanwhile.
 //
 //   threads   fill pinned slot i               wait for copied[i] of the slot's last batch (looping thread, then opens it)
@@ -3076,7 +3332,7 @@ class rewind_scope {
 #include <utility>
 #include <vector>
 
-// ---- tarn/raii/batch_source.hpp
+// ---- tarn/transfer/batch_source.hpp
 // Sources of streamed batches: pageable memory, pinned memory, a file, a generator.
 //
 // | expression                  | of which | meaning                                                                       |
@@ -3237,7 +3493,7 @@ using batch_source_of = decltype(as_batch_source(std::declval<S>()));
 }  // namespace detail
 
 }  // namespace tarn
-// ---- tarn/raii/fill_threads.hpp
+// ---- tarn/transfer/fill_threads.hpp
 // fill_threads: a few threads that fill numbered slots in order, ahead of the consumer.
 
 #include <condition_variable>
@@ -3607,7 +3863,7 @@ template <class Source, class Memory>
 }
 
 }  // namespace tarn
-// ---- tarn/raii/with_oom_retry.hpp
+// ---- tarn/transfer/with_oom_retry.hpp
 // with_oom_retry: runs work at a given size and at smaller ones while memory runs out; optionally finds the largest size.
 
 #include <cstddef>
@@ -3831,259 +4087,3 @@ auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options =
 }
 
 }  // namespace tarn
-// ---- tarn/source/registered_host.hpp
-#ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
-#define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
-// registered_host: pinned memory made of the host's own pages, which several threads touch before the driver registers them.
-
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <utility>
-
-// ---- tarn/source/host_pages.hpp
-#ifndef TARN_SINGLE_SOURCE_HOST_PAGES_HPP
-#define TARN_SINGLE_SOURCE_HOST_PAGES_HPP
-// host_pages: the host's own memory in pages: mapped, bound to a NUMA node and touched. System calls only, no libnuma.
-
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cerrno>
-#include <cstddef>
-#include <cstdint>
-#include <system_error>
-#include <thread>
-#include <vector>
-
-// ---- tarn/core/host_page.hpp
-#ifndef TARN_SINGLE_CORE_HOST_PAGE_HPP
-#define TARN_SINGLE_CORE_HOST_PAGE_HPP
-// host_page_bytes(): the size of the host's pages.
-
-#include <unistd.h>
-
-#include <cstddef>
-
-namespace tarn::detail {
-
-/// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that are not multiples.
-[[nodiscard]] inline std::size_t host_page_bytes() noexcept {
-  return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-}
-
-}  // namespace tarn::detail
-#endif  // TARN_SINGLE_CORE_HOST_PAGE_HPP
-
-namespace tarn::detail {
-
-inline constexpr std::size_t huge_page = 2_MiB;
-
-/// A stretch of private memory in whole pages. Reports failures as a status, for a source to act on.
-struct host_pages {
-  std::size_t bytes = 0;
-  std::size_t alignment = host_page_bytes();  ///< of the first page; a power of two
-
-  /// Below this, bytes, one thread touches the pages: starting another costs as much as clearing 1 MiB.
-  static constexpr std::size_t worth_threads = 64_MiB;
-  /// Number of NUMA nodes that can be named.
-  static constexpr int most_nodes = 1024;
-
-  [[nodiscard]] status map(void*& p) const noexcept {
-    // The host aligns only to its page: map more, and unmap the surplus before and after.
-    std::size_t const spare = alignment > host_page_bytes() ? alignment : 0;
-    void* const all =
-        ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all == MAP_FAILED) return failed("mmap", errno);
-    auto const begin = reinterpret_cast<std::uintptr_t>(all);
-    std::uintptr_t const aligned = align_up(begin, alignment);
-    if (aligned != begin) (void)::munmap(all, aligned - begin);
-    std::size_t const behind = begin + bytes + spare - (aligned + bytes);
-    if (behind != 0) (void)::munmap(reinterpret_cast<void*>(aligned + bytes), behind);
-    p = reinterpret_cast<void*>(aligned);
-    return {};
-  }
-  /// Maps pages that the administrator reserved; they are aligned to their own size.
-  [[nodiscard]] status map_reserved_huge(void*& p) const noexcept {
-    constexpr int of_2_mib = 21 << MAP_HUGE_SHIFT;
-    void* const all = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | of_2_mib, -1, 0);
-    if (all == MAP_FAILED) return failed("mmap (too few reserved huge pages; raise vm.nr_hugepages)", errno);
-    p = all;
-    return {};
-  }
-  /// Requests huge pages; a host without them provides usual ones.
-  void advise_huge(void* p) const noexcept { (void)::madvise(p, bytes, MADV_HUGEPAGE); }
-
-  /// Binds the pages to one NUMA node; call it before they are touched.
-  [[nodiscard]] status bind(void* p, int node) const noexcept {
-    constexpr char const* call = "mbind (the NUMA node does not exist or is not permitted; omit numa_node)";
-    constexpr int word = 8 * sizeof(unsigned long);
-    if (node < 0 || node >= most_nodes) return {failure::unsupported, EINVAL, "EINVAL", call};
-    unsigned long nodes[most_nodes / word]{};
-    nodes[node / word] = 1UL << (node % word);
-    constexpr int bind_policy = 2;  // MPOL_BIND of <linux/mempolicy.h>
-    // The kernel reads one bit less than the given number.
-    if (::syscall(SYS_mbind, p, bytes, bind_policy, nodes, most_nodes + 1UL, 0U) == 0) return {};
-    return {failure::unsupported, errno, name_of_error(errno), call};
-  }
-
-  /// Makes the host provide every page now. @param threads  0: one per processor, up to 16
-  [[nodiscard]] status touch(void* p, unsigned threads) const noexcept {
-    auto* const first = static_cast<std::byte*>(p);
-    std::atomic<int> error{0};
-    auto const part = [first, &error](std::size_t from, std::size_t to) {
-      if (int const e = populate(first + from, to - from); e != 0) error.store(e, std::memory_order_relaxed);
-    };
-    if (threads == 0) threads = min_of(max_of(std::thread::hardware_concurrency(), 1U), 16U);
-    if (bytes < worth_threads) threads = 1;
-    // Whole huge pages for each thread, so that no two threads wait for the same one to be cleared.
-    std::size_t const share = align_up((bytes + threads - 1) / threads, huge_page);
-    std::vector<std::thread> others;
-    std::size_t from = share;
-    try {
-      others.reserve(threads);
-      for (; from < bytes; from += share) others.emplace_back(part, from, min_of(from + share, bytes));
-    } catch (...) {
-      part(from, bytes);  // no further thread could start: this one touches the rest
-    }
-    part(0, min_of(share, bytes));
-    for (std::thread& t : others) t.join();
-    if (error == 0) return {};
-    return {failure::out_of_memory, error, name_of_error(error),
-            "madvise (the host or the NUMA node has no free page left)"};
-  }
-
-  void unmap(void* p) const noexcept { (void)::munmap(p, bytes); }
-
- private:
-  /// Returns 0 or errno. Writing to a page that the host cannot provide would end the program (SIGBUS, when the reserved pages
-  /// of a node run out); madvise reports it as an error instead, from Linux 5.14 on.
-  [[nodiscard]] static int populate(std::byte* p, std::size_t length) noexcept {
-    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
-    int result = 0;
-    do {
-      result = ::madvise(p, length, populate_write);
-    } while (result != 0 && (errno == EINTR || errno == EAGAIN));
-    if (result == 0) return 0;
-    if (errno != EINVAL) return errno;
-    for (std::size_t at = 0; at < length; at += host_page_bytes()) {
-      *static_cast<std::byte volatile*>(p + at) = std::byte{};
-    }
-    return 0;
-  }
-  [[nodiscard]] static char const* name_of_error(int error) noexcept {
-    return error == ENOMEM   ? "ENOMEM"
-           : error == EINVAL ? "EINVAL"
-           : error == EFAULT ? "EFAULT"
-                             : "refused by the host";
-  }
-  [[nodiscard]] static status failed(char const* call, int error) noexcept {
-    failure const kind = error == ENOMEM || error == EAGAIN ? failure::out_of_memory : failure::other;
-    return {kind, error, name_of_error(error), call};
-  }
-};
-
-}  // namespace tarn::detail
-#endif  // TARN_SINGLE_SOURCE_HOST_PAGES_HPP
-#if TARN_HAS_CUDA
-#endif
-
-namespace tarn {
-
-/// The pages of registered memory.
-enum class host_page_size : std::uint8_t {
-  usual,         ///< the host's own, mostly 4 KiB
-  huge,          ///< 2 MiB if the host has them (transparent huge pages), usual ones otherwise
-  reserved_huge  ///< 2 MiB from those that the administrator reserved (vm.nr_hugepages); refused if there are none
-};
-
-struct registered_options {
-  host_page_size pages = host_page_size::huge;
-  /// NUMA node that all pages come from; any_node leaves the choice to the host. The node that the device is attached to
-  /// (nvidia-smi topo -m) copies fastest.
-  int numa_node = any_node;
-  /// Threads that touch the pages of blocks of 64 MiB and more; 0: as many as there are processors, up to 16.
-  unsigned threads = 0;
-
-  static constexpr int any_node = -1;
-  friend bool operator==(registered_options const&, registered_options const&) = default;
-};
-
-/// mmap, madvise, mbind, and the driver's register_host.
-struct registered_calls {
-  using properties = property_set<device_accessible, host_accessible>;
-  static constexpr char const* backend = "cudaHostRegister";
-  static constexpr std::size_t block_alignment = max_alignment;
-  registered_options options;
-
-  template <registering_driver D>
-  status take(D const& driver, std::size_t bytes, std::size_t alignment, void*& p) const noexcept {
-    detail::host_pages const pages = {.bytes = mapped_bytes(bytes), .alignment = alignment_of(alignment)};
-    void* mapped = nullptr;
-    status s =
-        options.pages == host_page_size::reserved_huge ? pages.map_reserved_huge(mapped) : pages.map(mapped);
-    if (!s.ok()) return s;
-    if (options.pages == host_page_size::huge) pages.advise_huge(mapped);
-    if (options.numa_node != registered_options::any_node) s = pages.bind(mapped, options.numa_node);
-    if (s.ok()) s = pages.touch(mapped, options.threads);
-    if (s.ok()) s = driver.register_host(mapped, pages.bytes);
-    if (s.ok()) {
-      p = mapped;
-    } else {
-      pages.unmap(mapped);
-    }
-    return s;
-  }
-  /// Memory that the driver failed to unregister stays mapped: a device may still access it.
-  template <registering_driver D>
-  status give(D const& driver, void* p, std::size_t bytes, std::size_t) const noexcept {
-    status const s = driver.unregister_host(p);
-    if (s.ok() || s.kind == failure::unloading) detail::host_pages{.bytes = mapped_bytes(bytes)}.unmap(p);
-    return s;
-  }
-
- private:
-  [[nodiscard]] std::size_t page_bytes() const noexcept {
-    return options.pages == host_page_size::usual ? detail::host_page_bytes() : detail::huge_page;
-  }
-  [[nodiscard]] std::size_t mapped_bytes(std::size_t bytes) const noexcept {
-    return align_up(bytes, page_bytes());
-  }
-  [[nodiscard]] std::size_t alignment_of(std::size_t alignment) const noexcept {
-    return alignment > page_bytes() ? alignment : page_bytes();
-  }
-};
-
-/// Pinned host memory, portable, in whole pages: with huge ones every block is a multiple of 2 MiB, so pool it. Takes 168 ms
-/// per GiB with huge pages, where pinned_host takes 430 to 490: several threads clear the pages, and fewer pages have to be
-/// pinned. Aligned to the page. Exhausted memory is reported as out_of_memory; a node that is missing or not allowed as
-/// cuda_error of kind `unsupported`. Linux.
-template <registering_driver D>
-class basic_registered : public block_source<D, registered_calls> {
- public:
-  using base = block_source<D, registered_calls>;
-  basic_registered()
-    requires std::default_initializable<D>
-  = default;
-  /// On one device.
-  explicit basic_registered(device_id device, registered_options options = {})
-    requires std::constructible_from<D, device_id>
-      : base(D(device), registered_calls{options}) {}
-  /// On the driver's default device, or on a given driver.
-  explicit basic_registered(registered_options options)
-    requires std::default_initializable<D>
-      : base(D{}, registered_calls{options}) {}
-  explicit basic_registered(D driver, registered_options options = {}) noexcept
-      : base(std::move(driver), registered_calls{options}) {}
-};
-
-#if TARN_HAS_CUDA
-using registered_host = basic_registered<cuda_driver>;
-static_assert(resource<registered_host>);
-#endif
-
-}  // namespace tarn
-#endif  // TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP

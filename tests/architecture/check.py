@@ -7,10 +7,10 @@ import sys
 
 root = pathlib.Path(sys.argv[1])
 include = root / "include" / "tarn"
-order = ["core", "driver", "source", "pool", "policy", "raii", "report"]
+order = ["core", "driver", "source", "pool", "policy", "debug", "raii", "transfer", "sharing", "report"]
 # Wrappers of what exists on one platform only: named by the comment at the top of core/config.hpp.
 WITH_PLATFORMS = ["core/config.hpp", "core/wait.hpp", "core/at_fork.hpp", "core/source_location.hpp",
-                  "pool/front/owner_lock.hpp", "policy/backtrace.hpp"]
+                  "pool/cache/owner_lock.hpp", "debug/backtrace.hpp"]
 problems = []
 errors = []  # the types that tarn throws
 for header in sorted(include.rglob("*.hpp")):
@@ -67,12 +67,12 @@ for layer in order:
 # Every policy and every source is in the policy matrix.
 matrix = (root / "tests" / "policy_matrix" / "policies.hpp").read_text()
 listed = " ".join(re.findall(r"using \w+_policies =\s*list<([^;]*)>;", matrix))
-for header in sorted((include / "policy").glob("*.hpp")):
+for header in sorted([*(include / "policy").glob("*.hpp"), *(include / "debug").glob("*.hpp")]):
     if not re.search(r"^  using layer = (?!.*typename)", header.read_text(), re.M) or header.stem in ("compose", "resource_adaptor"):
         continue
     has_place = f"with::{header.stem}" in re.findall(r"with::\w+", listed)
     if not has_place:
-        problems.append(f"policy/{header.name}: not in the lists of tests/policy_matrix/policies.hpp")
+        problems.append(f"{header.relative_to(include)}: not in the lists of tests/policy_matrix/policies.hpp")
 stacks = "\n".join(p.read_text() for p in sorted((root / "tests" / "policy_matrix").glob("stacks_*.cpp")))
 for header in sorted((include / "source").glob("*.hpp")):
     for name in re.findall(r"^(?:using|class) (basic_\w+|host_memory)\b", header.read_text(), re.M):

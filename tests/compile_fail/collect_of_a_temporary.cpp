@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // error: this temporary is destroyed before the loop begins
-#include "tarn/raii/collect_batches.hpp"
 #include "tarn/source/host_memory.hpp"
+#include "tarn/transfer/collect_batches.hpp"
 
 int main() {
   for (auto batch :

@@ -3,8 +3,8 @@
 #include <span>
 #include <string>
 
-#include "tarn/raii/collect_batches.hpp"
 #include "tarn/source/host_memory.hpp"
+#include "tarn/transfer/collect_batches.hpp"
 
 int main() {
   std::span<std::string> texts;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // error: tarn: evict_scope needs host memory as a target; pass pinned_host or a pool over it first
-#include "tarn/raii/evict_scope.hpp"
 #include "tarn/sim.hpp"
+#include "tarn/transfer/evict_scope.hpp"
 
 int main() {
   tarn::sim_pool memory;

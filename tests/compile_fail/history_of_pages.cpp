@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // error: tarn: with_history records blocks; put it above the pool: pages | pooled{} | with_history{}
+#include "tarn/debug/with_history.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/policy/with_history.hpp"
 #include "tarn/source/sim_sources.hpp"
 
 int main() {

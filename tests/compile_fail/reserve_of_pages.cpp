@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // error: tarn: reserve() divides a limit on live bytes, which must be the uppermost layer: `auto memory = pool | tarn::limited{bytes};`, then reserve(memory, ...)
-#include "tarn/raii/reservation.hpp"
 #include "tarn/sim.hpp"
+#include "tarn/transfer/reservation.hpp"
 
 int main() {
   tarn::sim_machine const machine;

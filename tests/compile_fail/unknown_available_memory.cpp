@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // error: tarn: the free amount of this memory is unknown: no driver reports it for pinned or managed memory; add | tarn::limited{bytes}
-#include "tarn/raii/micro_batches.hpp"
 #include "tarn/sim.hpp"
+#include "tarn/transfer/micro_batches.hpp"
 
 int main() {
   tarn::sim_pinned_host memory;

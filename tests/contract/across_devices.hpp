@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "tarn/raii/partitioned_buffer.hpp"
-#include "tarn/raii/peer_copy.hpp"
+#include "tarn/transfer/partitioned_buffer.hpp"
+#include "tarn/transfer/peer_copy.hpp"
 
 namespace tarn_test {
 

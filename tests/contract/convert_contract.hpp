@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "tarn/raii/convert.hpp"
+#include "tarn/transfer/convert.hpp"
 
 namespace tarn_test {
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "tarn/raii/evict_scope.hpp"
-#include "tarn/raii/free_on.hpp"
-#include "tarn/raii/scratch.hpp"
+#include "tarn/transfer/evict_scope.hpp"
+#include "tarn/transfer/free_on.hpp"
+#include "tarn/transfer/scratch.hpp"
 
 namespace tarn_test {
 

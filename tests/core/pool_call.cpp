@@ -6,12 +6,12 @@
 
 #include "catch.hpp"
 #include "contract/memory_access.hpp"
-#include "tarn/policy/fenced.hpp"
+#include "tarn/debug/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
-#include "tarn/raii/page_pin.hpp"
 #include "tarn/report/stats.hpp"
+#include "tarn/sharing/page_pin.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"
 

@@ -16,11 +16,11 @@ thread_local std::uint64_t visits = 0;
 
 #include "catch.hpp"
 #include "tarn/diagnostics.hpp"
-#include "tarn/raii/available_memory.hpp"
-#include "tarn/raii/reservation.hpp"
 #include "tarn/sharing.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"
+#include "tarn/transfer/available_memory.hpp"
+#include "tarn/transfer/reservation.hpp"
 
 using namespace tarn;
 

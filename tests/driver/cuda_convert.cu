@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a conversion on CUDA divides a range into words; raii/cuda_convert.cu tests the converted values.
+// How a conversion on CUDA divides a range into words; transfer/cuda_convert.cu tests the converted values.
 
 #include "tarn/driver/cuda_convert.hpp"
 

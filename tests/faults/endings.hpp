@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "tarn/policy/with_history.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/tarn.hpp"
 
 namespace tarn_test {

@@ -9,11 +9,11 @@
 #include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
 #include "tarn/policy/accessible_from.hpp"
-#include "tarn/raii/convert.hpp"
-#include "tarn/raii/partitioned_buffer.hpp"
-#include "tarn/raii/peer_copy.hpp"
-#include "tarn/raii/per_device.hpp"
 #include "tarn/source/pinned_host.hpp"
+#include "tarn/transfer/convert.hpp"
+#include "tarn/transfer/partitioned_buffer.hpp"
+#include "tarn/transfer/peer_copy.hpp"
+#include "tarn/transfer/per_device.hpp"
 
 namespace tarn_test {
 

@@ -9,22 +9,22 @@
 
 #include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
-#include "tarn/raii/available_memory.hpp"
-#include "tarn/raii/collect_batches.hpp"
 #include "tarn/raii/copy.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_guard.hpp"
 #include "tarn/raii/device_ptr.hpp"
-#include "tarn/raii/evict_scope.hpp"
-#include "tarn/raii/free_on.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
-#include "tarn/raii/scratch.hpp"
 #include "tarn/raii/stream.hpp"
-#include "tarn/raii/stream_batches.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
 #include "tarn/source/pinned_host.hpp"
+#include "tarn/transfer/available_memory.hpp"
+#include "tarn/transfer/collect_batches.hpp"
+#include "tarn/transfer/evict_scope.hpp"
+#include "tarn/transfer/free_on.hpp"
+#include "tarn/transfer/scratch.hpp"
+#include "tarn/transfer/stream_batches.hpp"
 
 namespace tarn_test {
 

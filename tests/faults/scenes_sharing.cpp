@@ -19,9 +19,9 @@
 #include "faults/held_blocks.hpp"
 #include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
-#include "tarn/raii/exported_block.hpp"
-#include "tarn/raii/imported_block.hpp"
-#include "tarn/raii/page_registrations.hpp"
+#include "tarn/sharing/exported_block.hpp"
+#include "tarn/sharing/imported_block.hpp"
+#include "tarn/sharing/page_registrations.hpp"
 
 namespace tarn_test {
 

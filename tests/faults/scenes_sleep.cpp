@@ -8,7 +8,7 @@
 #include "faults/held_blocks.hpp"
 #include "faults/scene_memory.hpp"
 #include "faults/scenes.hpp"
-#include "tarn/policy/checked.hpp"
+#include "tarn/debug/checked.hpp"
 #include "tarn/raii/compact.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/sleep.hpp"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-folders = ("source", "pool", "raii", "policy")
+folders = ("source", "pool", "policy", "debug", "raii", "transfer", "sharing")
 
 # "file:call": why no scene makes it fail.
 cannot_fail = {

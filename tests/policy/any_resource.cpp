@@ -10,9 +10,9 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/limited.hpp"
-#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/peak_scope.hpp"
 #include "tarn/raii/pinned_buffer.hpp"

@@ -7,23 +7,23 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
-#include "tarn/policy/checked.hpp"
+#include "tarn/debug/checked.hpp"
+#include "tarn/debug/fenced.hpp"
+#include "tarn/debug/poisoned.hpp"
 #include "tarn/policy/fallback_to.hpp"
-#include "tarn/policy/fenced.hpp"
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
-#include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tracked.hpp"
-#include "tarn/raii/available_memory.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/graph_memory.hpp"
-#include "tarn/raii/reservation.hpp"
 #include "tarn/raii/sleep.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/summary.hpp"
 #include "tarn/sim.hpp"
+#include "tarn/transfer/available_memory.hpp"
+#include "tarn/transfer/reservation.hpp"
 
 using namespace tarn;
 using tarn_test::resource_contract;

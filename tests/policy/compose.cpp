@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "catch.hpp"
+#include "tarn/debug/fenced.hpp"
 #include "tarn/policy/device_pool.hpp"
-#include "tarn/policy/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"

@@ -14,9 +14,9 @@
 #include "contract/resource_contract.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
-#include "tarn/raii/available_memory.hpp"
 #include "tarn/raii/sleep.hpp"
 #include "tarn/sim.hpp"
+#include "tarn/transfer/available_memory.hpp"
 #if defined(__linux__)
 #include "voluntary_switches.hpp"
 #endif

@@ -8,8 +8,8 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "tarn/debug/logged.hpp"
 #include "tarn/policy/limited.hpp"
-#include "tarn/policy/logged.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tracked.hpp"

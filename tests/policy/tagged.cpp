@@ -5,8 +5,8 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/source/host_memory.hpp"
 

@@ -11,7 +11,7 @@
 
 #include "catch.hpp"
 #include "contract/resource_contract.hpp"
-#include "tarn/policy/fenced.hpp"
+#include "tarn/debug/fenced.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/source/host_memory.hpp"
 #include "tarn/source/sim_sources.hpp"

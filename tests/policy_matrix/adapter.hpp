@@ -15,13 +15,13 @@
 #include "tarn/core/pool_call.hpp"
 #include "tarn/pool/inspection/inspection.hpp"
 #include "tarn/raii/compact.hpp"
-#include "tarn/raii/exported_block.hpp"
-#include "tarn/raii/imported_block.hpp"
-#include "tarn/raii/page_pin.hpp"
-#include "tarn/raii/page_registrations.hpp"
 #include "tarn/raii/sleep.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/report/take_snapshot.hpp"
+#include "tarn/sharing/exported_block.hpp"
+#include "tarn/sharing/imported_block.hpp"
+#include "tarn/sharing/page_pin.hpp"
+#include "tarn/sharing/page_registrations.hpp"
 
 namespace policy_matrix {
 

@@ -12,23 +12,22 @@
 #include <utility>
 
 #include "subject.hpp"
+#include "tarn/debug/checked.hpp"
+#include "tarn/debug/fenced.hpp"
+#include "tarn/debug/logged.hpp"
+#include "tarn/debug/nvtx_ranged.hpp"
+#include "tarn/debug/poisoned.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/policy/accessible_from.hpp"
-#include "tarn/policy/checked.hpp"
 #include "tarn/policy/fallback_to.hpp"
-#include "tarn/policy/fenced.hpp"
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
-#include "tarn/policy/logged.hpp"
-#include "tarn/policy/nvtx_ranged.hpp"
-#include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/policy/tagged.hpp"
 #include "tarn/policy/traced.hpp"
 #include "tarn/policy/tracked.hpp"
-#include "tarn/policy/with_history.hpp"
-#include "tarn/raii/reservation.hpp"
 #include "tarn/source/cuda_async.hpp"
 #include "tarn/source/cuda_malloc.hpp"
 #include "tarn/source/cuda_pages.hpp"
@@ -36,6 +35,7 @@
 #include "tarn/source/managed.hpp"
 #include "tarn/source/pinned_host.hpp"
 #include "tarn/source/registered_host.hpp"
+#include "tarn/transfer/reservation.hpp"
 
 namespace policy_matrix {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "tarn/pool/growth/address_space.hpp"
+#include "tarn/pool/pages/address_space.hpp"
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a pool reports to an attached memory tool. The simulated tool behaves as compute-sanitizer does.
-#include "tarn/pool/inspection/description.hpp"
+#include "tarn/pool/tool/description.hpp"
 
 #include <random>
 #include <string>

@@ -16,8 +16,8 @@
 #include "tarn/policy/retry_on_oom.hpp"
 #include "tarn/raii/compact.hpp"
 #include "tarn/raii/graph_memory.hpp"
-#include "tarn/raii/page_pin.hpp"
 #include "tarn/raii/sleep.hpp"
+#include "tarn/sharing/page_pin.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // host_copy: contents of device memory in host memory; kept_ranges: which bytes are kept.
 
-#include "tarn/pool/growth/host_copy.hpp"
+#include "tarn/pool/relocate/host_copy.hpp"
 
 #include <cstring>
 #include <vector>

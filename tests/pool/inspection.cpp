@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "tarn/policy/fenced.hpp"
+#include "tarn/debug/fenced.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/pool/growth/growth_notes.hpp"
 #include "tarn/pool/inspection/inspection.hpp"
+#include "tarn/pool/pages/growth_notes.hpp"
 #include "tarn/sim.hpp"
 
 using namespace tarn;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "tarn/pool/growth/page_choice.hpp"
+#include "tarn/pool/pages/page_choice.hpp"
 
 using namespace tarn;
 using namespace tarn::detail;

@@ -19,9 +19,9 @@
 #include "tarn/pool/arena/run.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
-#include "tarn/pool/front/magazine.hpp"
-#include "tarn/pool/front/owner_lock.hpp"
-#include "tarn/pool/growth/growth.hpp"
+#include "tarn/pool/cache/magazine.hpp"
+#include "tarn/pool/cache/owner_lock.hpp"
+#include "tarn/pool/pages/growth.hpp"
 
 using namespace tarn;
 using namespace tarn::detail;

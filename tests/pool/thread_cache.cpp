@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads and the pool: mixed work, producers and consumers, threads that end before or after the pool.
 
-#include "tarn/pool/front/thread_cache.hpp"
+#include "tarn/pool/cache/thread_cache.hpp"
 
 #include <atomic>
 #include <barrier>

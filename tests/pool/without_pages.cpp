@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pool over pages on a device without virtual memory management: it works on plain blocks, and reports it.
-#include "tarn/pool/growth/pool_growth.hpp"
+#include "tarn/pool/pages/pool_growth.hpp"
 
 #include <cstddef>
 #include <random>
@@ -17,7 +17,6 @@
 #include "tarn/policy/fallback_to.hpp"
 #include "tarn/policy/headroom.hpp"
 #include "tarn/policy/limited.hpp"
-#include "tarn/raii/available_memory.hpp"
 #include "tarn/raii/compact.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/sleep.hpp"
@@ -26,6 +25,7 @@
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/source/missing_pages.hpp"
+#include "tarn/transfer/available_memory.hpp"
 
 using namespace tarn;
 using tarn_test::resource_contract;

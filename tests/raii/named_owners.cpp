@@ -4,8 +4,8 @@
 #include <string>
 
 #include "catch.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_ptr.hpp"
 #include "tarn/raii/pinned_buffer.hpp"

@@ -11,22 +11,22 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "tarn/debug/checked.hpp"
+#include "tarn/debug/fenced.hpp"
+#include "tarn/debug/poisoned.hpp"
 #include "tarn/driver/sim/sim_driver.hpp"
 #include "tarn/policy/accessible_from.hpp"
-#include "tarn/policy/checked.hpp"
-#include "tarn/policy/fenced.hpp"
-#include "tarn/policy/poisoned.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"
 #include "tarn/raii/cache_guard.hpp"
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/device_ptr.hpp"
-#include "tarn/raii/free_on.hpp"
 #include "tarn/raii/pinned_buffer.hpp"
-#include "tarn/raii/scratch.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/stats.hpp"
 #include "tarn/source/sim_sources.hpp"
+#include "tarn/transfer/free_on.hpp"
+#include "tarn/transfer/scratch.hpp"
 
 using namespace tarn;
 

@@ -13,7 +13,7 @@
 #include "driver/faulty.hpp"
 #include "raii/failing_calls.hpp"
 #include "raii/kept_blocks.hpp"
-#include "tarn/policy/checked.hpp"
+#include "tarn/debug/checked.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
 #include "tarn/policy/tracked.hpp"

@@ -2,9 +2,9 @@
 #include "tarn/report/by_tag.hpp"
 
 #include "catch.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/pooled.hpp"
-#include "tarn/policy/with_history.hpp"
 #include "tarn/report/line_profile_table.hpp"
 #include "tarn/sim.hpp"
 

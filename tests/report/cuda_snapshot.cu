@@ -18,7 +18,7 @@
 #include "report/unpickle.hpp"
 #include "report/whole.hpp"
 #include "tarn/core/tag.hpp"
-#include "tarn/policy/with_history.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/report/save_snapshot.hpp"
 #include "tarn/tarn.hpp"
 

@@ -17,7 +17,7 @@
 
 #include "catch.hpp"
 #include "report/page_reader.hpp"
-#include "tarn/policy/with_history.hpp"
+#include "tarn/debug/with_history.hpp"
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/tarn.hpp"

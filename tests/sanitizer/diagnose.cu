@@ -3,7 +3,7 @@
 // memory, and a kernel that touches a byte in no region. Run it alone and under compute-sanitizer.
 //   diagnose KIND    none, malloc, page, pages_apart (a heap each), pages_as_one (one heap over both), async, part
 // Of these 2025.3.1 accepts only malloc and part: a watched pool allocates from cudaMalloc
-// (pool/growth/pool_growth.hpp).
+// (pool/pages/pool_growth.hpp).
 // With `none` no kernel touches anything. Prints one line.
 
 #include <cstdio>

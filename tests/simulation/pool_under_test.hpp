@@ -38,9 +38,9 @@
 #else
 #define TARN_SIMULATION_SLEEP 0
 #endif
-#if __has_include("tarn/raii/page_pin.hpp")
+#if __has_include("tarn/sharing/page_pin.hpp")
 #define TARN_SIMULATION_PINS 1
-#include "tarn/raii/page_pin.hpp"
+#include "tarn/sharing/page_pin.hpp"
 #else
 #define TARN_SIMULATION_PINS 0
 #endif

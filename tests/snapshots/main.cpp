@@ -12,9 +12,9 @@
 #include <tuple>
 #include <vector>
 
+#include "tarn/debug/with_history.hpp"
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/tagged.hpp"
-#include "tarn/policy/with_history.hpp"
 #include "tarn/raii/graph_memory.hpp"
 #include "tarn/raii/stream.hpp"
 #include "tarn/report/save_snapshot.hpp"

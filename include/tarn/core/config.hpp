@@ -2,7 +2,7 @@
 #pragma once
 // What the compiler and the platform offer, as macros and constants. Elsewhere, #if selects only headers and system calls that
 // exist on one platform, and only in the file that wraps them: core/wait, core/at_fork, core/source_location,
-// pool/front/owner_lock, policy/backtrace, driver/ and the interop headers (tests/architecture/check.py).
+// pool/cache/owner_lock, debug/backtrace, driver/ and the interop headers (tests/architecture/check.py).
 
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
-// with a layer that records places (policy/checked, logged, with_history) use it; for all others it is an empty type.
+// with a layer that records places (debug/checked, logged, with_history) use it; for all others it is an empty type.
 
 #include <cstdint>
 #include <type_traits>

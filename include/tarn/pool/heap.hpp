@@ -37,13 +37,13 @@
 #include "tarn/pool/arena/looked_up.hpp"
 #include "tarn/pool/block_request.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
-#include "tarn/pool/growth/memory_left.hpp"
-#include "tarn/pool/growth/pool_growth.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"
 #include "tarn/pool/other_pools.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
+#include "tarn/pool/pages/memory_left.hpp"
+#include "tarn/pool/pages/pool_growth.hpp"
 #include "tarn/source/missing_pages.hpp"
 
 namespace tarn::detail {

@@ -29,13 +29,13 @@
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/block_request.hpp"
-#include "tarn/pool/front/front.hpp"
-#include "tarn/pool/growth/growth.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
-#include "tarn/pool/growth/memory_left.hpp"
-#include "tarn/pool/inspection/described_blocks.hpp"
+#include "tarn/pool/cache/front.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"
+#include "tarn/pool/pages/growth.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
+#include "tarn/pool/pages/memory_left.hpp"
+#include "tarn/pool/tool/described_blocks.hpp"
 #include "tarn/source/refusal.hpp"
 
 namespace tarn::detail {

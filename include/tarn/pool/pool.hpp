@@ -4,14 +4,14 @@
 //
 //   0 core/shared_resource.hpp, policy/tracked.hpp   how a call on device_pool comes here: allocate_sized()
 //   1 arena/size_class.hpp   the request is rounded to a size class, or to 512 bytes; block_request.hpp
-//   2 front/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
+//   2 cache/front.hpp        the calling thread's cache: thread_cache.hpp, its lock (owner_lock.hpp), its magazines. A warm call
 //                            ends here; slow_path.hpp continues the others
 //   3 heap.hpp               what all threads share, under the hot lock: arena/arena.hpp has the free ranges of each stream
 //                            (arena/stream_order.hpp) and the runs that small blocks are cut from
 //   4 ladder.hpp             the steps when there is none, under the growth lock: order/reclaim.hpp takes memory from other streams
 //                            with an event (order/ordering.hpp, order/mark_work.hpp; the picture is in arena/stream_order.hpp), and
-//                            growth/page_growth.hpp gets more: new handles, or free ones in a view (page_choice.hpp,
-//                            page_views.hpp); over blocks: growth/segment_growth.hpp
+//                            pages/page_growth.hpp gets more: new handles, or free ones in a view (page_choice.hpp,
+//                            page_views.hpp); over blocks: pages/segment_growth.hpp
 //   5 source/cuda_pages.hpp  pages by calls of driver/cuda_driver.hpp
 //
 // deallocate() goes through 1 to 3 in the same way. A block with recorded uses is deferred until they are over (deferred_blocks.hpp).
@@ -23,7 +23,7 @@
 //
 // Bounds: the magazines of one stream on one thread hold at most 104 MiB; if they hold more than 1/1024 of the reserved memory, or
 // one thread alone allocates, they are emptied before a pool that is no longer small grows. Reserved memory stays within the live
-// peak plus the slack of the requests (slack_of() in growth/growth.hpp) while whole free handles suffice. Host memory is 64 bytes
+// peak plus the slack of the requests (slack_of() in pages/growth.hpp) while whole free handles suffice. Host memory is 64 bytes
 // per range.
 
 #include <concepts>
@@ -46,24 +46,24 @@
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/size_class.hpp"
-#include "tarn/pool/deferred_blocks.hpp"
-#include "tarn/pool/front/front.hpp"
+#include "tarn/pool/cache/front.hpp"
 #include "tarn/pool/graph/graph_memories.hpp"
 #include "tarn/pool/graph/graph_owner_of.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
-#include "tarn/pool/growth/memory_left.hpp"
 #include "tarn/pool/heap.hpp"
-#include "tarn/pool/inspection/described_blocks.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/options.hpp"
+#include "tarn/pool/order/deferred_blocks.hpp"
 #include "tarn/pool/other_pools.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
+#include "tarn/pool/pages/memory_left.hpp"
+#include "tarn/pool/pages/pool_segments.hpp"
 #include "tarn/pool/pool_drain.hpp"
 #include "tarn/pool/pool_fork.hpp"
-#include "tarn/pool/pool_segments.hpp"
-#include "tarn/pool/pool_sleep.hpp"
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/pool/pool_statistics.hpp"
+#include "tarn/pool/relocate/pool_sleep.hpp"
 #include "tarn/pool/slow_path.hpp"
+#include "tarn/pool/tool/described_blocks.hpp"
 
 namespace tarn {
 

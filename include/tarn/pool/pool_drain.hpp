@@ -7,11 +7,11 @@
 
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
-#include "tarn/pool/inspection/described_blocks.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 #include "tarn/pool/order/reclaim.hpp"
 #include "tarn/pool/other_pools.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
+#include "tarn/pool/tool/described_blocks.hpp"
 
 namespace tarn::detail {
 

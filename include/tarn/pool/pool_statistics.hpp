@@ -8,8 +8,8 @@
 #include "tarn/core/deferred_count.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
-#include "tarn/pool/growth/growth.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
+#include "tarn/pool/pages/growth.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/pool_state.hpp"
 
 namespace tarn::detail {

@@ -11,15 +11,15 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/stream.hpp"
 #include "tarn/pool/block_request.hpp"
-#include "tarn/pool/front/front.hpp"
-#include "tarn/pool/front/magazine.hpp"
+#include "tarn/pool/cache/front.hpp"
+#include "tarn/pool/cache/magazine.hpp"
 #include "tarn/pool/graph/graph_captures.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/heap.hpp"
-#include "tarn/pool/inspection/described_blocks.hpp"
 #include "tarn/pool/ladder.hpp"
 #include "tarn/pool/misuse_notes.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
+#include "tarn/pool/tool/described_blocks.hpp"
 
 namespace tarn::detail {
 

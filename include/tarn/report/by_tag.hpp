@@ -13,7 +13,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/text_prefix.hpp"
-#include "tarn/policy/memory_history.hpp"
+#include "tarn/debug/memory_history.hpp"
 #include "tarn/report/summary.hpp"
 #include "tarn/report/utf8.hpp"
 

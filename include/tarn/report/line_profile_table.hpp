@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tarn/core/concat.hpp"
-#include "tarn/raii/line_profile.hpp"
+#include "tarn/report/line_profile.hpp"
 #include "tarn/report/summary.hpp"
 #include "tarn/report/utf8.hpp"
 

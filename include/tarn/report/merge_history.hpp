@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tarn/core/min_max.hpp"
-#include "tarn/policy/memory_history.hpp"
+#include "tarn/debug/memory_history.hpp"
 #include "tarn/pool/inspection/inspection.hpp"
 #include "tarn/report/snapshot.hpp"
 

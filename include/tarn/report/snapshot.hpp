@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tarn/policy/memory_history.hpp"
+#include "tarn/debug/memory_history.hpp"
 #include "tarn/pool/pool_state.hpp"
 
 namespace tarn {

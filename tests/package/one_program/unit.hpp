@@ -4,9 +4,9 @@
 
 #include <cstddef>
 
+#include "tarn/debug/nvtx_ranged.hpp"
 #include "tarn/diagnostics.hpp"
 #include "tarn/pmr.hpp"
-#include "tarn/policy/nvtx_ranged.hpp"
 #include "tarn/sharing.hpp"
 #include "tarn/sim.hpp"
 #include "tarn/stl.hpp"

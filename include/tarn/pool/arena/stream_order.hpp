@@ -33,7 +33,7 @@
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/range_index.hpp"
 #include "tarn/pool/arena/run.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
 
 namespace tarn::detail {
 

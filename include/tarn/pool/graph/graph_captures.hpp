@@ -18,12 +18,12 @@
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
-#include "tarn/pool/front/thread_cache.hpp"
+#include "tarn/pool/cache/thread_cache.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
 
 namespace tarn::detail {
 

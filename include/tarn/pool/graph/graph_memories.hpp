@@ -36,9 +36,9 @@
 #include "tarn/pool/graph/graph_parts.hpp"
 #include "tarn/pool/graph/graph_uses.hpp"
 #include "tarn/pool/graph/open_captures.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/order/reclaim.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
 
 namespace tarn::detail {
 

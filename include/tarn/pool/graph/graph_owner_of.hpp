@@ -11,7 +11,7 @@
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/captured_handles.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
 
 namespace tarn::detail {
 

@@ -10,11 +10,11 @@
 
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
-#include "tarn/pool/front/magazine.hpp"
-#include "tarn/pool/growth/growth.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
-#include "tarn/pool/inspection/description.hpp"
+#include "tarn/pool/cache/magazine.hpp"
 #include "tarn/pool/order/recorded_streams.hpp"
+#include "tarn/pool/pages/growth.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
+#include "tarn/pool/tool/description.hpp"
 
 namespace tarn::detail {
 

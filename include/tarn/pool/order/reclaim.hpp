@@ -13,8 +13,8 @@
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
-#include "tarn/pool/growth/growth_lock.hpp"
 #include "tarn/pool/order/ordering.hpp"
+#include "tarn/pool/pages/growth_lock.hpp"
 
 namespace tarn::detail {
 

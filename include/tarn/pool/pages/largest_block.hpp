@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The largest block that a growth could serve now. Pure: it reads the arena as it would be once all work on
+// free memory is done.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tarn/core/bytes.hpp"
+#include "tarn/core/min_max.hpp"
+#include "tarn/pool/arena/arena.hpp"
+#include "tarn/pool/arena/page_map.hpp"
+#include "tarn/pool/arena/size_class.hpp"
+#include "tarn/pool/pages/page_choice.hpp"
+
+namespace tarn::detail {
+
+/// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed it. Not for what graphs
+/// have the addresses of. O(ranges)
+template <class F>
+void for_each_free_stretch(arena const& a, F const& f) {
+  for (range_ref r = 1; r < a.ranges.size(); ++r) {
+    range const& first = a.ranges[r];
+    auto const goes_on = [&](range_ref next) {
+      range const& node = a.ranges[next];
+      return next != 0 && node.state == range_state::free && node.where == first.where &&
+             node.part == first.part;
+    };
+    if (!goes_on(r) || goes_on(first.previous) || a.keeps_address(first)) continue;
+    std::size_t bytes = 0;
+    for (range_ref at = r; goes_on(at); at = a.ranges[at].next) bytes += a.ranges[at].bytes;
+    f(first, bytes);
+  }
+}
+
+/// The largest of several sizes, which a block of one of the zones can have.
+class largest_size {
+ public:
+  /// A block of `where` can have up to so many bytes.
+  void consider(zone where, std::size_t bytes) noexcept {
+    std::size_t& most = where == zone::larger ? large_ : small_;
+    most = max_of(most, bytes);
+  }
+  /// New memory, or memory that any block can use.
+  void consider(std::size_t bytes) noexcept {
+    consider(zone::larger, bytes);
+    consider(zone::smaller, bytes);
+  }
+  /// The zone for small blocks serves no others, nor does the other one serve small blocks.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return large_ > class_limit ? large_ : min_of(small_, class_limit);
+  }
+
+ private:
+  std::size_t large_ = 0;
+  std::size_t small_ = 0;
+};
+
+/// Over pages. O(ranges + handles).
+/// @param left       bytes that can be created
+/// @param may_remap  whether free handles are mapped together
+/// @throws std::bad_alloc
+[[nodiscard]] inline std::size_t largest_block(arena const& a, page_map const& map, std::size_t left,
+                                               bool may_remap) {
+  largest_size most;
+  free_pieces found;
+  std::size_t whole = 0;
+  for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
+    bool const is_common = first.part == common;  // of other parts, whole handles can be given back
+    if (is_common) most.consider(first.where, bytes);
+    std::size_t const least = first.where == zone::larger ? least_piece : map.granularity();
+    if (bytes < least) return;
+    for (std::uintptr_t at = first.address; at < first.address + bytes;) {
+      handle_ref const h = map.at(at);
+      std::uintptr_t const end = min_of(first.address + bytes, map.end_of(h));
+      piece const p{at, end - at, h};
+      bool const at_end = end == map.end_of(h);
+      bool const at_start = at == map[h].home;
+      at = end;
+      if (map[h].pins != 0) continue;
+      if (at_start && at_end) {
+        whole += p.bytes;
+      } else if (!is_common) {
+        continue;
+      } else if (first.where == zone::larger && at_end) {
+        found.ends.push_back(p);
+      } else if (first.where == zone::larger && at_start) {
+        found.starts.push_back(p);
+      }
+    }
+  });
+  std::size_t const fresh = align_down(left, map.granularity());
+  if (!may_remap) {
+    most.consider(align_down(min_of(left, max_request_bytes) + whole, map.granularity()));
+    return most.bytes();
+  }
+  piece_pair const pair = largest_pair(found);
+  std::size_t end = 0;
+  for (piece const& p : found.ends) end = max_of(end, p.bytes);
+  most.consider(whole + fresh);
+  most.consider(zone::larger, whole + pair.bytes());
+  most.consider(zone::larger, whole + end + fresh);
+  std::size_t const with_parts = whole + pair.bytes() + fresh;
+  if (uses_up_parts(max_of(a.live_peak, a.live_bytes + with_parts), left))
+    most.consider(zone::larger, with_parts);
+  return most.bytes();
+}
+
+/// Over blocks, which are neither joined nor moved. @param grain  of a new segment
+[[nodiscard]] inline std::size_t largest_block(arena const& a, std::size_t left, std::size_t grain) noexcept {
+  largest_size most;
+  std::size_t whole = 0;
+  for_each_free_stretch(a, [&](range const& first, std::size_t bytes) {
+    if (first.part == common) most.consider(first.where, bytes);
+    // A wholly free segment is given back before its memory is taken anew.
+    bool is_whole = first.previous == 0;
+    for (range const* last = &first; is_whole; last = &a.ranges[last->next]) {
+      if (last->next == 0) break;
+      is_whole = a.ranges[last->next].state == range_state::free;
+    }
+    if (is_whole) whole += bytes;
+  });
+  most.consider(align_down(min_of(left, max_request_bytes) + whole, grain));
+  return most.bytes();
+}
+
+}  // namespace tarn::detail

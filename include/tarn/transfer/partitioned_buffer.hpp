@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// partitioned_buffer<T>: one array divided over several devices; each part is on its device with its own stream.
+
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tarn/core/message.hpp"
+#include "tarn/driver/all_work.hpp"
+#include "tarn/raii/device_buffer.hpp"
+#include "tarn/raii/device_guard.hpp"
+#include "tarn/raii/in_turn.hpp"
+#include "tarn/raii/stream.hpp"
+#include "tarn/transfer/partition.hpp"
+#include "tarn/transfer/peer_copy.hpp"
+#include "tarn/transfer/per_device.hpp"
+
+namespace tarn {
+
+namespace detail {
+
+/// Makes the device of a part current while its work is enqueued, for drivers that have a current device.
+template <class Driver>
+concept has_current_device = requires(device_id device) { Driver::set_current_device(device); };
+struct no_guard {
+  explicit constexpr no_guard(device_id) noexcept {}
+};
+
+}  // namespace detail
+
+/// Owns size() uninitialised elements; part i is in a block of memory i. Each part's work is ordered on its own stream; parts
+/// run concurrently, and the host waits only where documented. Several parts may be on one device. Movable, not copyable. One
+/// thread at a time. A default-constructed or moved-from buffer has no elements and no parts, and may be assigned. A constructor that
+/// throws frees the parts allocated so far.
+template <class T, class Resource = detail::default_device_resource<T>>
+class partitioned_buffer {
+ public:
+  using value_type = T;
+  using resource_type = Resource;
+  using driver_type = typename Resource::driver_type;
+  using part_type = device_buffer<T, Resource>;
+
+  /// Argument of the for_each_part() callback: elements [first, first + elements.size()) of the whole.
+  struct part_ref {
+    std::size_t index;
+    std::size_t first;
+    part_type& elements;
+    stream_ref stream;
+  };
+
+  /// Constructs a buffer without parts.
+  partitioned_buffer() = default;
+  /// Allocates part i from memory i.
+  /// @throws bad_partition  the number of memories differs from the number of parts
+  /// @throws length_error, out_of_memory, cuda_error; nothing is held
+  partitioned_buffer(std::span<Resource const> memories, partition parts,
+                     attribution call = attribution::current())
+      : layout_(std::move(parts)) {
+    if (memories.size() != layout_.parts()) {
+      message<160> text;
+      text.add("tarn: ").add_number(std::uint64_t{layout_.parts()}).add(" parts and ");
+      text.add_number(std::uint64_t{memories.size()}).add(" memories; pass one memory per part");
+      throw detail::at(call.where, bad_partition(text.view()));
+    }
+    parts_.reserve(memories.size());
+    for (std::size_t i = 0; i < memories.size(); ++i) parts_.emplace_back(memories[i], layout_.size(i), call);
+  }
+  /// Allocates part i from the pool of device i of `devices`.
+  template <class Make>
+  partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, partition parts,
+                     attribution call = attribution::current())
+      : partitioned_buffer(std::span<Resource const>(pools_of(pools, devices)), std::move(parts), call) {}
+  /// Divides `count` elements evenly.
+  template <class Make>
+  partitioned_buffer(per_device<Resource, Make>& pools, std::span<device_id const> devices, std::size_t count,
+                     attribution call = attribution::current())
+      : partitioned_buffer(pools, devices, partition::even(count, devices.size()), call) {}
+
+  partitioned_buffer(partitioned_buffer&&) noexcept = default;
+  partitioned_buffer& operator=(partitioned_buffer&&) noexcept = default;
+
+  /// Returns the total number of elements.
+  [[nodiscard]] std::size_t size() const noexcept { return layout_.size(); }
+  [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
+  [[nodiscard]] partition const& layout() const noexcept { return layout_; }
+  /// Returns part i, a buffer on its device with the stream stream(i). Do not change its size or its stream.
+  [[nodiscard]] part_type& part(std::size_t i) noexcept { return parts_[i].elements; }
+  [[nodiscard]] part_type const& part(std::size_t i) const noexcept { return parts_[i].elements; }
+  [[nodiscard]] stream_ref stream(std::size_t i) const noexcept { return parts_[i].stream.ref(); }
+  [[nodiscard]] device_id device(std::size_t i) const noexcept { return driver(i).device(); }
+
+  /// Calls `call(part_ref)` for each part with its device current; the callback enqueues the part's work on its stream.
+  template <class Call>
+  void for_each_part(Call const& call) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      [[maybe_unused]] guard const here(device(i));
+      call(part_ref{i, layout_.first(i), part(i), stream(i)});
+    }
+  }
+
+  /// Copies from size() host elements, each part in its stream's order. From pinned memory, which must be kept until the
+  /// streams have completed the copies, all devices copy concurrently; from other memory they copy one after the other.
+  /// @throws length_error  the number of elements differs; nothing is copied
+  /// @throws cuda_error    some parts may have been copied
+  void scatter(std::span<T const> from, source_location where = source_location::current()) {
+    require_size("scatter", from.size(), where);
+    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_from(piece(from, i), where);
+  }
+  /// Copies to size() host elements in the same way. @throws as scatter
+  void gather(std::span<T> to, source_location where = source_location::current()) const {
+    require_size("gather", to.size(), where);
+    for (std::size_t i = 0; i < parts_.size(); ++i) part(i).copy_to(piece(to, i), where);
+  }
+  /// Copies as gather() does, then waits for all copies, so that the host may read. It waits also if it throws, so `to` may be
+  /// freed.
+  void gather_sync(std::span<T> to, source_location where = source_location::current()) const {
+    try {
+      gather(to, where);
+    } catch (...) {
+      (void)finish();
+      throw;
+    }
+    synchronize(where);
+  }
+  /// Copies from another division of the same number of elements, piece by piece between the devices, ordered with the streams
+  /// of all parts involved; either buffer may be changed or destroyed at once. @throws as scatter
+  template <class Other>
+    requires std::is_same_v<typename Other::driver_type, driver_type>
+  void copy_from(partitioned_buffer<T, Other> const& other,
+                 source_location where = source_location::current()) {
+    require_size("copy_from", other.size(), where);
+    for (std::size_t at = 0; at < size();) {
+      std::size_t const mine = layout_.part_of(at);
+      std::size_t const theirs = other.layout().part_of(at);
+      std::size_t const my_end = layout_.first(mine) + layout_.size(mine);
+      std::size_t const their_end = other.layout().first(theirs) + other.layout().size(theirs);
+      std::size_t const count = detail::min_of(my_end, their_end) - at;
+      tarn::peer_copy(other.part(theirs), at - other.layout().first(theirs), part(mine),
+                      at - layout_.first(mine), count, where);
+      at += count;
+    }
+  }
+
+  /// Sets every byte to 0, in each stream's order. @throws cuda_error
+  void zero(source_location where = source_location::current()) {
+    for (part_and_stream& p : parts_) p.elements.zero(where);
+  }
+
+  /// Waits on the host for the work of all parts. @throws cuda_error  the first error of the parts, also errors of earlier
+  /// kernels; all parts have been waited for
+  void synchronize(source_location where = source_location::current()) const {
+    if (failed_part const first = finish(); !first.what.ok())
+      throw cuda_error(first.what, first.device, where);
+  }
+  /// Makes later work of all parts wait, on the devices, for the work enqueued on `stream` so far. @throws cuda_error
+  void order_behind(driver_type const& driver_of_stream, stream_ref stream,
+                    source_location where = source_location::current()) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      detail::order_streams(driver(i), this->stream(i), driver_of_stream,
+                            identified(driver_of_stream, stream, where), where);
+    }
+  }
+  /// Makes later work on `stream` wait, on the devices, for the work enqueued by all parts so far. @throws cuda_error
+  void order_before(driver_type const& driver_of_stream, stream_ref stream,
+                    source_location where = source_location::current()) const {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      detail::order_streams(driver_of_stream, identified(driver_of_stream, stream, where), driver(i),
+                            this->stream(i), where);
+    }
+  }
+
+ private:
+  using guard = std::conditional_t<detail::has_current_device<driver_type>, basic_device_guard<driver_type>,
+                                   detail::no_guard>;
+  struct part_and_stream {
+    part_and_stream(Resource memory, std::size_t count, attribution call)
+        : stream(detail::called_from(call.where, [&] { return basic_stream<driver_type>(memory.driver()); })),
+          elements(std::move(memory), count, stream, detail::max_of(default_alignment, alignof(T)), call) {}
+    basic_stream<driver_type> stream;  // must outlive the elements, which are freed on it
+    part_type elements;
+  };
+  struct failed_part {
+    status what;
+    int device = 0;
+  };
+
+  /// Waits for all parts, even if some fail. Returns the first failure.
+  failed_part finish() const noexcept {
+    failed_part first;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      driver_type const& driver = this->driver(i);
+      status const s = driver.synchronize_stream(stream(i));
+      if (s.ok()) continue;
+      (void)detail::wait_past_captures(driver);
+      if (first.what.ok()) first = {s, device(i).value};
+    }
+    return first;
+  }
+
+  template <class Make>
+  static std::vector<Resource> pools_of(per_device<Resource, Make>& pools,
+                                        std::span<device_id const> devices) {
+    std::vector<Resource> memories;
+    for (device_id const d : devices) memories.push_back(pools[d]);
+    return memories;
+  }
+  [[nodiscard]] driver_type const& driver(std::size_t i) const noexcept { return parts_[i].stream.driver(); }
+  template <class Element>
+  [[nodiscard]] std::span<Element> piece(std::span<Element> whole, std::size_t i) const noexcept {
+    return whole.subspan(layout_.first(i), layout_.size(i));
+  }
+  void require_size(char const* what, std::size_t count, source_location where) const {
+    if (count == size()) return;
+    message<160> text;
+    text.add("tarn: ")
+        .add(what)
+        .add(" of ")
+        .add_number(std::uint64_t{count})
+        .add(" elements does not match a buffer of ");
+    throw detail::at(where, length_error(text.add_number(std::uint64_t{size()}).view()));
+  }
+
+  partition layout_;
+  std::vector<part_and_stream> parts_;
+};
+
+}  // namespace tarn
