@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes single_include/tarn/: tarn.hpp with all of tarn in one file, and the opt-in headers (the interop headers, the simulated
-device) on top of it. Deterministic: the same tree gives the same bytes. `--check` compares instead of writing."""
+device) on top of it. Before that, writes the fingerprint of all headers' code into version.hpp. Deterministic: the same tree gives the
+same bytes. `--check` compares instead of writing."""
+import hashlib
 import pathlib
 import re
 import sys
@@ -56,6 +58,26 @@ def expand(name, seen, lines, always, guarded=frozenset()):
         lines.append(f"#endif  // {guard}")
 
 
+def fingerprint():
+    """Of the code of all headers, without comments and white space: what it was compiled from, for the namespace of version.hpp."""
+    code = hashlib.sha256()
+    for header in sorted((include / "tarn").rglob("*.hpp")):
+        if header.name != "version.hpp":
+            text = re.sub(r'//[^\n]*|("(?:[^"\\\n]|\\.)*")', r"\1", header.read_text())
+            code.update("".join(text.split()).encode())
+    return code.hexdigest()[:8]
+
+
+stale = []
+version = include / "tarn" / "version.hpp"
+numbers = re.search(r"#define TARN_VERSION (\d+)", version.read_text())
+major, minor, patch = int(numbers[1]) // 10000, int(numbers[1]) // 100 % 100, int(numbers[1]) % 100
+current = re.sub(r"(inline )v\w+", rf"\1v{major}_{minor}_{patch}_{fingerprint()}", version.read_text())
+if "--check" not in sys.argv:
+    version.write_text(current)
+elif version.read_text() != current:
+    stale.append("version.hpp")
+
 head = ["// SPDX-License-Identifier: Apache-2.0", "#pragma once"]
 core_seen = set()
 core = list(head) + ["// tarn in one file, made by .ci/amalgamate.py from include/tarn. Do not edit."]
@@ -70,7 +92,6 @@ for extra in extras:
     expand(f"tarn/{extra}", set(core_seen), lines, closure(f"tarn/{extra}", set(), False), shared)
     files[extra] = lines
 
-stale = []
 for name, lines in files.items():
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines) + "\n")
     path = out / name

@@ -30,7 +30,9 @@ TOP = """// SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
 #include <string_view>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// What a snapshot fills in.
 enum class html_slot : std::uint8_t { %s, none };
@@ -47,7 +49,7 @@ inline constexpr html_part html_page[] = {
 END = """};
 // clang-format on
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 """
 
 

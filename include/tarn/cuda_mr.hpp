@@ -61,7 +61,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #include "tarn/source/refusal.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 // Properties: CCCL finds these by argument-dependent lookup. Types outside this namespace need as_cuda_resource().
 
@@ -346,6 +346,6 @@ template <class CudaResource>
   return from_cuda_resource(std::move(memory), cuda_driver());
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #undef TARN_HAS_MEMORY_RESOURCE_BASE

@@ -19,7 +19,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/sharing/page_registrations.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 #if TARN_HAS_NCCL
 static_assert(NCCL_VERSION_CODE >= 21903,
@@ -98,4 +98,4 @@ void register_with_nccl(Memory const&, Communicator const&) {
 }
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -13,7 +13,7 @@
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/sim_sources.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200, `sim_pool{sim_pages{machine.driver(0)}}` a
 /// user-defined machine.
@@ -45,4 +45,4 @@ struct simulated_driver {
 }  // namespace detail
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

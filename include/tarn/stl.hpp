@@ -13,7 +13,7 @@
 #include "tarn/core/layers.hpp"
 #include "tarn/core/resource.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A standard allocator over pinned, managed or host memory, pooled or not: `std::vector<float, allocator<float, R>>`.
 /// Containers are synchronous, so it uses allocate_sync and deallocate_sync: complete copies to or from a container's memory
@@ -75,4 +75,4 @@ class allocator {
   Resource memory_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

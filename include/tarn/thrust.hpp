@@ -34,7 +34,7 @@
 #pragma nv_diag_suppress 20011
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// An allocator for thrust::device_vector<T, thrust_allocator<T, Resource>>. Propagates on copy, move and swap of vectors.
 /// device_vector's own work (filling, copying) runs on the default stream, so blocks are allocated and freed there unless a
@@ -212,7 +212,7 @@ template <class Resource>
   return pool_policy<detail::waits::no, Resource>(std::move(memory));
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #if defined(__NVCC__)
 #pragma nv_diagnostic pop

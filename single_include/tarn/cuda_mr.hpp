@@ -62,7 +62,7 @@
 #include <exception>
 #include <new>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// How exceptions leave tarn for the code of another library.
 ///
@@ -138,9 +138,9 @@ TARN_ALWAYS_INLINE decltype(auto) translated(Call const& call) {
 
 static_assert(error_translation<own_errors>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 // Properties: CCCL finds these by argument-dependent lookup. Types outside this namespace need as_cuda_resource().
 
@@ -425,6 +425,6 @@ template <class CudaResource>
   return from_cuda_resource(std::move(memory), cuda_driver());
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #undef TARN_HAS_MEMORY_RESOURCE_BASE

@@ -29,7 +29,7 @@
 #include <mutex>
 #include <string_view>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -148,9 +148,9 @@ inline tag tag::of_scope() noexcept {
   return innermost != nullptr ? innermost->name_ : tag();
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 enum class logged_call : std::uint8_t { allocate, deallocate, allocate_sync, deallocate_sync };
 
@@ -262,9 +262,9 @@ struct logged {
 logged(void (*)(void*, call_record const&), void*) -> logged<detail::log_function>;
 logged(void (*)(void*, call_record const&), void*, log_moments) -> logged<detail::log_function>;
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The columns of format_log_line().
 inline constexpr std::string_view log_line_header =
@@ -309,7 +309,7 @@ void add_value(message<N>& line, std::string_view text) noexcept {
   return line;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/debug/nvtx_ranged.hpp
 // nvtx_ranged: a profiler range around each call, so that Nsight Systems shows a pool's calls next to the kernels.
 
@@ -335,7 +335,7 @@ void add_value(message<N>& line, std::string_view text) noexcept {
 #define TARN_HAS_NVTX_RANGES 0
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 #if TARN_HAS_NVTX_RANGES
@@ -432,9 +432,9 @@ inline void name_stream([[maybe_unused]] stream_ref stream, [[maybe_unused]] cha
 #endif
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class nvtx_ranged_layer;
@@ -497,7 +497,7 @@ class nvtx_ranged_layer : public resource_adaptor<nvtx_ranged_layer<Upstream>, U
   std::uint32_t category_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/debug/with_history.hpp
 // with_history: records every live block with its size, time, source line and tag.
 
@@ -516,7 +516,7 @@ class nvtx_ranged_layer : public resource_adaptor<nvtx_ranged_layer<Upstream>, U
 #include <chrono>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Clock>
 [[nodiscard]] std::uint64_t now_ns() noexcept {
@@ -531,7 +531,7 @@ template <class Clock>
   return now_ns<std::chrono::system_clock>();
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/debug/call_stack.hpp
 // Call stacks as a hook: the program chooses how to walk the stack and how to name a frame. debug/backtrace.hpp provides
 // glibc's.
@@ -546,7 +546,7 @@ template <class Clock>
 #include <string>
 #include <vector>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// One frame of a location: file, line and function, outermost last.
 struct history_frame {
@@ -608,9 +608,9 @@ struct memory_history {
   std::vector<std::vector<history_frame>> locations;  ///< innermost frame first; locations[0] is empty
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// How call stacks are captured and, much later, named. Both functions are called from any thread and must not allocate from
 /// the memory that is watched. An exception from `capture` ends the program; one from `name` propagates from record().
@@ -624,7 +624,7 @@ struct stack_hooks {
 /// Number of innermost frames that are kept of a stack.
 inline constexpr std::size_t stack_depth = 32;
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/debug/history_log.hpp
 // The records of `with_history`: live blocks, the latest events, and the bytes of each tag.
 
@@ -639,7 +639,7 @@ inline constexpr std::size_t stack_depth = 32;
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Where a call came from: the recorded location and, if stacks are captured, the stack.
 struct call_origin {
@@ -717,9 +717,9 @@ class location_table {
   address_map<std::uint32_t> index_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The amounts of one tag; bytes as blocks occupy them.
 struct tag_account {
@@ -938,9 +938,9 @@ class history_log {
   held_at_fork<combining_lock<change>> member_{lock_};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class with_history_layer;
@@ -1196,14 +1196,14 @@ void with_history_layer<Upstream>::name_frames(std::vector<history_frame>& out, 
   }
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/tagged.hpp
 // tagged: a handle on the same memory that gives a tag to all allocations through it.
 
 #include <string_view>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class tagged_layer;
@@ -1239,7 +1239,7 @@ class tagged_layer : public resource_adaptor<tagged_layer<Upstream>, Upstream> {
   tag name_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/report/by_tag.hpp
 // memory_by_tag: memory use per tag.
 
@@ -1257,7 +1257,7 @@ class tagged_layer : public resource_adaptor<tagged_layer<Upstream>, Upstream> {
 #include <string>
 #include <string_view>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Returns the text with U+FFFD in place of each byte that belongs to no character.
 [[nodiscard]] inline std::string as_utf8(std::string_view text) {
@@ -1278,9 +1278,9 @@ namespace tarn::detail {
   return out;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Returns the statistics of each tag under which memory was allocated, including "untagged", sorted by bytes (descending),
 /// then by name. For memory with a `with_history` layer. Takes its lock briefly. @throws std::bad_alloc
@@ -1332,7 +1332,7 @@ template <class Resource>
   return out + line;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/report/explain_memory.hpp
 // explain_memory: accounts for a device's memory, for example why nvidia-smi shows 1,072 MiB for a model of 0.0004 MiB.
 
@@ -1357,7 +1357,7 @@ template <class Resource>
 #include <utility>
 #include <vector>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The memory of one pool, bytes, as the pool reports it. live + deferred + cached is reserved.
 struct pool_share {
@@ -1524,9 +1524,9 @@ struct memory_explanation {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Device memory taken by a process's context and the modules loaded so far, bytes; empty if unknown.
 struct context_cost {
@@ -1767,7 +1767,7 @@ template <class... Subjects>
   return detail::measure(detail::as_subject(subjects)...);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/report/line_profile.hpp
 // The line profile: what each marked source line does to memory, as memory_profiler does for Python.
 
@@ -1776,7 +1776,7 @@ template <class... Subjects>
 #include <mutex>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The memory use of one line; bytes as the pool rounds them.
 struct profiled_line {
@@ -1877,7 +1877,7 @@ inline void reset_line_profile() {
   detail::line_registry::of_process().reset();
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 /// Profiles from this line to the end of the enclosing block: `{ TARN_PROFILE_LINE(memory); step(); }`.
 #define TARN_PROFILE_LINE(memory)                                                     \
@@ -1901,7 +1901,7 @@ inline void reset_line_profile() {
 #include <string_view>
 #include <vector>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether the table shows the text of the lines, read from the source files if they are readable.
 enum class source_text { shown, left_out };
@@ -1991,7 +1991,7 @@ class source_lines {
   return out;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/report/save_snapshot.hpp
 // save_snapshot: writes a snapshot to a file whose extension selects the format.
 
@@ -2025,7 +2025,7 @@ class source_lines {
 #include <string_view>
 #include <type_traits>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Where the text stands. In a script element `<`, `>` and `&` are escaped, so that no text can end the element or begin a comment.
 enum class json_in : std::uint8_t { file, script };
@@ -2163,7 +2163,7 @@ class json_text {
   bool starts_line_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/report/snapshot.hpp
 // A snapshot: the state of a pool at one moment and its history, as plain data. Writers turn it into files: pickle (PyTorch's
 // memory_viz), timeline_html, perfetto, snapshot_json.
@@ -2173,7 +2173,7 @@ class json_text {
 #include <string>
 #include <vector>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 enum class block_use : std::uint8_t {
   live,  ///< allocated (PyTorch: active_allocated)
@@ -2251,9 +2251,9 @@ struct snapshot {
   std::vector<std::vector<history_frame>> locations;  ///< innermost frame first; locations[0] is empty
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 struct perfetto_options {
   /// Smaller blocks are only counted: a slice takes 300 bytes of the file, and viewers handle some 100,000 of them.
@@ -2437,7 +2437,7 @@ inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_option
   detail::perfetto_writer(out, s, options).write();
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/report/pickle.hpp
 // A snapshot in the format of PyTorch's tools: drop the file on pytorch.org/memory_viz, or run `python _memory_viz.py
 // stats|trace|segments|memory|segment_plot|trace_plot x.pickle` (torch/cuda/_memory_viz.py).
@@ -2460,7 +2460,7 @@ inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_option
 #include <utility>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Identifies a written value, to be referenced later.
 using pickle_ref = std::uint32_t;
@@ -2567,7 +2567,7 @@ class pickle_text {
   pickle_ref next_ref_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/report/viewer_history.hpp
 // A history that PyTorch's viewer can undo. The viewer draws the memory at an earlier moment by undoing events from the last
 // one backwards, and fails if an event does not fit: each block must lie in a segment for its whole lifetime, and a segment
@@ -2588,7 +2588,7 @@ class pickle_text {
 #include <utility>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// How an event is written.
 enum class reported_as : std::uint8_t {
@@ -2769,9 +2769,9 @@ class viewer_history {
   bool expandable_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -2965,7 +2965,7 @@ inline void write_pickle(std::ostream& out, snapshot const& s) {
   detail::snapshot_pickler(out, s).write();
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/report/snapshot_json.hpp
 // A snapshot as JSON, for other programs.
 //
@@ -2988,7 +2988,7 @@ inline void write_pickle(std::ostream& out, snapshot const& s) {
 
 #include <ostream>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -3085,7 +3085,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
   out << '\n';
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/report/take_snapshot.hpp
 // take_snapshot: captures the state and history of memory from its nearest pool and watched layer.
 
@@ -3134,7 +3134,7 @@ inline void write_json(std::ostream& out, snapshot const& s) {
 #include <cstdint>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 enum class held_use : std::uint8_t {
   live,
@@ -3309,9 +3309,9 @@ struct pool_facts {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 enum class stretch_kind : std::uint8_t { home, view, segment };
 
@@ -3524,9 +3524,9 @@ template <class Memory>
   return contents;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 [[nodiscard]] inline block_use use_of(held_use use) noexcept {
   if (use == held_use::cached) return block_use::cached;
@@ -3729,9 +3729,9 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
   return events;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -3862,7 +3862,7 @@ template <class Resource>
   return s;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/report/write_file.hpp
 // write_file: writes a report to a file, whole or not at all.
 
@@ -3880,7 +3880,7 @@ template <class Resource>
 #include <ostream>
 #include <string>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A new file in the folder of `path`, which takes the place of what is there once it is whole. The destructor removes it if it did not.
 /// What is there and is not a regular file (a device, a pipe) is not replaced: name() is then the path itself, and nothing is removed.
@@ -3965,9 +3965,9 @@ void write_file(std::string const& path, char const* what, Write const& write) {
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The name of a file has no extension of a snapshot format.
 class unknown_format : public detail::error_of<std::invalid_argument, 512> {
@@ -4017,7 +4017,7 @@ void save_snapshot(Resource memory, std::string const& path,
   });
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/report/timeline_html.hpp
 // A snapshot as one self-contained HTML file: live and reserved bytes over time, the peak and its composition, a map of the
 // addresses, tables. It loads nothing; its content security policy (CSP) forbids it.
@@ -4056,7 +4056,7 @@ void save_snapshot(Resource memory, std::string const& path,
 #include <ostream>
 #include <string_view>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Writes numbers to a stream incrementally with a 4 KiB buffer. Call finish() last.
 class html_numbers {
@@ -4107,9 +4107,9 @@ class html_numbers {
   char text_[4096]{};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The properties that many blocks have in common.
 struct html_shape {
@@ -4257,7 +4257,7 @@ class html_data {
   std::unordered_map<stream_id, std::uint32_t> stream_at_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/report/timeline_page.hpp
 // The report page as text. Generated by .ci/embed_page.py from the files in timeline/; do not edit. Longer than other headers,
 // because it holds the whole page.
@@ -4265,7 +4265,7 @@ class html_data {
 #include <cstdint>
 #include <string_view>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// What a snapshot fills in.
 enum class html_slot : std::uint8_t { title, events, blocks, shapes, info, none };
@@ -6185,9 +6185,9 @@ document.documentElement.dataset.ready = performance.now().toFixed(0);
 };
 // clang-format on
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The unit of the times in a snapshot.
 enum class time_axis : std::uint8_t {
@@ -6290,4 +6290,4 @@ void save_timeline_html(Resource memory, std::string const& path, timeline_html_
   save_timeline_html(take_snapshot(memory), path, options, where);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

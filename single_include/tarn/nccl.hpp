@@ -41,7 +41,7 @@
 #include <utility>
 #include <vector>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -136,10 +136,10 @@ class [[nodiscard]] page_pin {
   std::size_t bytes_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_SHARING_PAGE_PIN_HPP
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A library that registers ranges of device memory.
 ///
@@ -328,10 +328,10 @@ class [[nodiscard]] page_registrations {
   std::size_t added_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 #if TARN_HAS_NCCL
 static_assert(NCCL_VERSION_CODE >= 21903,
@@ -410,4 +410,4 @@ void register_with_nccl(Memory const&, Communicator const&) {
 }
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

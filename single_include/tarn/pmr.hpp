@@ -14,7 +14,7 @@
 #include <new>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A std::pmr::memory_resource over a host-accessible tarn resource. Synchronous, as pmr is. Holds the resource. Containers
 /// hold a pointer to the adaptor, which must outlive them. Two adaptors are equal if their resources are equal.
@@ -110,4 +110,4 @@ class pmr_source {
 
 static_assert(resource<pmr_source>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

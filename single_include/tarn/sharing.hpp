@@ -44,7 +44,7 @@
 
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Owns a file descriptor and closes it. Move-only; a moved-from owner is empty.
 class unique_descriptor {
@@ -75,7 +75,7 @@ class unique_descriptor {
   int descriptor_ = -1;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/sharing/sharing_error.hpp
 // sharing_error: why memory could not be shared with another process.
 
@@ -83,7 +83,7 @@ class unique_descriptor {
 #include <stdexcept>
 #include <string_view>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Why memory could not be shared.
 enum class sharing_failure : std::uint8_t {
@@ -117,9 +117,9 @@ class sharing_error : public detail::error_of<std::runtime_error, 512> {
   int error_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A process on a machine since its last start. Zeros: the system does not report it.
 struct process_identity {
@@ -332,7 +332,7 @@ struct block_description {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/sharing/page_pin.hpp
 #ifndef TARN_SINGLE_SHARING_PAGE_PIN_HPP
 #define TARN_SINGLE_SHARING_PAGE_PIN_HPP
@@ -343,7 +343,7 @@ struct block_description {
 #include <utility>
 #include <vector>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -438,7 +438,7 @@ class [[nodiscard]] page_pin {
   std::size_t bytes_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_SHARING_PAGE_PIN_HPP
 // ---- tarn/sharing/shared_event.hpp
 // shared_event: an event that two processes use.
@@ -452,7 +452,7 @@ class [[nodiscard]] page_pin {
 
 #include <chrono>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// How long one step of the other process may take.
 inline constexpr std::chrono::milliseconds default_sharing_timeout{30'000};
@@ -463,9 +463,9 @@ namespace detail {
 inline constexpr std::chrono::milliseconds longest_wait = std::chrono::hours(24 * 365);
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -540,9 +540,9 @@ class shared_event {
 };
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -802,7 +802,7 @@ class [[nodiscard]] dma_buf {
   std::size_t offset_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/sharing/imported_block.hpp
 // import_block(): a block that another process has exported. send_block() and receive_block() pass one over a Unix socket.
 //
@@ -835,7 +835,7 @@ class [[nodiscard]] dma_buf {
 #include <span>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// One side of a connection, of type SOCK_STREAM. No call raises SIGPIPE.
 class unix_socket {
@@ -967,9 +967,9 @@ class unix_socket {
   std::chrono::milliseconds limit_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -1324,7 +1324,7 @@ template <class Memory>
   }
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/sharing/page_registrations.hpp
 #ifndef TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
 #define TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP
@@ -1339,7 +1339,7 @@ template <class Memory>
 #include <utility>
 #include <vector>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A library that registers ranges of device memory.
 ///
@@ -1528,5 +1528,5 @@ class [[nodiscard]] page_registrations {
   std::size_t added_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_SHARING_PAGE_REGISTRATIONS_HPP

@@ -53,14 +53,14 @@
 
 #include <cstddef>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that are not multiples.
 [[nodiscard]] inline std::size_t host_page_bytes() noexcept {
   return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 #endif  // TARN_SINGLE_CORE_HOST_PAGE_HPP
 // ---- tarn/driver/sim/sim_backing.hpp
 // Address space and memory of the simulated GPU: invented addresses that must not be accessed, or reserved address space of
@@ -83,7 +83,7 @@ namespace tarn::detail {
 #include <unistd.h>
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The backing of simulated device memory.
 enum class sim_backing : std::uint8_t {
@@ -383,7 +383,7 @@ class sim_file {
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/driver/sim/sim_memory_tool.hpp
 // A simulated memory tool, which plays the role of compute-sanitizer. It is notified of heaps and of the regions allocated
 // from them, and reports work that accesses other bytes of a heap. Under AddressSanitizer it poisons those bytes if they are
@@ -400,7 +400,7 @@ class sim_file {
 #include <sanitizer/asan_interface.h>
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether a tool tracks a simulated machine's memory.
 enum class sim_tool : std::uint8_t { absent, attached };
@@ -547,11 +547,11 @@ class sim_memory_tool {
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/driver/sim/sim_status.hpp
 // Error numbers of the simulated GPU and their conversion to a status.
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Error numbers of the simulated GPU, with the values of cudaError_t.
 enum class sim_code : int {
@@ -617,9 +617,9 @@ inline constexpr sim_error sim_errors[] = {
   return {failure::other, static_cast<int>(code), "cudaErrorUnknown", call};
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -1122,7 +1122,7 @@ class sim_memory {
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/driver/sim/sim_options.hpp
 // Options of a simulated machine, and its counters.
 
@@ -1136,7 +1136,7 @@ class sim_memory {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A duration in virtual time, nanoseconds.
 using sim_nanoseconds = std::uint64_t;
@@ -1244,9 +1244,9 @@ namespace detail {
 }
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether simulated devices support virtual memory management; some virtual GPUs do not.
 enum class sim_paging : std::uint8_t { available, missing };
@@ -1362,9 +1362,9 @@ struct sim_leaks {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The parts never exceed the memory taken: options named first are served first.
 [[nodiscard]] inline device_account sim_account(sim_options const& options, sim_usage const& usage) noexcept {
@@ -1391,7 +1391,7 @@ namespace tarn::detail {
   return account;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/sim/sim_convert.hpp
 // Element conversion as simulated work: a kernel whose reads and writes the order checker records.
 
@@ -1422,7 +1422,7 @@ namespace tarn::detail {
 #include <cstdint>
 #include <type_traits>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The meaning of a format's largest exponent.
 enum class top_exponent : std::uint8_t {
@@ -1546,10 +1546,10 @@ template <class From>
 }
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format (__half,
 /// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions are explicit.
@@ -1624,10 +1624,10 @@ static_assert(std::is_trivially_copyable_v<float16> && std::is_trivially_default
 static_assert(sizeof(float16) == 2 && sizeof(bfloat16) == 2 && sizeof(float8_e4m3) == 1 &&
               sizeof(float8_e5m2) == 1);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_CORE_SMALL_FLOAT_HPP
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 template <class T>
@@ -1699,7 +1699,7 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
   return call(float8_e5m2{});
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_CORE_ELEMENT_HPP
 // ---- tarn/driver/sim/sim_work.hpp
 // Operations of simulated streams: kernels, copies and fills, with the bytes that each accesses.
@@ -1717,7 +1717,7 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether simulated work reads or writes.
 enum class sim_use : std::uint8_t { reads, writes };
@@ -1735,9 +1735,9 @@ struct sim_access {
   return {p, bytes, sim_use::writes};
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// True while the calling thread runs a simulated kernel, where driver calls are not permitted. Atomic only because
 /// ThreadSanitizer treats the kernel as another thread.
@@ -1806,9 +1806,9 @@ struct sim_transfer_work final : sim_element_work {
   std::size_t bytes = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class To, class From>
 class sim_conversion final : public sim_element_work {
@@ -1836,7 +1836,7 @@ class sim_conversion final : public sim_element_work {
   int device_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/sim/sim_machine.hpp
 // A simulated host with GPUs. Holds the options, the controls for tests (launch work, advance time, take memory away,
 // capture) and the results (calls, usage, findings). driver/sim_driver provides drivers for its devices.
@@ -1916,7 +1916,7 @@ extern "C" void AnnotateIgnoreWritesBegin(char const* file, int line);
 extern "C" void AnnotateIgnoreWritesEnd(char const* file, int line);
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 #if TARN_TSAN
 
@@ -2103,9 +2103,9 @@ class sim_ordered_work {
 
 #endif
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The last nodes of a captured stream, by index.
 using sim_leaves = std::vector<std::size_t>;
@@ -2252,7 +2252,7 @@ class sim_capture {
   std::size_t works_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/sim/sim_order.hpp
 // The order checker of the simulated GPU: happens-before by vector clocks over streams and host threads. It reports any two
 // conflicting accesses to the same bytes by different owners that are not ordered.
@@ -2296,7 +2296,7 @@ class sim_capture {
 #include <string>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// An agent: an index into every clock.
 using sim_agent = std::size_t;
@@ -2388,9 +2388,9 @@ class sim_agents {
   std::vector<acting> agents_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -2767,7 +2767,7 @@ class sim_order : public sim_agents {
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/driver/sim/sim_replay.hpp
 // Replay of a captured graph on the simulated GPU. A node starts when its dependencies have ended and the launching stream has
 // reached the launch; independent branches run at the same time.
@@ -2788,7 +2788,7 @@ class sim_order : public sim_agents {
 #include <memory>
 #include <unordered_map>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// How far device work runs beyond its nominal duration: a different schedule for each seed. See sim_options.
 struct sim_schedule {
@@ -2889,7 +2889,7 @@ struct sim_device {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/sim/sim_timeline.hpp
 // The clock of a simulated machine, the operations that have not ended, and the fault of each device. The end of an operation is
 // known when it is enqueued; the operation takes effect when the clock reaches that end.
@@ -2902,7 +2902,7 @@ struct sim_device {
 #include <utility>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Callers hold the machine's lock, except for now().
 class sim_timeline {
@@ -2961,9 +2961,9 @@ class sim_timeline {
   std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A graph that can be launched, like a cudaGraphExec_t. Its launches are ordered after each other.
 struct sim_exec {
@@ -3118,7 +3118,7 @@ class sim_replay {
   std::vector<moment> done_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/sim/sim_stream_table.hpp
 // The devices, streams and events of a simulated machine, and their handles.
 
@@ -3130,7 +3130,7 @@ class sim_replay {
 #include <utility>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Callers hold the machine's lock.
 class sim_stream_table {
@@ -3307,9 +3307,9 @@ class sim_stream_table {
   stream_id next_id_ = 4096;  // above every device's legacy stream
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -3660,9 +3660,9 @@ class sim_streams : public sim_stream_table {
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether a block came from the cache, which determines its cost.
 enum class sim_warmth : std::uint8_t { warm, cold };
@@ -3742,9 +3742,9 @@ class sim_async {
   std::multimap<std::size_t, kept> cached_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 class sim_driver;
 
@@ -4088,9 +4088,9 @@ class sim_machine {
   std::shared_ptr<detail::sim_state> state_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A device of a simulated machine; by default the current one of the process-wide machine. A cheap handle that keeps its machine alive.
 /// As the contract requires, no call throws and every call is thread-safe. Beyond the contract: a call inside simulated work
@@ -4701,7 +4701,7 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
               accounting_driver<sim_driver> && sharing_driver<sim_driver> &&
               detail::multi_device_driver<sim_driver> && detail::multi_device_driver<sim_marking_driver>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/source/registered_host.hpp
 #ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 #define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
@@ -4729,7 +4729,7 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
 #include <thread>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 inline constexpr std::size_t huge_page = 2_MiB;
 
@@ -4838,12 +4838,12 @@ struct host_pages {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 #endif  // TARN_SINGLE_SOURCE_HOST_PAGES_HPP
 #if TARN_HAS_CUDA
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The pages of registered memory.
 enum class host_page_size : std::uint8_t {
@@ -4937,10 +4937,10 @@ using registered_host = basic_registered<cuda_driver>;
 static_assert(resource<registered_host>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 using sim_pages = basic_pages<sim_driver>;
 using sim_malloc = basic_malloc<sim_driver>;
@@ -4953,9 +4953,9 @@ static_assert(page_source<sim_pages>);
 static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_pinned_host> &&
               resource<sim_managed> && resource<sim_registered_host>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// device_pool on the simulated device: `tarn::sim_pool pool;` simulates an H200, `sim_pool{sim_pages{machine.driver(0)}}` a
 /// user-defined machine.
@@ -4987,4 +4987,4 @@ struct simulated_driver {
 }  // namespace detail
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A standard allocator over pinned, managed or host memory, pooled or not: `std::vector<float, allocator<float, R>>`.
 /// Containers are synchronous, so it uses allocate_sync and deallocate_sync: complete copies to or from a container's memory
@@ -72,4 +72,4 @@ class allocator {
   Resource memory_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

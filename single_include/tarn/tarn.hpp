@@ -32,6 +32,17 @@
 // exist on one platform, and only in the file that wraps them: core/wait, core/at_fork, core/source_location,
 // pool/cache/owner_lock, debug/backtrace, driver/ and the interop headers (tests/architecture/check.py).
 
+// ---- tarn/version.hpp
+// The version, for programs and for CMake, and the namespace that belongs to it.
+//
+// All of tarn is in TARN_NAMESPACE, so that two versions may be linked into one program: `tarn::device_pool` of one version is
+// another type, with other symbols, than that of another version. The last part is a fingerprint of the headers' code; it is written
+// by .ci/amalgamate.py and changes with any line of code, so two commits of one version differ, too. Code that declares
+// something of tarn itself opens this namespace; `namespace tarn` suffices to use it.
+
+#define TARN_VERSION 200  // major * 10000 + minor * 100 + patch
+#define TARN_NAMESPACE tarn::inline v0_2_0_da098549
+
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
 #include <tarn-needs-C++20>  // ends the compilation: what follows would only be errors that mislead
@@ -111,7 +122,7 @@
 #define TARN_HOST_DEVICE
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Size of a cache line, bytes; data of different threads is kept this far apart.
 inline constexpr unsigned cache_line_bytes = 64;
@@ -120,13 +131,7 @@ namespace detail {
 inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 }
 
-}  // namespace tarn
-// ---- tarn/version.hpp
-// The version, for programs and for CMake, which reads this file.
-
-#define TARN_VERSION_MAJOR 0
-#define TARN_VERSION_MINOR 1
-#define TARN_VERSION_PATCH 0
+}  // namespace TARN_NAMESPACE
 
 // ---- tarn/core/any_error.hpp
 // any_error: what every error of tarn is, and the place that it names. The errors are in core/error.hpp and
@@ -150,7 +155,7 @@ inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 #include <cstddef>
 #include <string_view>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode Standard, table 3-7:
 /// no overlong forms, no surrogates, nothing above U+10FFFF).
@@ -198,9 +203,9 @@ constexpr void put_printable(std::string_view text, Put const& put) {
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -299,7 +304,7 @@ class message {
   std::size_t size_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/source_location.hpp
 // A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
 // available everywhere.
@@ -331,7 +336,7 @@ constexpr char const* __builtin_FUNCTION(None...) noexcept {
 #define TARN_OF_CALLER(WHAT) __builtin_##WHAT()
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// File, line and function of a call; static storage. Use it as a default argument:
 /// `source_location where = source_location::current()`.
@@ -347,14 +352,14 @@ struct source_location {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #undef TARN_OF_CALLER
 #if defined(__NVCC__) && !defined(__clang__)
 #pragma pop_macro("__REGISTER_PREFIX__")
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// What every error of tarn is, beside its standard exception type: `catch (tarn::any_error const& error)`
 /// handles all of them and nothing else. Not a std::exception itself, so that each error is one only once.
@@ -488,7 +493,7 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/bytes.hpp
 // Sizes and alignments: literals, rounding, and arithmetic that cannot wrap.
 
@@ -512,7 +517,7 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call
 #include <cstddef>
 #include <string_view>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Returns true for a UTF-8 continuation byte.
 [[nodiscard]] constexpr bool continues_character(char c) noexcept {
@@ -533,9 +538,9 @@ namespace tarn::detail {
   return text.substr(begin);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The kind of a driver call's failure; the part of an error code that tarn acts on.
 enum class failure : std::uint8_t {
@@ -857,9 +862,9 @@ class misuse : public detail::error_of<std::exception, 640> {
   void const* pointer_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 // constexpr, not consteval: clang 14 emits calls of consteval literals in default arguments and templates.
 inline namespace literals {
@@ -925,11 +930,11 @@ constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_
   if (!is_alignment(alignment) || alignment > limit) throw detail::at(where, bad_alignment(alignment, limit));
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/device.hpp
 // The device ordinal as a type.
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A device by its ordinal, as cudaSetDevice numbers them.
 struct device_id {
@@ -939,11 +944,11 @@ struct device_id {
   friend constexpr bool operator==(device_id, device_id) noexcept = default;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/min_max.hpp
 // min_of and max_of for sizes and counts, without the header algorithm, which costs a compiler 40 ms.
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Returns the larger value; the first if they are equal. Takes both by value: meant for sizes and counts.
 template <class T>
@@ -957,13 +962,13 @@ template <class T>
   return b < a ? b : a;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/property.hpp
 // Memory accessibility: empty tags that a resource lists in its type.
 
 #include <type_traits>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Kernels may read and write the memory.
 struct device_accessible {};
@@ -981,7 +986,7 @@ struct property_set {
 template <class Resource, class Tag>
 inline constexpr bool has_property = Resource::properties::template has<Tag>;
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/resource.hpp
 // Concepts for resources, page sources and memory sources.
 //
@@ -1012,7 +1017,7 @@ inline constexpr bool has_property = Resource::properties::template has<Tag>;
 
 struct CUstream_st;
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 struct zero;  ///< never defined: a literal 0 converts to a pointer to it, a variable does not
@@ -1085,9 +1090,9 @@ struct byte_count {
 };
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class R>
 concept has_allocate = requires(R& r, stream_ref stream, std::size_t bytes, std::size_t alignment) {
@@ -1203,7 +1208,7 @@ constexpr bool check_memory_source() {
   return memory_source<R>;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/spin_lock.hpp
 // A minimal lock for critical sections of a few nanoseconds.
 
@@ -1220,7 +1225,7 @@ constexpr bool check_memory_source() {
 #include <thread>
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that thread may be waiting
 /// for the device.
@@ -1245,9 +1250,9 @@ inline void spin_wait(unsigned tries) noexcept {
 #endif
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class spin_lock {
  public:
@@ -1269,14 +1274,14 @@ class spin_lock {
   std::atomic<bool> taken_{false};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/thread_tag.hpp
 // Identifiers for threads: an address among running threads, and a number that is never reused.
 
 #include <atomic>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Storage of a thread's number; 0 until the thread needs one.
 [[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
@@ -1300,7 +1305,7 @@ inline void const* this_thread_tag() noexcept {
   return number;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/capture_gate.hpp
 // Keeps calls that would end a graph capture apart from captures that tarn knows of. Two calls concern the whole device and
 // invalidate every capture on it, whichever thread makes them: cuCtxRecordEvent and cudaDeviceSynchronize. While a capture_scope is
@@ -1309,7 +1314,7 @@ inline void const* this_thread_tag() noexcept {
 #include <atomic>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
 /// waits for those calls, which take a microsecond.
@@ -1412,7 +1417,7 @@ inline constexpr char const* captured_without_scope =
   return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/captured_handles.hpp
 // The identities of captured streams by their handles. CUDA refuses to identify a stream that is captured (cudaStreamGetId returns
 // cudaErrorStreamCaptureUnsupported), and the call invalidates the capture. While a capture_scope is open, identities are therefore
@@ -1482,7 +1487,7 @@ inline constexpr char const* captured_without_scope =
 #include <concepts>
 #include <cstddef>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// An event handle of the driver.
 using event_handle = void*;
@@ -1597,9 +1602,9 @@ concept accounting_driver = stream_driver<D> && requires(D const& d, device_acco
   { d.memory_account(account) } noexcept -> std::same_as<status>;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// What is known of a stream when a call names it.
 enum class stream_life : std::uint8_t {
@@ -1753,9 +1758,9 @@ class own_stream {
   status made_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A captured stream.
 struct captured_handle {
@@ -1847,7 +1852,7 @@ template <class Driver>
   return true;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/sharing_driver.hpp
 // Memory and events that other processes use: what the driver calls exchange, and the optional part of the driver contract.
 //
@@ -1867,7 +1872,7 @@ template <class Driver>
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// How other processes get at pages. Fixed when the pages are created.
 enum class allocation_handle_type : std::uint8_t {
@@ -1906,7 +1911,7 @@ concept sharing_driver =
       { d.uuid(uuid) } noexcept -> std::same_as<status>;
     };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/driver/stream_device.hpp
 // The device of a stream. Every device may use pinned, managed and shared memory, so a block may be used and
 // freed on a stream of another device than its pool's. Events belong to a device: such a stream is marked and
@@ -1917,7 +1922,7 @@ concept sharing_driver =
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// No device: where a stream lives was not learned.
 inline constexpr device_id unknown_device{-1};
@@ -2122,7 +2127,7 @@ status identify_named(Driver const& driver, stream_ref stream, stream_id& id) no
   return driver.identify(stream, id);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/source/cuda_async.hpp
 // cuda_async: device memory from CUDA's own stream-ordered pool (cudaMallocAsync).
 
@@ -2130,7 +2135,7 @@ status identify_named(Driver const& driver, stream_ref stream, stream_id& id) no
 // Marks and waits for all work: of one device, or of each device in use where it is unknown on which one the
 // work runs.
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Marks all work of the driver's device, unless that would invalidate a capture.
 template <class Driver>
@@ -2257,7 +2262,7 @@ template <stream_driver Driver>
   return !is_of_capture(wait_for_all_work(driver));
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/source/block_source.hpp
 // block_source<Driver, Calls>: the common part of all sources of whole blocks: checks, alignment, errors, and each call under
 // every name that CCCL versions use. `Calls` is the kind of memory: a struct with
@@ -2309,7 +2314,7 @@ template <stream_driver Driver>
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 // Once for each call, in the order of the enumeration. What changes memory comes last.
 #define TARN_DRIVER_CALLS(CALL)                                                                              \
@@ -2361,9 +2366,9 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return call >= driver_call::reserve_range;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 /// Source of handles for streams and events, which are only names here; constant-initialised.
@@ -2523,9 +2528,9 @@ class no_driver {
 static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver> &&
               registering_driver<no_driver>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Host memory of a device's driver, pinned or managed: what the device has does not bound it.
 template <class Memory>
@@ -2576,9 +2581,9 @@ template <class D>
   return {failure::out_of_memory, 0, "larger than any device", "the address space"};
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A driver that provides them.
 template <class D>
@@ -2601,9 +2606,9 @@ void give_plain_block(D const& driver, void* p) noexcept {
   (void)driver.free_device(p);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 /// The driver orders this kind of memory by streams itself.
@@ -2834,7 +2839,7 @@ class block_source {
   [[no_unique_address]] Calls calls_{};
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #if TARN_HAS_CUDA
 // ---- tarn/driver/cuda_driver.hpp
 // The CUDA driver: the runtime API, plus virtual memory management from the driver API.
@@ -2871,7 +2876,7 @@ class block_source {
 #include <tarn-needs-CUDA-12>  // ends the compilation: what follows would only be errors that mislead
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Returns the kind of a code; `other` for codes not listed.
 [[nodiscard]] constexpr failure cuda_failure(int code) noexcept {
@@ -2915,9 +2920,9 @@ namespace tarn::detail {
   return cuda_failed(code, call);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The entry points and the result of looking them up. A call that this driver lacks is null; if `found` is a failure, all
 /// of them are.
@@ -3043,7 +3048,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   return {failure::unsupported, static_cast<int>(cudaErrorNotSupported), "CUDA_ERROR_NOT_SUPPORTED", call};
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/cuda_memory_tool.hpp
 // Memory tool notifications for one device, sent with that device current, because compute-sanitizer requires it for heaps.
 
@@ -3054,7 +3059,7 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
 
 #include <atomic>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Where the streams of CUDA live that tarn was given.
 [[nodiscard]] inline stream_devices& devices_of_cuda_streams() noexcept {
@@ -3159,7 +3164,7 @@ class beside_capture {
   bool swapped_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/driver/nvtx_memory.hpp
 // NVTX's memory extension, which notifies tools such as compute-sanitizer of sub-allocations.
 
@@ -3185,7 +3190,7 @@ class beside_capture {
 #include <cstdint>
 #include <cstdlib>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A tool that tracks sub-allocations; converts to false if none is attached. A value type, the same throughout the process.
 ///
@@ -3288,9 +3293,9 @@ class nvtx_memory {
   bool present_ = false;  ///< a tool without domains returns a null domain
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// nvtx_memory for one device; converts to false if no tool is attached. A value type.
 class cuda_memory_tool {
@@ -3321,7 +3326,7 @@ class cuda_memory_tool {
   int device_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/driver/nvml.hpp
 // NVML, NVIDIA's management library, which reports a device's memory by process. It is loaded at run time if present, never
 // linked. The few calls needed are declared here, from the documented ABI. Uses no CUDA names.
@@ -3336,7 +3341,7 @@ class cuda_memory_tool {
 #include <type_traits>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// nvmlMemory_t. `total` includes memory reserved by driver and firmware.
 struct nvml_memory {
@@ -3597,9 +3602,9 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   return {};
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The stream that a null handle refers to.
 enum class null_stream : std::uint8_t {
@@ -4282,10 +4287,10 @@ static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_dr
               accounting_driver<cuda_driver> && sharing_driver<cuda_driver> &&
               detail::multi_device_driver<cuda_driver>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// cudaMallocAsync and cudaFreeAsync.
 struct async_calls {
@@ -4373,14 +4378,14 @@ using cuda_async = basic_async<cuda_driver>;
 static_assert(resource<cuda_async>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/source/cuda_malloc.hpp
 // cuda_malloc: device memory from cudaMalloc, one call per block.
 
 #if TARN_HAS_CUDA
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// cudaMalloc and cudaFree.
 struct malloc_calls {
@@ -4406,7 +4411,7 @@ using cuda_malloc = basic_malloc<cuda_driver>;
 static_assert(resource<cuda_malloc>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/source/cuda_pages.hpp
 // cuda_pages: device memory as pages: address ranges are reserved first, physical memory is mapped on demand.
 
@@ -4441,7 +4446,7 @@ static_assert(resource<cuda_malloc>);
 
 #include <cstdint>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 class tag;
 
@@ -4463,7 +4468,7 @@ struct attribution {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/location_scope.hpp
 // The place in the user's source that an allocation is attributed to, across all policies and owners in between. Only stacks
 // with a layer that records places (debug/checked, logged, with_history) use it; for all others it is an empty type.
@@ -4484,7 +4489,7 @@ struct attribution {
 #include <cstdio>
 #include <cstdlib>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Called on misuse. If it returns, the block is leaked (never allocated again) and the program continues.
 using misuse_handler = void (*)(misuse const&);
@@ -4528,9 +4533,9 @@ inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept 
 }
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The live scopes of the calling thread, innermost first. Scope must have a member `Scope* outer_`, null before begin(), and
 /// declare the chain a friend. begin() and end() are O(1) for scopes that end in reverse order, and O(scopes) otherwise.
@@ -4570,9 +4575,9 @@ class scope_chain {
   static inline thread_local constinit Scope* last_begun = nullptr;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute every allocation
 /// that follows in the scope, including those of owners, to its line: `tarn::location_scope const here;`. A tag given with an
@@ -4635,9 +4640,9 @@ struct no_location_scope {
   explicit constexpr no_location_scope(attribution const&) noexcept {}
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Layer>
 class shared_resource;
@@ -4924,9 +4929,9 @@ constexpr auto nearest_or(Resource& resource, Call const& call, Otherwise const&
 }
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether the device of a source has pages: the answer of the lowest layer that defines has_pages(), true if none does.
 template <class Source>
@@ -4970,11 +4975,11 @@ inline constexpr char const* segments_refused =
     "management or a memory "
     "tool is attached: there are no handles to list)";
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 #if TARN_HAS_CUDA
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe from any thread as
 /// long as two threads do not map or unmap the same range.
@@ -5120,14 +5125,14 @@ using cuda_pages = basic_pages<cuda_driver>;
 static_assert(page_source<cuda_pages>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/source/host_memory.hpp
 // host_memory: plain host memory from operator new, so that pools and policies run without a device.
 
 #include <cstddef>
 #include <new>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Aligned operator new and operator delete.
 struct host_calls {
@@ -5156,14 +5161,14 @@ using host_memory = block_source<no_driver, host_calls>;
 
 static_assert(resource<host_memory>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/source/managed.hpp
 // managed: memory that migrates between host and devices on access.
 
 #if TARN_HAS_CUDA
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// cudaMallocManaged and cudaFree.
 struct managed_calls {
@@ -5189,14 +5194,14 @@ using managed = basic_managed<cuda_driver>;
 static_assert(resource<managed>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/source/pinned_host.hpp
 // pinned_host: page-locked host memory, which copies to and from devices at full speed and asynchronously.
 
 #if TARN_HAS_CUDA
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// cudaHostAlloc and cudaFreeHost.
 struct pinned_calls {
@@ -5226,7 +5231,7 @@ using pinned_host = basic_pinned<cuda_driver>;
 static_assert(resource<pinned_host>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 // ---- tarn/policy/any_resource.hpp
 // any_resource: a handle to any tracked pool, in one type. For code that is no template: interfaces, plug-ins, class members.
@@ -5242,7 +5247,7 @@ static_assert(resource<pinned_host>);
 #include <concepts>
 #include <cstddef>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The base of a handle that has allocate, deallocate, allocate_sync and deallocate_sync: the same four calls under their other names.
 /// A handle writes `using call_names<Handle>::allocate` and `deallocate`, which its own would hide.
@@ -5289,7 +5294,7 @@ class call_names {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/pool_call.hpp
 // The calls of a pool, as nearest() takes them: each says once how it is spelled and how it crosses a layer that routes to several
 // resources. pool_call::state is beside pool_state, in pool/pool_state.hpp.
@@ -5305,7 +5310,7 @@ class call_names {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The memory of one graph_memory at one moment, bytes.
 struct graph_state {
@@ -5338,12 +5343,12 @@ class graph_owner {
 };
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/owned.hpp
 // owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs a compiler as
 // much as <memory_resource>, <mutex> and <map> together.
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Deletes its object on destruction. Move-only; null when moved from. Never throws.
 template <class T>
@@ -5370,7 +5375,7 @@ class owned {
   T* p_ = nullptr;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/sleeping.hpp
 // The vocabulary of pools that sleep and are compacted: where contents stay, and what compact() reports. The calls are in
 // raii/sleep.hpp and raii/compact.hpp.
@@ -5378,7 +5383,7 @@ class owned {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Where the contents of live blocks stay while a pool sleeps.
 enum class contents : std::uint8_t {
@@ -5401,7 +5406,7 @@ struct compaction {
       0;  ///< held afterwards: `live`, and less than a granule at each end of a stretch; or segments
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/two_graph_owners.hpp
 // The memory of captured graphs in two pools, for a layer that routes to both.
 
@@ -5438,7 +5443,7 @@ struct compaction {
 #include <ctime>
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 enum class fork_side : std::uint8_t { parent, child };
 
@@ -5688,7 +5693,7 @@ class held_at_fork {
   at_fork member_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/sequence.hpp
 // sequence<T>: a growable array with the few operations of std::vector that tarn needs. Each std::vector<X> costs a compiler
 // 5 ms, each sequence<X> 1 ms, and every include of tarn has a dozen of them.
@@ -5698,7 +5703,7 @@ class held_at_fork {
 #include <type_traits>
 #include <utility>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Contiguous elements in order of insertion. Growth moves them. Move-only.
 template <class T>
@@ -5788,9 +5793,9 @@ class sequence {
   std::size_t capacity_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The memory of captured graphs in two pools.
 class two_graph_owners final : public graph_owner {
@@ -5863,7 +5868,7 @@ class two_graph_owners final : public graph_owner {
   capture_number last_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
 // How a call is made on a layer `l`. A layer for which the expression does not compile does not have the call.
 #define TARN_ON_LAYER(expression)                     \
@@ -5872,7 +5877,7 @@ class two_graph_owners final : public graph_owner {
     return expression;                                \
   }
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 class deferred_observer;
@@ -6190,7 +6195,7 @@ concept allocates_for_owners =
     };
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #undef TARN_ON_LAYER
 // ---- tarn/core/shared_resource.hpp
@@ -6204,7 +6209,7 @@ concept allocates_for_owners =
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -6465,7 +6470,7 @@ class shared_resource : public call_names<shared_resource<Layer>>,
   block* block_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/tracked.hpp
 // tracked: statistics of the blocks that were handed out, as PyTorch defines them, and independent high-water scopes.
 
@@ -6481,7 +6486,7 @@ class shared_resource : public call_names<shared_resource<Layer>>,
 #include <cstdint>
 #include <mutex>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 struct deferred_amount {
   std::int64_t blocks = 0;
@@ -6544,7 +6549,7 @@ class deferred_count {
   sequence<deferred_observer*> observers_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/policy/compose.hpp
 // Composition: `source | policy | policy` and `stack<source, policy, policy>` are the same type, and position is meaning. A
 // policy is a small value (its options) with `template <class Upstream> using layer = ...;`. The layer is constructed from
@@ -6566,7 +6571,7 @@ class deferred_count {
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Which pair of calls a request was made by.
 enum class call_kind : std::uint8_t {
@@ -6773,9 +6778,9 @@ class around_layer : public resource_adaptor<around_layer<Policy, Upstream>, Ups
   around_layer(Upstream upstream, Policy policy) : base(std::move(upstream)), Policy(std::move(policy)) {}
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 template <class P, class Upstream>
@@ -6854,7 +6859,7 @@ template <class Upstream, class Policy>
            detail::says_only_around<std::remove_cvref_t<Policy>>)
 void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tarn::around<policy>{}
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/tracked_numbers.hpp
 // The counters of `tracked`: current values, peaks and totals of all threads' calls, and high-water marks. There are two ways to
 // count. Each thread has a slot (tracked_slot), in which it counts small blocks alone. Whatever a slot cannot take is counted under
@@ -6893,7 +6898,7 @@ void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tar
 #include <bit>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// @tparam Update  copyable and small; `apply(Update const&)` must not throw
 template <class Update>
@@ -6993,13 +6998,13 @@ class combining_lock {
   slot slots_[slot_count];
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/core/counter.hpp
 // Statistics in the form that PyTorch uses: current, peak, and total increases and decreases.
 
 #include <cstdint>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// One statistic. Not synchronised: the owner holds a lock.
 struct stat {
@@ -7040,7 +7045,7 @@ template <class Statistics, class Value>
 using number_in = Value Statistics::*;
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/thread_place.hpp
 // Small numbers for running threads: an array with one element per place has an element for each thread alone.
 
@@ -7048,7 +7053,7 @@ using number_in = Value Statistics::*;
 #include <bit>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Number of places. Threads beyond it have none.
 inline constexpr unsigned thread_places = 32;
@@ -7123,7 +7128,7 @@ class place_holder {
       false;  ///< code that runs later, in other destructors, has no place
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/policy/tracked_slot.hpp
 // What one thread counts for `tracked`. The thread writes with plain stores, and any thread may read. Its totals only grow, so two equal
 // reads prove that nothing was counted between them. The thread may count small blocks without the common lock as long as no peak can
@@ -7140,7 +7145,7 @@ class place_holder {
 #include <array>
 #include <cstdint>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// PyTorch's three groups; a block is small up to 1 MiB.
 enum class block_group : std::uint8_t { all, smaller, larger };
@@ -7172,9 +7177,9 @@ struct high_water_mark {
   high_water_mark* next = nullptr;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Blocks, rounded bytes, requested bytes.
 using tracked_kinds = std::array<std::int64_t, 3>;
@@ -7345,9 +7350,9 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   tracked_totals published_{};  ///< by the holder of the lock
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Counting a call in a slot is O(1), under the lock O(marks). Reading is O(threads that have counted, at most 32).
 class tracked_numbers {
@@ -7688,7 +7693,7 @@ class tracked_numbers {
   held_at_fork<combining_lock<tracked_update>> member_{lock_};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/arena/size_class.hpp
 // Size classes: which blocks are interchangeable. Every allocation computes its class first, and a sized deallocation needs no
 // lookup because of it.
@@ -7698,7 +7703,7 @@ class tracked_numbers {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
 inline constexpr std::size_t range_grain = 512;
@@ -7800,9 +7805,9 @@ inline constexpr std::size_t usual_granule = 2_MiB;
 static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
 static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class tracked_layer;
@@ -7961,7 +7966,7 @@ class tracked_layer {
   observer observer_{numbers_};
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/pool/pool_state.hpp
 // The statistics of a pool at one moment, for reports and tests. In bytes unless noted. Sums, resets of totals and reports read
 // the table pool_numbers: a new number is a member of pool_state, a row below, and a line where it is counted; a new peak also one in
@@ -7969,7 +7974,7 @@ class tracked_layer {
 
 #include <cstddef>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in handles, or in a
 /// segment, that they do not fill. Counted at the end of each call that reaches the pool's shared part. Blocks in threads'
@@ -8125,11 +8130,11 @@ struct state {
 
 }  // namespace pool_call
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #if TARN_HAS_CUDA
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -8340,7 +8345,7 @@ using any_resource = basic_any_resource<cuda_driver, device_accessible>;
 static_assert(resource<any_resource>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/device_pool.hpp
 // device_pool: the stack that most programs need: pages of the device, pooled, with statistics. A call goes through
 // core/shared_resource.hpp and policy/tracked.hpp to pool/pool.hpp, which lists the files behind it.
@@ -8357,7 +8362,7 @@ static_assert(resource<any_resource>);
 
 #include <cstddef>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether free physical handles may be remapped next to each other at a second address.
 enum class remapping {
@@ -8434,7 +8439,7 @@ namespace detail {
 }
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/pool/pool.hpp
 // The pool: stream-ordered allocation from cached memory. The files of an allocation, in the order of its steps:
 //
@@ -8483,7 +8488,7 @@ namespace detail {
 #include <atomic>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// What a mutex records of its holds if TARN_CHECK_LOCKS is 1. Written by the holder.
 template <bool Checked>
@@ -8547,9 +8552,9 @@ class hot_mutex {
   [[no_unique_address]] hold_record<check_locks> hold_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Holds a hot_mutex for its scope.
 class hot_lock {
@@ -8604,7 +8609,7 @@ class [[nodiscard]] unlocked {
   hot_lock& lock_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/cache/front.hpp
 // The front of a pool: caches of free blocks, one per thread, that serve warm calls without a lock or a driver call. For each
 // stream that it uses, a thread has magazines of free blocks and one large block (magazine.hpp). A cache is made on first use
@@ -8629,7 +8634,7 @@ class [[nodiscard]] unlocked {
 #include <atomic>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
 template <class T>
@@ -8665,7 +8670,7 @@ class counted {
   block* block_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/block_request.hpp
 // A request, or a freed block, that the fast path did not serve, in the form that the heap and the ladder use.
 
@@ -8681,7 +8686,7 @@ class counted {
 #include <cstdio>
 #include <cstdlib>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Index of a node; 0 is none.
 using range_ref = std::uint32_t;
@@ -8787,7 +8792,7 @@ class range_table {
   std::size_t spare_count_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/arena/run.hpp
 // Runs: ranges divided into equal small blocks, each with a bitmap on the host. A block's run is found by the 64 KiB frame that
 // contains it, so runs start on a frame and consist of whole frames.
@@ -8804,7 +8809,7 @@ class range_table {
 #include <cstdint>
 #include <new>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Value>
 class address_map {
@@ -8894,9 +8899,9 @@ class address_map {
   unsigned shift_ = 64;  ///< 64 minus log2(capacity)
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 inline constexpr std::size_t frame_bytes = 64_KiB;
 
@@ -9035,9 +9040,9 @@ struct run_list {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 struct block_request {
   stream_id id;
@@ -9091,7 +9096,7 @@ struct block_batch {
   bool ends_step = false;  ///< a step of the pool's live_window is over
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/cache/magazine.hpp
 // Bounded arrays of free blocks, one per size class, for one stream on one thread. A hit takes no lock and makes no driver
 // call. (Name and idea: Bonwick and Adams, "Magazines and Vmem", USENIX 2001.)
@@ -9100,7 +9105,7 @@ struct block_batch {
 #include <cstdint>
 #include <new>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A stack of blocks of one class. It has no array until the first block is put in.
 struct magazine {
@@ -9235,7 +9240,7 @@ struct stream_cache {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/cache/thread_cache.hpp
 // The thread cache: how a thread finds its magazines, and how they return to the heap when the thread or the pool ends.
 
@@ -9278,7 +9283,7 @@ struct stream_cache {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class range_index {
  public:
@@ -9434,13 +9439,13 @@ class range_index {
   std::size_t count_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/growth_lock.hpp
 // A scoped holder of the growth lock. A function that takes a growth_lock const& runs under it and keeps it.
 
 #include <mutex>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call the pool in a growth.
 class growth_lock {
@@ -9456,9 +9461,9 @@ class growth_lock {
   recursive_fork_mutex& mutex_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The identity of "no stream": memory that nothing on the device uses (allocate_sync).
 inline constexpr stream_id neutral_id = ~stream_id{0};
@@ -9820,7 +9825,7 @@ class stream_table {
   domain_ref recent_[recent_count] = {};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/cache/owner_lock.hpp
 // A lock that costs its owner thread two plain stores. The owner enters often; visitors enter rarely (to flush the data) and
 // pay for both sides: they make every core execute a barrier (Linux membarrier), so that the owner does not have to.
@@ -9846,7 +9851,7 @@ class stream_table {
 #include <unistd.h>
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
 /// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
@@ -9943,9 +9948,9 @@ class owner_lock {
   bool const light_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
 /// and small enough to search: 64 compares when the stream changes.
@@ -10194,7 +10199,7 @@ class thread_exit {
   sequence<local_cache> places_;  ///< the memory of local_caches
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/misuse_notes.hpp
 // Misuse detected under the hot lock, kept until the call has released its locks, since the misuse handler may use the pool.
 
@@ -10221,7 +10226,7 @@ class thread_exit {
 #include <cstdlib>
 #include <new>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class address_index {
  public:
@@ -10327,7 +10332,7 @@ class address_index {
   unsigned shift_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/arena/live_window.hpp
 // How much memory was live lately: the peak of live bytes over the last allocations from the arena. If it has fallen, the pool gives
 // back by itself what it no longer needs (heap::give_back_unused). Pure arithmetic.
@@ -10338,7 +10343,7 @@ class address_index {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class live_window {
  public:
@@ -10408,7 +10413,7 @@ class live_window {
   std::size_t after_ = 0;  ///< reserved bytes after the last release
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/arena/page_map.hpp
 // The page map: the physical handle behind each address. Every handle is first mapped at its home address, within one long
 // virtual range, and stays mapped there until it is destroyed or the pool sleeps. All records of free and live bytes use home addresses. (Views
@@ -10421,7 +10426,7 @@ class live_window {
 #include <cstdlib>
 #include <new>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
 
@@ -10564,9 +10569,9 @@ class page_map {
   handle_ref first_unused_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Result of returning a block; unless it is `done`, nothing has changed.
 enum class release_result : std::uint8_t {
@@ -11156,9 +11161,9 @@ class arena {
   std::int64_t split_bytes_[zone_count] = {};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class misuse_notes {
  public:
@@ -11231,9 +11236,9 @@ class misuse_report {
   hot_mutex& mutex_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The cached blocks of all threads.
 struct idle_blocks {
@@ -11797,7 +11802,7 @@ class front {
   bool closed_ = false;  ///< the caches are closed to warm calls
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/graph/graph_memories.hpp
 // The memory of captured graphs. A graph holds addresses: what is allocated inside a capture must not serve anything else until no
 // graph uses it any more. Each graph_memory therefore owns two parts of the heap (graph_parts.hpp): whole handles that serve it alone.
@@ -11839,7 +11844,7 @@ class front {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 struct graph_parts;
 
@@ -11920,9 +11925,9 @@ inline void graph_users::drop_over() noexcept {
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The lists of these blocks, which the owners' records hold, and the state of the owners. Thread-safe.
 template <class Deferred>
@@ -12050,11 +12055,11 @@ class deferred_for_graphs {
   sequence<block_of_graphs> until_end_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/graph/end_mark.hpp
 // The event after which nothing on the device uses the memory of ended graph owners.
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Finds out when the device has completed the work that was submitted before the mark, without waiting for it.
 template <stream_driver Driver>
@@ -12115,7 +12120,7 @@ class end_mark {
   bool waits_for_capture_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/graph/graph_captures.hpp
 // The captures that capture_scopes have opened in a pool, with the streams of each.
 
@@ -12132,7 +12137,7 @@ class end_mark {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The identities of the streams that are part of an open capture. A place is added to and cleared under a mutex of the owner.
 class captured_streams {
@@ -12186,7 +12191,7 @@ struct captured_stream {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/order/reclaim.hpp
 // Reclaiming free memory of one stream for others. The device is found to have completed the work on it, the host waits for
 // it, or another stream is made to wait on the device. Streams whose work is complete are forgotten.
@@ -12212,7 +12217,7 @@ struct captured_stream {
 
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 enum class mark_result : std::uint8_t {
   marked,   ///< the event covers the stream's work so far
@@ -12312,14 +12317,14 @@ template <stream_driver Driver>
   return device_of(driver, stream);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/order/slot_table.hpp
 // An array of numbered slots that never move and are reused.
 
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The number of a slot; 0 is none.
 using slot_number = std::uint32_t;
@@ -12375,9 +12380,9 @@ class slot_table {
   slot_number free_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The device's progress on what a domain freed.
 enum class progress : std::uint8_t {
@@ -12645,9 +12650,9 @@ class ordering {
   std::uint64_t device_waits_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Which streams a sweep may query the driver about.
 enum class sweep_of : std::uint8_t {
@@ -12861,9 +12866,9 @@ void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, ma
   space.streams.swept(in_vain);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// What to do about a stream that is part of no known capture.
 enum class if_unknown : std::uint8_t {
@@ -13159,7 +13164,7 @@ class graph_captures {
   std::atomic<unsigned> unwatched_{0};                   ///< scopes whose thread is not watched
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/graph/graph_uses.hpp
 // The blocks that record_stream() named for the stream of a capture: graphs of another owner than the block's use them.
 
@@ -13174,7 +13179,7 @@ class graph_captures {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
 /// called under the owner's lock.
@@ -13287,9 +13292,9 @@ class block_table {
   sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Thread-safe; all calls are O(1) amortised.
 class graph_uses {
@@ -13339,9 +13344,9 @@ class graph_uses {
   block_table<block> table_{blocks_};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// What a pool keeps of its graph memories.
 template <class Heap, class Front, class Deferred>
@@ -13659,14 +13664,14 @@ class graph_memories {
   std::atomic<std::size_t> ended_count_{0};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/graph/graph_owner_of.hpp
 // The owner of two parts of a pool's heap, as graph_memory holds it.
 
 #include <atomic>
 #include <cstddef>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The graph_memory that holds it holds the pool, too.
 template <class Pool>
@@ -13732,7 +13737,7 @@ class graph_owner_of final : public graph_owner {
   graph_parts& parts_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/heap.hpp
 // The shared part of a pool, with its locks: the arena and the object that grows it. heap::take() takes blocks and
 // heap::give_back() returns them. If neither the stream's own memory nor the neutral memory has a fitting range, the ladder
@@ -13765,7 +13770,7 @@ class graph_owner_of final : public graph_owner {
 #include <cstdlib>
 #include <utility>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Where a value was looked up, and during which hold of the lock.
 template <bool Checked>
@@ -13821,7 +13826,7 @@ class looked_up {
   [[no_unique_address]] lookup_record<check_locks> record_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/other_pools.hpp
 // The pools of the process by device. A pool that the device refuses asks the other pools there to give back what they cache,
 // before its allocation, that of one of its graph memories, or its wake() fails. It holds no lock of its own meanwhile, and takes the
@@ -13842,7 +13847,7 @@ class looked_up {
 #include <mutex>
 #include <new>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
 /// and the mutex with it.
@@ -13890,9 +13895,9 @@ class static_mutex {
   unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether a pool that gives memory back may wait on the host for the streams that freed it.
 enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
@@ -14056,7 +14061,7 @@ class other_pools {
   bool has_left_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/memory_left.hpp
 // How much memory a pool can still take from the layers below it: the device's free memory, less headroom, within each limit.
 
@@ -14065,7 +14070,7 @@ class other_pools {
 #include <type_traits>
 #include <utility>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 inline constexpr std::size_t unknown_left = ~std::size_t{0};
 
@@ -14244,7 +14249,7 @@ class known_left {
   bool is_known_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/pool_growth.hpp
 // How a pool gets memory from its source: by pages, or by segments where the source has none or they cannot be used. That is so on a
 // device without virtual memory management, and under a tool, since compute-sanitizer 2025.3.1 refuses heaps over mapped pages and counts
@@ -14267,7 +14272,7 @@ class known_left {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 enum class growth_change : std::uint8_t { made, given_back };
 
@@ -14315,9 +14320,9 @@ class growth_notes {
   clock_type clock_ = nullptr;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be remapped only if it is free,
 /// so waste grows with the handle's size relative to the pool's, while driver calls become fewer. These bounds keep utilisation
@@ -14489,7 +14494,7 @@ struct held_memory {
   bool is_handle = false;      ///< otherwise a segment, which is never joined to another or remapped
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/page_growth.hpp
 // Growth by pages, over one virtual range. Free memory is used at its home address; if no contiguous range of it is large
 // enough, these are tried in this order:
@@ -14530,7 +14535,7 @@ struct held_memory {
 
 #include <cstddef>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Restores the order of a heap in `items[0, end)` whose item `at` may be out of it: none is before those below it.
 template <class T, class Before>
@@ -14566,7 +14571,7 @@ void sort(T* items, std::size_t count, Before const& before) {
   for (std::size_t end = count; end > 1; --end) pop_heap(items, end, before);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/free_pieces.hpp
 // Free memory by handles: the pieces from which a block can be assembled. Pure: it reads the arena and the page map and changes neither.
 
@@ -14589,7 +14594,7 @@ void sort(T* items, std::size_t count, Before const& before) {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// One handle of a view.
 struct view_slot {
@@ -14629,9 +14634,9 @@ inline constexpr std::size_t most_views = 512;
 /// How many views one request searches, the most recent ones first; reuse() does not count views last used for the same size.
 inline constexpr std::size_t view_search_limit = 64;
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Free bytes of one handle, at their home address.
 struct piece {
@@ -14837,9 +14842,9 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
   return found;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The pieces of one block, in order, and the bytes still missing.
 struct choice {
@@ -15083,9 +15088,9 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
   return c;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// How far a handle may exceed what a part lacks, bytes: as much as that, or an eighth of what the part has. What is not needed now
 /// serves only the part's next requests. Without a bound a graph of 1 MiB could take a handle of 96.
@@ -15200,7 +15205,7 @@ inline bool adopt_handles(arena& a, page_map const& map, growth_request const& r
   return true;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/largest_block.hpp
 // The largest block that a growth could serve now. Pure: it reads the arena as it would be once all work on
 // free memory is done.
@@ -15208,7 +15213,7 @@ inline bool adopt_handles(arena& a, page_map const& map, growth_request const& r
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed it. Not for what graphs
 /// have the addresses of. O(ranges)
@@ -15319,7 +15324,7 @@ class largest_size {
   return most.bytes();
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/page_segments.hpp
 // The physical handles behind addresses of a growth by pages: listed, and pinned. A pinned handle is not given back
 // (page_growth.hpp), put to sleep (page_sleep.hpp) or replaced (page_compact.hpp), and a view that shows a pinned block is not
@@ -15344,7 +15349,7 @@ class largest_size {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Address space is reserved this many times the device's memory. It costs the driver 5-77 us once, whatever its size.
 inline constexpr std::size_t reservation_factor = 16;
@@ -15421,9 +15426,9 @@ class address_space {
   range_index views_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A view is extended if that maps at least this many handles fewer than a new one, and leaves at most this part of the request
 /// more unused next to it; for less, the best fitting pieces are worth more. Measured on the recorded traces from 1 to 12
@@ -15873,9 +15878,9 @@ class page_views {
   std::size_t in_use_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Keeps no state: the pins are counted in the page map and in the views.
 template <page_source Source>
@@ -15951,7 +15956,7 @@ class page_segments {
   page_views<Source>& views_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/relocate/page_compact.hpp
 // Compaction of a growth by pages: a handle that is only partly in use is replaced by smaller ones, at the same addresses.
 //
@@ -15972,7 +15977,7 @@ class page_segments {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether the address and the contents of a range are kept. Of what captures received free ranges are kept, too, since their graphs
 /// use them.
@@ -16001,9 +16006,9 @@ void for_each_kept(arena const& a, physical const& handle, F&& f) {
   if (begin != end) f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Other threads may free blocks meanwhile, and allocate where no granule is wholly free.
 template <page_source Source>
@@ -16253,7 +16258,7 @@ class page_compact {
   bool has_unmapped_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/relocate/page_sleep.hpp
 // A growth by pages that sleeps: its physical memory is given back, its addresses, sizes and views are kept. Each direction has a
 // step that can fail and changes nothing if it does, and a step that cannot fail, so that a pool and its graph memories fall
@@ -16277,7 +16282,7 @@ class page_compact {
 
 #include <cstddef>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// One contiguous sequence of bytes, addressed by position, in chunks of pinned memory. Used by one thread at a time.
 ///
@@ -16439,9 +16444,9 @@ class host_copy {
   std::size_t done_ = 0;  ///< the copies of all bytes before it are complete
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Meanwhile nothing allocates from the pool, so no handle is created or taken, and other threads only
 /// free blocks: a stretch that was found live may be free later, which makes its copy superfluous and never wrong.
@@ -16666,9 +16671,9 @@ class page_sleep {
   bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <page_source Source>
 class page_growth {
@@ -17027,7 +17032,7 @@ class page_growth {
   void* reserved_ = nullptr;  ///< the source's reservation: one granule more than the map covers
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/segment_growth.hpp
 // Growth by segments: whole blocks of an upstream resource that has no pages to map (cudaMalloc, pinned memory, another pool).
 // A segment cannot be moved or extended; wholly free ones are given back when memory is short, and when too many would be kept
@@ -17058,7 +17063,7 @@ class page_growth {
 #include <type_traits>
 #include <utility>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide requires no
 /// distance; with this one, an overrun by one thread block of words does not reach the next block.
@@ -17351,9 +17356,9 @@ class room_to_describe {
   bool made_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
 inline constexpr std::size_t segment_grain = 2_MiB;
@@ -17604,9 +17609,9 @@ class segment_growth {
   std::size_t first_unused_ = 0;  ///< segments_.size() if there is none
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <memory_source Source>
 class pool_growth {
@@ -17686,9 +17691,9 @@ class pool_growth {
   typename kind<may_be_segments, segment_growth>::type segments_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <memory_source Upstream>
 class heap {
@@ -18155,7 +18160,7 @@ class heap {
       description_;  ///< last: away from the members that a warm call reads
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/order/deferred_blocks.hpp
 // Deferred blocks: freed, but waiting for streams named by record_stream(), or for a stream that the driver does not know. They count
 // as live until the device has completed those uses (order/recorded_streams.hpp); then they return to the heap.
@@ -18187,7 +18192,7 @@ class heap {
 #include <mutex>
 #include <utility>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <stream_driver Driver>
 class recorded_streams {
@@ -18610,7 +18615,7 @@ class recorded_streams {
   std::atomic<std::size_t> deferred_count_{0};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/tool/described_blocks.hpp
 // Deallocation while a tool watches memory: freed blocks are removed from the tool's regions and quarantined for a while
 // (description.hpp). Not called without a tool.
@@ -18618,7 +18623,7 @@ class recorded_streams {
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether a freed block goes into quarantine.
 enum class reuse : std::uint8_t { later, at_once };
@@ -18664,9 +18669,9 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Heap>
 class deferred_blocks {
@@ -18765,7 +18770,7 @@ class deferred_blocks {
   std::atomic<std::int64_t> bytes_for_graphs_{0};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pages/pool_segments.hpp
 // The search for the physical segments behind a block of a pool, for segments_of() and page_pin.
 
@@ -18773,7 +18778,7 @@ class deferred_blocks {
 #include <cstdint>
 #include <string_view>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A block or a part of one, and the user's call that asks for its segments.
 struct segments_wanted {
@@ -18813,14 +18818,14 @@ void find_segments(growth_lock const& growing, Heap& heap, Front& front, segment
   if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pool_drain.hpp
 // How memory that a pool caches returns to the heap and to the driver: for trim(), for another pool on the device, before a capture,
 // and when the pool ends.
 
 #include <cstddef>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Pool>
 class pool_drain {
@@ -18903,11 +18908,11 @@ class pool_drain {
   typename Pool::heap_type& heap_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pool_fork.hpp
 // What a pool does when the process forks: every thread is kept out of it until both sides have gone on. In the child it refuses.
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Made after the growth mutex and that of the list of caches, which at_fork takes before and releases after it.
 template <class Heap, class Front>
@@ -18943,13 +18948,13 @@ class pool_fork {
                   [](void* self, fork_side side) noexcept { static_cast<pool_fork*>(self)->end(side); }};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/pool_statistics.hpp
 // Reads and resets the statistics of a pool.
 
 #include <cstddef>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 inline void add_free_ranges(pool_state& s, arena const& space) {
   for (zone const where : {zone::smaller, zone::larger}) {
@@ -19026,14 +19031,14 @@ void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now)
   for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/relocate/pool_sleep.hpp
 // sleep(), wake() and compact() of a pool.
 
 #include <cstddef>
 #include <string_view>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Pool>
 class pool_sleep {
@@ -19171,7 +19176,7 @@ class pool_sleep {
   typename Pool::heap_type& heap_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/pool/slow_path.hpp
 // What a pool does for a call that the calling thread's cache does not serve: allocation takes from the heap, then climbs the
 // ladder; deallocation puts into the cache and gives what it displaces to the heap. Calls on captured streams go to graph/.
@@ -19204,7 +19209,7 @@ class pool_sleep {
 #include <type_traits>
 #include <utility>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or other streams'
 /// memory. The full magazines of one thread and one stream hold 104 MiB (magazine.hpp). Limited to one
@@ -19559,9 +19564,9 @@ class ladder {
   growth_request request_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Pool>
 class slow_path {
@@ -19839,9 +19844,9 @@ class slow_path {
   typename Pool::graphs_type& graphs_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
 /// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of its stream is known, submits nothing
@@ -20240,9 +20245,9 @@ class pool {
   others_type others_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The layer of `pooled`: a pool over `Upstream`.
 template <class Upstream>
@@ -20255,9 +20260,9 @@ class pooled_layer : public pool<Upstream> {
       : pool<Upstream>(std::move(upstream), options) {}
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A tracked pool over any page source or resource.
 template <class Source>
@@ -20276,7 +20281,7 @@ using pool_over = stack<Source, pooled, tracked>;
 using device_pool = pool_over<cuda_pages>;
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/fallback_to.hpp
 // fallback_to: a second resource for what the first one cannot serve, such as managed or host memory.
 
@@ -20293,7 +20298,7 @@ using device_pool = pool_over<cuda_pages>;
 #include <cstdint>
 #include <mutex>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Thread-safe. While the set is empty, contains() and erase() cost one relaxed load: a thread that frees a block was handed it
 /// after it was inserted.
@@ -20331,9 +20336,9 @@ class block_set {
   std::atomic<std::size_t> count_{0};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream, class Other>
 class fallback_layer;
@@ -20491,7 +20496,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   detail::block_set used_;    ///< blocks that no pool defers, with uses on other streams
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/headroom.hpp
 // headroom: device memory that a pool leaves to others: NCCL, cuBLAS, another pool, another process.
 
@@ -20501,7 +20506,7 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
 #include <new>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class headroom_layer;
@@ -20705,7 +20710,7 @@ std::size_t keep_headroom(Resource const& memory, source_location where = source
   return memory.trim(reserved > bytes ? reserved - bytes : 0, where);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/limited.hpp
 // limited: a bound on bytes. Its position decides which: over a pool it bounds live bytes, under it reserved bytes.
 
@@ -20720,7 +20725,7 @@ std::size_t keep_headroom(Resource const& memory, source_location where = source
 #include <mutex>
 #include <utility>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// An additional, temporary bound on a budget; linked into the budget, so it must stay in place.
 struct budget_bound {
@@ -20924,9 +20929,9 @@ class byte_budget {
   at_fork member_{this, &take_lock, &release_lock};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class limited_layer;
@@ -21055,14 +21060,14 @@ class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstre
   void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/retry_on_oom.hpp
 // retry_on_oom: a user's handler that may free memory before out_of_memory reaches the caller.
 
 #include <concepts>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If it returns true,
 /// something was freed and the request is retried; if false, the error is passed on. Exceptions of the handler reach the
@@ -21097,7 +21102,7 @@ struct retry_on_oom {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/traced.hpp
 // traced: writes every call as a trace for tarn_replay, so that a program can be measured against any pool.
 
@@ -21118,7 +21123,7 @@ struct retry_on_oom {
 #include <system_error>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 // strerror_r returns a text (GNU) or a status (POSIX).
@@ -21151,7 +21156,7 @@ class file_error : public detail::error_of<std::system_error, 512> {
   int error_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/trace_format.hpp
 // The trace format: one line per event, readable by people and by tarn_replay.
 //
@@ -21166,7 +21171,7 @@ class file_error : public detail::error_of<std::system_error, 512> {
 #include <string_view>
 #include <type_traits>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A line that is not an event. Reports the line number and the reason.
 class trace_error : public detail::error_of<std::runtime_error, 448> {
@@ -21256,9 +21261,9 @@ struct trace_event {
   return line;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class traced_layer;
@@ -21397,14 +21402,14 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   detail::address_map<std::uint32_t> streams_;  ///< the number of each stream except the default one
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 // ---- tarn/debug/check_all.hpp
 // check_all() and report_leaks() of the checked layer of a stack, whatever policies are above it.
 
 #include <cstddef>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Verifies all blocks: checked_layer::check_all() (debug/checked.hpp). Returns the number of findings. @throws std::bad_alloc
 template <class Resource>
@@ -21423,7 +21428,7 @@ std::size_t report_leaks(Resource const& memory) {
   return nearest(memory, call);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/debug/checked.hpp
 // checked: reports every misuse of a block, with the block's history.
 //
@@ -21449,7 +21454,7 @@ std::size_t report_leaks(Resource const& memory) {
 #include <mutex>
 #include <string_view>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// One call that concerned a block.
 struct block_event {
@@ -21714,7 +21719,7 @@ class checked_resources {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/debug/fences.hpp
 // The guard bytes of a block: where they are, how they are written and how they are verified.
 //
@@ -21729,7 +21734,7 @@ class checked_resources {
 #include <cstddef>
 #include <cstring>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; in a debugger it identifies what happened.
 namespace pattern {
@@ -21770,9 +21775,9 @@ std::size_t first_difference(Driver const& driver, stream_ref stream, void const
 }
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Where a block's fences were overwritten; zero if they were not.
 struct breach {
@@ -21846,7 +21851,7 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/debug/used_streams.hpp
 // The streams that used a resource, and which of them have unfinished work. For `checked`.
 
@@ -21854,7 +21859,7 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
 #include <mutex>
 #include <utility>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Remembers the latest 64 streams. Thread-safe.
 template <stream_driver Driver>
@@ -21914,9 +21919,9 @@ class used_streams {
   std::size_t next_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class checked_layer;
@@ -22349,7 +22354,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   detail::checked_resources::member member_{this, &checked_layer::find_in};
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/debug/fenced.hpp
 // fenced: guard bytes before and after every block, which detect writes past either end.
 
@@ -22359,7 +22364,7 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
 #include <mutex>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class fenced_layer;
@@ -22572,7 +22577,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   std::uint64_t lost_ = 0;  ///< blocks up to this number have no fences: their contents were discarded
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/debug/poisoned.hpp
 // poisoned: fills memory at allocation and deallocation, so that reading it too early or too late becomes visible.
 
@@ -22580,7 +22585,7 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
 #include <cstddef>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class poisoned_layer;
@@ -22657,7 +22662,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   detail::block_set used_elsewhere_;  ///< blocks that record_stream() named
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 // ---- tarn/raii/budget_scope.hpp
 // budget_scope: limits how much memory may grow during a scope.
@@ -22665,7 +22670,7 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
 #include <cstddef>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Limits memory that has a `limited` layer to grow by at most `bytes` during a scope. It never raises an existing limit.
 /// The bound applies to all threads. Scopes nest and overlap freely on any threads: the smallest live bound holds, and each
@@ -22701,7 +22706,7 @@ class budget_scope {
   detail::budget_bound bound_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/raii/cache_guard.hpp
 // cache_guard: clears a pool's cache when a scope begins and ends.
 
@@ -22710,7 +22715,7 @@ class budget_scope {
 #include <cstdint>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// When and how far a cache_guard clears the cache. `every_nth` needs a counter that outlives the guards.
 struct cache_guard_options {
@@ -22763,13 +22768,13 @@ class cache_guard {
   std::size_t released_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/raii/compact.hpp
 // compact(): gives back the free memory between live blocks, at unchanged addresses.
 
 #include <type_traits>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Gives back every granule (2 MiB on current devices) of a pool without a live byte: handles that are partly live are copied
 /// into smaller ones, which are mapped at the old addresses. No work uses the pool's memory from this call until it returns; the
@@ -22805,7 +22810,7 @@ compaction compact(Memory const& memory, source_location place = source_location
   }
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/raii/copy.hpp
 // Typed stream-ordered copies between host and device, in any direction.
 
@@ -22814,7 +22819,7 @@ compaction compact(Memory const& memory, source_location place = source_location
 #include <span>
 #include <type_traits>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -22860,7 +22865,7 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
   detail::must_succeed(driver, driver.synchronize_stream(stream), where);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/raii/device_buffer.hpp
 // device_buffer<T>: an owning, sized, uninitialised array in device memory with stream-ordered operations.
 
@@ -22877,7 +22882,7 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
 #if TARN_HAS_CUDA
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 // T makes the driver known only where it is used: <tarn/sim.hpp> may be included before or after the headers
 // that use it.
@@ -22893,7 +22898,7 @@ template <class T>
 using default_driver = typename simulated_driver<T>::type;
 #endif
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/raii/in_turn.hpp
 // in_turn(): orders work on one stream after the earlier work of other streams and before their later work, on the device.
 
@@ -22906,7 +22911,7 @@ using default_driver = typename simulated_driver<T>::type;
 #if TARN_HAS_CUDA
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -23078,9 +23083,9 @@ void order_streams(Driver const& driver, stream_ref after, stream_ref before,
 }
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A stream and the driver of its device.
 template <class Driver>
@@ -23106,14 +23111,14 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/raii/owned_elements.hpp
 // owned_elements: a block of elements, its resource and its stream: what device_buffer and pinned_buffer have in common.
 
 #include <cstddef>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The base of a buffer. Owns the block; a moved-from buffer is empty, keeps its resource and stream, and may be reused.
 template <class T, class Resource>
@@ -23202,9 +23207,9 @@ class owned_elements {
   std::size_t capacity_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 /// device_pool, or what it means in a program without CUDA (driver/default_driver).
@@ -23445,14 +23450,14 @@ template <class T, class First, class... Rest>
   requires(!tarn::resource<First>)
 void make_device_buffer(First, Rest...) = delete;  // pass a pool first; pages need one: pages | pooled{}
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/raii/device_guard.hpp
 // device_guard: sets the current device for a scope.
 
 #if TARN_HAS_CUDA
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Makes a device the calling thread's current one and restores the previous one at the end. For the caller's own kernel
 /// launches: tarn itself works with any current device. If the device is already current, the cost is one query. Guards of a
@@ -23499,7 +23504,7 @@ class basic_device_guard {
 using device_guard = basic_device_guard<cuda_driver>;
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/raii/device_ptr.hpp
 // device_ptr<T> and device_ptr<T[]>: unique ownership of one object or array in device memory, as unique_ptr owns host memory.
 
@@ -23509,7 +23514,7 @@ using device_guard = basic_device_guard<cuda_driver>;
 #include <typeindex>  // std::hash, at a seventh of the cost of <functional>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is uninitialised: T is
 /// trivially copyable; it may be const, and incomplete until memory is allocated or freed. Move-only. A moved-from pointer is null,
@@ -23682,7 +23687,7 @@ template <class T, class First, class... Rest>
   requires(!tarn::resource<First>)
 void make_device(First, Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 namespace std {
 /// Hashes the address, as std::hash of unique_ptr does.
@@ -23699,7 +23704,7 @@ struct hash<tarn::device_ptr<T, Resource>> {
 #include <cstddef>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 class capture_scope;
 
@@ -23805,7 +23810,7 @@ class [[nodiscard]] capture_scope {
   detail::capture_number capture_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/raii/peak_scope.hpp
 // peak_scope: measures the high-water mark of memory during a scope.
 
@@ -23813,7 +23818,7 @@ class [[nodiscard]] capture_scope {
 #include <cstdint>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Observes memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap freely: each has its
 /// own mark and does not affect other scopes or the pool's peak. Exact while no two calls overlap, else within tracked::peak_error for
@@ -23865,7 +23870,7 @@ class peak_scope {
   high_water_mark mark_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/raii/pinned_buffer.hpp
 // pinned_buffer<T>: an owning contiguous range of host memory that devices copy from and to at full speed.
 
@@ -23876,7 +23881,7 @@ class peak_scope {
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The initial contents of new elements.
 enum class elements { value_initialised, uninitialised };
@@ -24029,7 +24034,7 @@ class pinned_buffer : public owned_elements<T, Resource> {
   using base::alignment_, base::capacity_, base::data_, base::memory_, base::size_, base::stream_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/raii/sleep.hpp
 // sleep() and wake(): a pool gives its physical memory back for a while and keeps its addresses. sleep_scope does both.
 
@@ -24037,7 +24042,7 @@ class pinned_buffer : public owned_elements<T, Resource> {
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -24143,7 +24148,7 @@ class sleep_scope {
   std::size_t released_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 // ---- tarn/report/stats.hpp
 // Memory statistics under the names of PyTorch. Reading them changes nothing; the reset functions change peaks and totals.
@@ -24155,7 +24160,7 @@ class sleep_scope {
 #include <utility>
 #include <vector>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -24410,7 +24415,7 @@ template <class Resource>
   return out;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/report/summary.hpp
 // memory_summary: the table of torch.cuda.memory_summary() for a tarn pool; memory_stats_json: the same numbers as JSON.
 
@@ -24428,7 +24433,7 @@ template <class Resource>
 #include <string>
 #include <string_view>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" + std::string(...)`: g++ 12 inlines
 /// that operator and then warns in the user's program (-Wrestrict), at -O2 and above. @throws std::bad_alloc
@@ -24441,9 +24446,9 @@ namespace tarn::detail {
   return out;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -24541,4 +24546,4 @@ template <class Resource>
   return out += '}';
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

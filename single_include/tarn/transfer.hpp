@@ -12,7 +12,7 @@
 #include <concepts>
 #include <cstddef>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 /// Converts a count passed by a caller, signed or unsigned. @throws length_error  negative
@@ -48,7 +48,7 @@ template <class T>
   return bytes / sizeof(T);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/policy/accessible_from.hpp
 // accessible_from: gives other devices access to a device's pages, so that their kernels may read and write a pool's memory in
 // place, and copies between the devices are direct.
@@ -60,7 +60,7 @@ template <class T>
 #include <utility>
 #include <vector>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Thrown if a device cannot access another's memory: no NVLink or PCIe path between them allows it.
 class unreachable_device : public detail::error_of<std::runtime_error, 320> {
@@ -160,7 +160,7 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
   std::vector<device_id> others_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/source/registered_host.hpp
 #ifndef TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 #define TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
@@ -197,17 +197,17 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
 
 #include <cstddef>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Bytes: 4 KiB on most hosts, 16 or 64 KiB on some with ARM processors. System calls refuse addresses that are not multiples.
 [[nodiscard]] inline std::size_t host_page_bytes() noexcept {
   return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 #endif  // TARN_SINGLE_CORE_HOST_PAGE_HPP
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 inline constexpr std::size_t huge_page = 2_MiB;
 
@@ -316,12 +316,12 @@ struct host_pages {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 #endif  // TARN_SINGLE_SOURCE_HOST_PAGES_HPP
 #if TARN_HAS_CUDA
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The pages of registered memory.
 enum class host_page_size : std::uint8_t {
@@ -415,7 +415,7 @@ using registered_host = basic_registered<cuda_driver>;
 static_assert(resource<registered_host>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_SOURCE_REGISTERED_HOST_HPP
 // ---- tarn/transfer/collect_batches.hpp
 // collect_batches: a loop over host batches of device memory; the next batches are copied back meanwhile.
@@ -432,7 +432,7 @@ static_assert(resource<registered_host>);
 #include <cstddef>
 #include <iterator>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// An input iterator. The range must outlive it and provide `Batch now()`, `void next()` and
 /// `bool is_over() const noexcept`.
@@ -460,7 +460,7 @@ class batch_iterator {
   Range* range_ = nullptr;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/batch_options.hpp
 // Options and batch types of stream_batches() and collect_batches(): batch_options, device_batch, host_batch.
 
@@ -470,7 +470,7 @@ class batch_iterator {
 #include <stdexcept>
 #include <string_view>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 struct batch_options {
   /// Maximum bytes per batch; elements are never split. From 16 MiB on, the overhead of a batch besides its copy is below 3 %.
@@ -556,7 +556,7 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/copy_stream.hpp
 // copy_stream: a separate stream for copies, and the events that order it with the user's stream.
 
@@ -564,7 +564,7 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 #include <utility>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Copies on its own stream and orders the copies with the user's stream by numbered events. Waits on the host only where
 /// documented. Destruction waits for the running copies, so the memory that they use may be freed. One thread at a time.
@@ -644,7 +644,7 @@ class copy_stream {
   std::vector<event_handle> events_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 // ---- tarn/transfer/pinned_slots.hpp
 // pinned_slots: reusable host memory in which copies are staged.
 
@@ -653,7 +653,7 @@ class copy_stream {
 #include <utility>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// `count` slots of `elements` elements each. No work may use them when they are destroyed, since a pool may reuse them on the
 /// host at once. In contrast, a pinned_buffer is freed in stream order.
@@ -691,9 +691,9 @@ class pinned_slots {
   std::vector<T*> slots_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
 template <class T, class Pinned, class Driver>
@@ -814,7 +814,7 @@ template <class T, class Memory, class... Rest>
 void collect_batches(device_buffer<T, Memory> const&&, batch_options const&, Rest const&...) = delete;  // this temporary is destroyed before the loop begins; store it in a variable first
 // clang-format on
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/core/element.hpp
 #ifndef TARN_SINGLE_CORE_ELEMENT_HPP
 #define TARN_SINGLE_CORE_ELEMENT_HPP
@@ -840,7 +840,7 @@ void collect_batches(device_buffer<T, Memory> const&&, batch_options const&, Res
 #include <cstdint>
 #include <type_traits>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The meaning of a format's largest exponent.
 enum class top_exponent : std::uint8_t {
@@ -964,10 +964,10 @@ template <class From>
 }
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_CORE_FLOAT_FORMAT_HPP
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format (__half,
 /// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions are explicit.
@@ -1042,10 +1042,10 @@ static_assert(std::is_trivially_copyable_v<float16> && std::is_trivially_default
 static_assert(sizeof(float16) == 2 && sizeof(bfloat16) == 2 && sizeof(float8_e4m3) == 1 &&
               sizeof(float8_e5m2) == 1);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_CORE_SMALL_FLOAT_HPP
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 template <class T>
@@ -1117,7 +1117,7 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
   return call(float8_e5m2{});
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 #endif  // TARN_SINGLE_CORE_ELEMENT_HPP
 // ---- tarn/transfer/convert.hpp
 // Copies that change the element type: store in lower precision, compute in higher. On CUDA the file that converts must be
@@ -1134,7 +1134,7 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
 
 #include <cstddef>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class To, class From>
 status no_driver::convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept {
@@ -1144,7 +1144,7 @@ status no_driver::convert(stream_ref, To* to, From const* from, std::size_t coun
   return {};
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #if TARN_HAS_CUDA
 // ---- tarn/driver/cuda_convert.hpp
@@ -1162,7 +1162,7 @@ status no_driver::convert(stream_ref, To* to, From const* from, std::size_t coun
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -1324,11 +1324,11 @@ status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* f
       "cudaLaunchKernel");
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #else
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <null_stream Null>
 template <class To, class From>
@@ -1338,12 +1338,12 @@ status basic_cuda_driver<Null>::convert(stream_ref, To*, From const*, std::size_
   return {};
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #endif
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -1455,7 +1455,7 @@ template <element To, element From, class Resource>
   return tarn::converted<To>(from, from.stream(), call);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/evict_scope.hpp
 // evict_scope: keeps the elements of device buffers in pinned host memory during a scope.
 //
@@ -1492,7 +1492,7 @@ template <element To, element From, class Resource>
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether the last user's stream is already ordered behind what was enqueued on the owner's stream.
 enum class earlier_work {
@@ -1579,9 +1579,9 @@ void free_on(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_wo
   free_on(detail::stream_at(stream, where), earlier, std::forward<Owner>(owner));
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Elements that an evict_scope could not bring back when it ended.
 struct lost_elements {
@@ -1850,7 +1850,7 @@ class evict_scope {
 template <class Pinned, class... Buffers>
 evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/mapped_file.hpp
 // mapped_file: a file mapped as read-only memory.
 
@@ -1868,7 +1868,7 @@ evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Owns a read-only mapping of a whole file. Move-only; a moved-from object is empty. The system reads ahead for one sequential
 /// pass. Any thread may read. If another process shortens the file, access to its missing pages ends the program (SIGBUS);
@@ -1979,7 +1979,7 @@ class mapped_file {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/micro_batches.hpp
 // micro_batches: splits work into parts that fit a memory budget, as gradient accumulation needs.
 
@@ -1992,7 +1992,7 @@ class mapped_file {
 #include <cstddef>
 #include <type_traits>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// How much memory a resource could allocate at one moment, in bytes. Unknown fields stay memory_report::unknown.
 struct memory_availability {
@@ -2095,9 +2095,9 @@ template <class Resource>
   return detail::called_from(where, [&] { return detail::largest_block(detail::layer_of(handle)); });
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// What happens if one item does not fit the budget.
 enum class too_large_item {
@@ -2250,7 +2250,7 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
   return {*this, parts_};
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/partitioned_buffer.hpp
 // partitioned_buffer<T>: one array divided over several devices; each part is on its device with its own stream.
 
@@ -2272,7 +2272,7 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
 #include <string_view>
 #include <vector>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Reports a partition that cannot be made, and why.
 class bad_partition : public detail::error_of<std::invalid_argument, 320> {
@@ -2361,7 +2361,7 @@ class partition {
   std::vector<std::size_t> first_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/peer_copy.hpp
 // Copies between buffers of two devices, whole or in part, with or without peer access.
 
@@ -2369,7 +2369,7 @@ class partition {
 #include <cstdint>
 #include <type_traits>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -2452,7 +2452,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToRe
   tarn::peer_copy(from, 0, to, 0, from.size(), where);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/per_device.hpp
 // per_device: one pool per device, created on first use.
 
@@ -2464,7 +2464,7 @@ void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToRe
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -2597,9 +2597,9 @@ class per_device {
 template <class Make>
 per_device(Make) -> per_device<std::invoke_result_t<Make&, device_id>, Make>;
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -2808,7 +2808,7 @@ class partitioned_buffer {
   std::vector<part_and_stream> parts_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/reservation.hpp
 // reservation: an amount of memory that a task takes before it starts, so that it never runs out of memory half way.
 
@@ -2819,7 +2819,7 @@ class partitioned_buffer {
 #include <mutex>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A reservation has no room for an allocation. Nothing has changed.
 class reservation_exceeded : public out_of_memory {
@@ -3075,7 +3075,7 @@ template <class Memory>
   }
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/scratch.hpp
 // scratch: a stack allocator for temporaries on a device, with mark and rewind, for recomputation and layered work.
 //
@@ -3089,7 +3089,7 @@ template <class Memory>
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// What take() does if the chunks are full.
 enum class scratch_growth {
@@ -3313,7 +3313,7 @@ class rewind_scope {
   scratch_mark mark_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/stream_batches.hpp
 // stream_batches: a loop over device batches of a host source; the next batches are filled and copied meanwhile.
 //
@@ -3353,7 +3353,7 @@ class rewind_scope {
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Elements in any host memory. The host copies them to pinned slots.
 template <class T>
@@ -3492,7 +3492,7 @@ using batch_source_of = decltype(as_batch_source(std::declval<S>()));
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/fill_threads.hpp
 // fill_threads: a few threads that fill numbered slots in order, ahead of the consumer.
 
@@ -3505,7 +3505,7 @@ using batch_source_of = decltype(as_batch_source(std::declval<S>()));
 #include <utility>
 #include <vector>
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Calls fill(batch, piece) once for each piece of each opened batch, in order of (batch, piece), from several threads at once.
 /// Batch b uses slot b % slots; opening it permits writing to the slot. With no threads, the caller fills in is_filled() or
@@ -3620,9 +3620,9 @@ class fill_threads {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The range that stream_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
 template <class Source, class Memory, class Pinned>
@@ -3862,7 +3862,7 @@ template <class Source, class Memory>
                         where);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 // ---- tarn/transfer/with_oom_retry.hpp
 // with_oom_retry: runs work at a given size and at smaller ones while memory runs out; optionally finds the largest size.
 
@@ -3871,7 +3871,7 @@ template <class Source, class Memory>
 #include <type_traits>
 #include <utility>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Which sizes are tried after one works.
 enum class oom_search {
@@ -4086,4 +4086,4 @@ auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options =
   return detail::oom_retry<std::remove_reference_t<F>, decltype(clear)>(f, clear, options).run(start);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

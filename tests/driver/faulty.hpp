@@ -16,7 +16,7 @@
 #include "tarn/driver/sharing_driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether the failing call does its work.
 enum class fault_moment : std::uint8_t {
@@ -458,4 +458,4 @@ class faulty {
   fault_plan plan_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

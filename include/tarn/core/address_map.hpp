@@ -9,7 +9,7 @@
 
 #include "tarn/core/sequence.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Value>
 class address_map {
@@ -99,4 +99,4 @@ class address_map {
   unsigned shift_ = 64;  ///< 64 minus log2(capacity)
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

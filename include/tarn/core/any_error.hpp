@@ -12,7 +12,7 @@
 #include "tarn/core/message.hpp"
 #include "tarn/core/source_location.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// What every error of tarn is, beside its standard exception type: `catch (tarn::any_error const& error)`
 /// handles all of them and nothing else. Not a std::exception itself, so that each error is one only once.
@@ -146,4 +146,4 @@ TARN_ALWAYS_INLINE decltype(auto) called_from(source_location const& where, Call
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

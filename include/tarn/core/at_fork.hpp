@@ -33,7 +33,7 @@
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/core/wait.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 enum class fork_side : std::uint8_t { parent, child };
 
@@ -283,4 +283,4 @@ class held_at_fork {
   at_fork member_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -6,7 +6,7 @@
 
 #include "tarn/core/source_location.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 class tag;
 
@@ -28,4 +28,4 @@ struct attribution {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -8,7 +8,7 @@
 
 #include "tarn/core/error.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 // constexpr, not consteval: clang 14 emits calls of consteval literals in default arguments and templates.
 inline namespace literals {
@@ -74,4 +74,4 @@ constexpr void require_alignment(std::size_t alignment, std::size_t limit = max_
   if (!is_alignment(alignment) || alignment > limit) throw detail::at(where, bad_alignment(alignment, limit));
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

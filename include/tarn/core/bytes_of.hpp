@@ -7,7 +7,7 @@
 
 #include "tarn/core/bytes.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 /// Converts a count passed by a caller, signed or unsigned. @throws length_error  negative
@@ -43,4 +43,4 @@ template <class T>
   return bytes / sizeof(T);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

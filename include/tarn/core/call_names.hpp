@@ -11,7 +11,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The base of a handle that has allocate, deallocate, allocate_sync and deallocate_sync: the same four calls under their other names.
 /// A handle writes `using call_names<Handle>::allocate` and `deallocate`, which its own would hide.
@@ -58,4 +58,4 @@ class call_names {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstdint>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 template <class Clock>
 [[nodiscard]] std::uint64_t now_ns() noexcept {
@@ -20,4 +22,4 @@ template <class Clock>
   return now_ns<std::chrono::system_clock>();
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

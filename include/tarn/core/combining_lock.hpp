@@ -13,7 +13,7 @@
 #include "tarn/core/thread_tag.hpp"
 #include "tarn/core/wait.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// @tparam Update  copyable and small; `apply(Update const&)` must not throw
 template <class Update>
@@ -113,4 +113,4 @@ class combining_lock {
   slot slots_[slot_count];
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

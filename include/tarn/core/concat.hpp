@@ -7,7 +7,9 @@
 #include <string>
 #include <string_view>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// Returns the concatenation of the parts, with one allocation. Use it in place of `"text" + std::string(...)`: g++ 12 inlines
 /// that operator and then warns in the user's program (-Wrestrict), at -O2 and above. @throws std::bad_alloc
@@ -20,4 +22,4 @@ namespace tarn::detail {
   return out;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

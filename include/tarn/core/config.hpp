@@ -4,6 +4,8 @@
 // exist on one platform, and only in the file that wraps them: core/wait, core/at_fork, core/source_location,
 // pool/cache/owner_lock, debug/backtrace, driver/ and the interop headers (tests/architecture/check.py).
 
+#include "tarn/version.hpp"
+
 #if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
 #error "tarn needs C++20: compile with -std=c++20, by nvcc from CUDA 12 on"
 #include <tarn-needs-C++20>  // ends the compilation: what follows would only be errors that mislead
@@ -83,7 +85,7 @@
 #define TARN_HOST_DEVICE
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Size of a cache line, bytes; data of different threads is kept this far apart.
 inline constexpr unsigned cache_line_bytes = 64;
@@ -92,4 +94,4 @@ namespace detail {
 inline constexpr bool check_locks = TARN_CHECK_LOCKS != 0;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -6,7 +6,9 @@
 #include <atomic>
 #include <cstdint>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// Copies own the same object. Never null and never moved from: a copy is one atomic increment.
 template <class T>
@@ -42,4 +44,4 @@ class counted {
   block* block_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -6,7 +6,7 @@
 
 #include "tarn/core/min_max.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// One statistic. Not synchronised: the owner holds a lock.
 struct stat {
@@ -47,4 +47,4 @@ template <class Statistics, class Value>
 using number_in = Value Statistics::*;
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -9,7 +9,7 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/sequence.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 struct deferred_amount {
   std::int64_t blocks = 0;
@@ -72,4 +72,4 @@ class deferred_count {
   sequence<deferred_observer*> observers_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

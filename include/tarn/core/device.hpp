@@ -2,7 +2,9 @@
 #pragma once
 // The device ordinal as a type.
 
-namespace tarn {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE {
 
 /// A device by its ordinal, as cudaSetDevice numbers them.
 struct device_id {
@@ -12,4 +14,4 @@ struct device_id {
   friend constexpr bool operator==(device_id, device_id) noexcept = default;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -9,7 +9,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/small_float.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 template <class T>
@@ -81,4 +81,4 @@ constexpr decltype(auto) with_element(element_type type, Call const& call) {
   return call(float8_e5m2{});
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -14,7 +14,7 @@
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/text_prefix.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The kind of a driver call's failure; the part of an error code that tarn acts on.
 enum class failure : std::uint8_t {
@@ -336,4 +336,4 @@ class misuse : public detail::error_of<std::exception, 640> {
   void const* pointer_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -10,7 +10,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/error.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// How exceptions leave tarn for the code of another library.
 ///
@@ -86,4 +86,4 @@ TARN_ALWAYS_INLINE decltype(auto) translated(Call const& call) {
 
 static_assert(error_translation<own_errors>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -12,7 +12,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/text_prefix.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 // strerror_r returns a text (GNU) or a status (POSIX).
@@ -45,4 +45,4 @@ class file_error : public detail::error_of<std::system_error, 512> {
   int error_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

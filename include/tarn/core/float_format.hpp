@@ -8,7 +8,7 @@
 
 #include "tarn/core/config.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The meaning of a format's largest exponent.
 enum class top_exponent : std::uint8_t {
@@ -132,4 +132,4 @@ template <class From>
 }
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -7,7 +7,7 @@
 
 #include "tarn/core/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The memory of one graph_memory at one moment, bytes.
 struct graph_state {
@@ -40,4 +40,4 @@ class graph_owner {
 };
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

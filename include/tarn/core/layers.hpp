@@ -23,7 +23,7 @@
 #include "tarn/core/location_scope.hpp"
 #include "tarn/core/resource.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Layer>
 class shared_resource;
@@ -310,4 +310,4 @@ constexpr auto nearest_or(Resource& resource, Call const& call, Otherwise const&
 }
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

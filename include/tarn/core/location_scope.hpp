@@ -10,7 +10,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/scope_chain.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Sets the place for all calls in its scope, unless an enclosing scope has set one. Declare one to attribute every allocation
 /// that follows in the scope, including those of owners, to its line: `tarn::location_scope const here;`. A tag given with an
@@ -73,4 +73,4 @@ struct no_location_scope {
   explicit constexpr no_location_scope(attribution const&) noexcept {}
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -8,7 +8,7 @@
 
 #include "tarn/core/printable.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -107,4 +107,4 @@ class message {
   std::size_t size_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

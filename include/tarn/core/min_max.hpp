@@ -2,7 +2,9 @@
 #pragma once
 // min_of and max_of for sizes and counts, without the header algorithm, which costs a compiler 40 ms.
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// Returns the larger value; the first if they are equal. Takes both by value: meant for sizes and counts.
 template <class T>
@@ -16,4 +18,4 @@ template <class T>
   return b < a ? b : a;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -11,7 +11,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Called on misuse. If it returns, the block is leaked (never allocated again) and the program continues.
 using misuse_handler = void (*)(misuse const&);
@@ -55,4 +55,4 @@ inline void report_misuse_of_several(misuse const& what, bool is_last) noexcept 
 }
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -3,7 +3,9 @@
 // owned<T>: a heap object with one owner. It replaces std::unique_ptr without including <memory>, which costs a compiler as
 // much as <memory_resource>, <mutex> and <map> together.
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// Deletes its object on destruction. Move-only; null when moved from. Never throws.
 template <class T>
@@ -30,4 +32,4 @@ class owned {
   T* p_ = nullptr;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

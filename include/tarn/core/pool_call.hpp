@@ -24,7 +24,7 @@
     return expression;                                \
   }
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 class deferred_observer;
@@ -342,6 +342,6 @@ concept allocates_for_owners =
     };
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #undef TARN_ON_LAYER

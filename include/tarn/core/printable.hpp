@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <string_view>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// Returns the length of the well-formed character at the start of `text`, 0 if there is none (the Unicode Standard, table 3-7:
 /// no overlong forms, no surrogates, nothing above U+10FFFF).
@@ -53,4 +55,4 @@ constexpr void put_printable(std::string_view text, Put const& put) {
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -4,7 +4,9 @@
 
 #include <type_traits>
 
-namespace tarn {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE {
 
 /// Kernels may read and write the memory.
 struct device_accessible {};
@@ -22,4 +24,4 @@ struct property_set {
 template <class Resource, class Tag>
 inline constexpr bool has_property = Resource::properties::template has<Tag>;
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

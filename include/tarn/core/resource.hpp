@@ -24,7 +24,7 @@
 #include "tarn/core/property.hpp"
 #include "tarn/core/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class R>
 concept has_allocate = requires(R& r, stream_ref stream, std::size_t bytes, std::size_t alignment) {
@@ -140,4 +140,4 @@ constexpr bool check_memory_source() {
   return memory_source<R>;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -8,7 +8,7 @@
 #include "tarn/core/message.hpp"
 #include "tarn/core/misuse.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The live scopes of the calling thread, innermost first. Scope must have a member `Scope* outer_`, null before begin(), and
 /// declare the chain a friend. begin() and end() are O(1) for scopes that end in reverse order, and O(scopes) otherwise.
@@ -48,4 +48,4 @@ class scope_chain {
   static inline thread_local constinit Scope* last_begun = nullptr;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

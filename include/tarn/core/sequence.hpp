@@ -8,7 +8,9 @@
 #include <type_traits>
 #include <utility>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// Contiguous elements in order of insertion. Growth moves them. Move-only.
 template <class T>
@@ -98,4 +100,4 @@ class sequence {
   std::size_t capacity_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -19,7 +19,7 @@
 #include "tarn/core/pool_call.hpp"
 #include "tarn/core/resource.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -280,4 +280,4 @@ class shared_resource : public call_names<shared_resource<Layer>>,
   block* block_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

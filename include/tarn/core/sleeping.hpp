@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE {
 
 /// Where the contents of live blocks stay while a pool sleeps.
 enum class contents : std::uint8_t {
@@ -29,4 +31,4 @@ struct compaction {
       0;  ///< held afterwards: `live`, and less than a granule at each end of a stretch; or segments
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -6,7 +6,7 @@
 
 #include "tarn/core/float_format.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A number stored in 1 or 2 bytes, on host and device; bit-compatible with CUDA's type of the same format (__half,
 /// __nv_bfloat16, __nv_fp8_e4m3, __nv_fp8_e5m2). Convert to float, calculate, convert back: both conversions are explicit.
@@ -81,4 +81,4 @@ static_assert(std::is_trivially_copyable_v<float16> && std::is_trivially_default
 static_assert(sizeof(float16) == 2 && sizeof(bfloat16) == 2 && sizeof(float8_e4m3) == 1 &&
               sizeof(float8_e5m2) == 1);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

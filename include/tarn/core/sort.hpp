@@ -6,7 +6,7 @@
 
 #include "tarn/core/config.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Restores the order of a heap in `items[0, end)` whose item `at` may be out of it: none is before those below it.
 template <class T, class Before>
@@ -42,4 +42,4 @@ void sort(T* items, std::size_t count, Before const& before) {
   for (std::size_t end = count; end > 1; --end) pop_heap(items, end, before);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

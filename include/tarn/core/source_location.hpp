@@ -3,6 +3,8 @@
 // A source location. std::source_location is not available with clang 14, which tarn supports; the builtins behind it are
 // available everywhere.
 
+#include "tarn/version.hpp"
+
 #if defined(__NVCC__) && !defined(__clang__)
 // nvcc corrupts a default argument that has one of these builtins: 12.4 where a constraint calls the
 // function, 13.0 where a default member initialiser does. It crashes, or compiles another expression. So nvcc
@@ -30,7 +32,7 @@ constexpr char const* __builtin_FUNCTION(None...) noexcept {
 #define TARN_OF_CALLER(WHAT) __builtin_##WHAT()
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// File, line and function of a call; static storage. Use it as a default argument:
 /// `source_location where = source_location::current()`.
@@ -46,7 +48,7 @@ struct source_location {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #undef TARN_OF_CALLER
 #if defined(__NVCC__) && !defined(__clang__)

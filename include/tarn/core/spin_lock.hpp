@@ -7,7 +7,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/wait.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class spin_lock {
  public:
@@ -29,4 +29,4 @@ class spin_lock {
   std::atomic<bool> taken_{false};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -7,7 +7,7 @@
 
 #include "tarn/core/at_fork.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Every object that locks it has a `user`. While there is none, fork() does not know the mutex: the module may have been unloaded,
 /// and the mutex with it.
@@ -55,4 +55,4 @@ class static_mutex {
   unsigned taken_ = 0;  ///< by the forking thread; no other one changes it
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

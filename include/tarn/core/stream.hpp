@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tarn/version.hpp"
+
 struct CUstream_st;
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 struct zero;  ///< never defined: a literal 0 converts to a pointer to it, a variable does not
@@ -81,4 +83,4 @@ struct byte_count {
 };
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

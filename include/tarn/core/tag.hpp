@@ -15,7 +15,7 @@
 #include "tarn/core/spin_lock.hpp"
 #include "tarn/core/text_prefix.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -134,4 +134,4 @@ inline tag tag::of_scope() noexcept {
   return innermost != nullptr ? innermost->name_ : tag();
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

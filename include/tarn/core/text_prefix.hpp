@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <string_view>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// Returns true for a UTF-8 continuation byte.
 [[nodiscard]] constexpr bool continues_character(char c) noexcept {
@@ -26,4 +28,4 @@ namespace tarn::detail {
   return text.substr(begin);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -8,7 +8,7 @@
 
 #include "tarn/core/config.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Number of places. Threads beyond it have none.
 inline constexpr unsigned thread_places = 32;
@@ -83,4 +83,4 @@ class place_holder {
       false;  ///< code that runs later, in other destructors, has no place
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstdint>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// Storage of a thread's number; 0 until the thread needs one.
 [[nodiscard]] inline std::uint64_t& thread_number_place() noexcept {
@@ -29,4 +31,4 @@ inline void const* this_thread_tag() noexcept {
   return number;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -11,7 +11,7 @@
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The memory of captured graphs in two pools.
 class two_graph_owners final : public graph_owner {
@@ -84,4 +84,4 @@ class two_graph_owners final : public graph_owner {
   capture_number last_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -2,6 +2,8 @@
 #pragma once
 // Waits briefly for another thread.
 
+#include "tarn/version.hpp"
+
 #if defined(__linux__)
 #include <sched.h>  // <thread> costs as much to include as all of core/
 
@@ -10,7 +12,7 @@
 #include <thread>
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Spins for a while, then yields: the thread that is waited for may not be running. Later it sleeps: that thread may be waiting
 /// for the device.
@@ -35,4 +37,4 @@ inline void spin_wait(unsigned tries) noexcept {
 #endif
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -24,7 +24,7 @@
 #define TARN_HAS_BACKTRACE 0
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 #if TARN_HAS_BACKTRACE
 namespace detail {
@@ -67,4 +67,4 @@ inline void name_frame(void* frame, history_frame& out) {
 #endif
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

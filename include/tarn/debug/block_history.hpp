@@ -19,7 +19,7 @@
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/stream.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// One call that concerned a block.
 struct block_event {
@@ -284,4 +284,4 @@ class checked_resources {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -7,7 +7,7 @@
 
 #include "tarn/debug/memory_history.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// How call stacks are captured and, much later, named. Both functions are called from any thread and must not allocate from
 /// the memory that is watched. An exception from `capture` ends the program; one from `name` propagates from record().
@@ -21,4 +21,4 @@ struct stack_hooks {
 /// Number of innermost frames that are kept of a stack.
 inline constexpr std::size_t stack_depth = 32;
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -6,7 +6,7 @@
 
 #include "tarn/core/layers.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Verifies all blocks: checked_layer::check_all() (debug/checked.hpp). Returns the number of findings. @throws std::bad_alloc
 template <class Resource>
@@ -25,4 +25,4 @@ std::size_t report_leaks(Resource const& memory) {
   return nearest(memory, call);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -29,7 +29,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class checked_layer;
@@ -462,4 +462,4 @@ class checked_layer : public resource_adaptor<checked_layer<Upstream>, Upstream>
   detail::checked_resources::member member_{this, &checked_layer::find_in};
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -22,7 +22,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class fenced_layer;
@@ -235,4 +235,4 @@ class fenced_layer : public resource_adaptor<fenced_layer<Upstream>, Upstream> {
   std::uint64_t lost_ = 0;  ///< blocks up to this number have no fences: their contents were discarded
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

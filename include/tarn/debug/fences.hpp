@@ -13,7 +13,7 @@
 #include "tarn/debug/fill_pattern.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Where a block's fences were overwritten; zero if they were not.
 struct breach {
@@ -87,4 +87,4 @@ void* asking_for(std::size_t bytes, Allocate const& allocate) {
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -11,7 +11,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_device.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Each is unlikely as data, odd as a pointer, and a NaN or huge as a float; in a debugger it identifies what happened.
 namespace pattern {
@@ -52,4 +52,4 @@ std::size_t first_difference(Driver const& driver, stream_ref stream, void const
 }
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -17,7 +17,7 @@
 #include "tarn/debug/location_table.hpp"
 #include "tarn/debug/memory_history.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The amounts of one tag; bytes as blocks occupy them.
 struct tag_account {
@@ -236,4 +236,4 @@ class history_log {
   held_at_fork<combining_lock<change>> member_{lock_};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

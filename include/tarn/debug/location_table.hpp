@@ -10,7 +10,7 @@
 #include "tarn/core/source_location.hpp"
 #include "tarn/debug/call_stack.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Where a call came from: the recorded location and, if stacks are captured, the stack.
 struct call_origin {
@@ -88,4 +88,4 @@ class location_table {
   address_map<std::uint32_t> index_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -9,7 +9,7 @@
 #include "tarn/core/text_prefix.hpp"
 #include "tarn/debug/logged.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The columns of format_log_line().
 inline constexpr std::string_view log_line_header =
@@ -54,4 +54,4 @@ void add_value(message<N>& line, std::string_view text) noexcept {
   return line;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -13,7 +13,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 enum class logged_call : std::uint8_t { allocate, deallocate, allocate_sync, deallocate_sync };
 
@@ -125,4 +125,4 @@ struct logged {
 logged(void (*)(void*, call_record const&), void*) -> logged<detail::log_function>;
 logged(void (*)(void*, call_record const&), void*, log_moments) -> logged<detail::log_function>;
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

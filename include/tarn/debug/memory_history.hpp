@@ -9,7 +9,7 @@
 
 #include "tarn/core/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// One frame of a location: file, line and function, outermost last.
 struct history_frame {
@@ -71,4 +71,4 @@ struct memory_history {
   std::vector<std::vector<history_frame>> locations;  ///< innermost frame first; locations[0] is empty
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

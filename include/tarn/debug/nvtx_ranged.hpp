@@ -12,7 +12,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class nvtx_ranged_layer;
@@ -75,4 +75,4 @@ class nvtx_ranged_layer : public resource_adaptor<nvtx_ranged_layer<Upstream>, U
   std::uint32_t category_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

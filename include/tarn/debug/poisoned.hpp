@@ -15,7 +15,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class poisoned_layer;
@@ -92,4 +92,4 @@ class poisoned_layer : public resource_adaptor<poisoned_layer<Upstream>, Upstrea
   detail::block_set used_elsewhere_;  ///< blocks that record_stream() named
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -14,7 +14,7 @@
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Remembers the latest 64 streams. Thread-safe.
 template <stream_driver Driver>
@@ -74,4 +74,4 @@ class used_streams {
   std::size_t next_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -22,7 +22,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class with_history_layer;
@@ -278,4 +278,4 @@ void with_history_layer<Upstream>::name_frames(std::vector<history_frame>& out, 
   }
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

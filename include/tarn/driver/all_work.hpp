@@ -10,7 +10,7 @@
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Marks all work of the driver's device, unless that would invalidate a capture.
 template <class Driver>
@@ -137,4 +137,4 @@ template <stream_driver Driver>
   return !is_of_capture(wait_for_all_work(driver));
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -10,7 +10,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/wait.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Counts the open captures of the process and the calls in progress that would invalidate one. Lock-free; a capture that begins
 /// waits for those calls, which take a microsecond.
@@ -113,4 +113,4 @@ inline constexpr char const* captured_without_scope =
   return {failure::other, 900, "cudaErrorStreamCaptureUnsupported", call};
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

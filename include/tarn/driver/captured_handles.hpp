@@ -15,7 +15,7 @@
 #include "tarn/driver/capture_gate.hpp"
 #include "tarn/driver/stream_life.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A captured stream.
 struct captured_handle {
@@ -107,4 +107,4 @@ template <class Driver>
   return true;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

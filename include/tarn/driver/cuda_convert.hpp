@@ -17,7 +17,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -179,11 +179,11 @@ status basic_cuda_driver<Null>::convert(stream_ref stream, To* to, From const* f
       "cudaLaunchKernel");
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #else
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <null_stream Null>
 template <class To, class From>
@@ -193,6 +193,6 @@ status basic_cuda_driver<Null>::convert(stream_ref, To*, From const*, std::size_
   return {};
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 #endif

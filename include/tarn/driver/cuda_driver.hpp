@@ -27,7 +27,7 @@
 #include "tarn/driver/stream_device.hpp"
 #include "tarn/driver/stream_life.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The stream that a null handle refers to.
 enum class null_stream : std::uint8_t {
@@ -710,4 +710,4 @@ static_assert(stream_driver<cuda_driver> && page_driver<cuda_driver> && block_dr
               accounting_driver<cuda_driver> && sharing_driver<cuda_driver> &&
               detail::multi_device_driver<cuda_driver>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

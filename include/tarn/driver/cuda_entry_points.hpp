@@ -11,7 +11,7 @@
 
 #include "tarn/driver/cuda_status.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The entry points and the result of looking them up. A call that this driver lacks is null; if `found` is a failure, all
 /// of them are.
@@ -137,4 +137,4 @@ void find_entry_point(Function& out, char const* symbol, [[maybe_unused]] unsign
   return {failure::unsupported, static_cast<int>(cudaErrorNotSupported), "CUDA_ERROR_NOT_SUPPORTED", call};
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

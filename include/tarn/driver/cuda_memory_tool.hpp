@@ -7,7 +7,7 @@
 #include "tarn/driver/cuda_scope.hpp"
 #include "tarn/driver/nvtx_memory.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// nvtx_memory for one device; converts to false if no tool is attached. A value type.
 class cuda_memory_tool {
@@ -38,4 +38,4 @@ class cuda_memory_tool {
   int device_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -7,7 +7,7 @@
 #include "tarn/driver/cuda_entry_points.hpp"
 #include "tarn/driver/stream_device.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Where the streams of CUDA live that tarn was given.
 [[nodiscard]] inline stream_devices& devices_of_cuda_streams() noexcept {
@@ -112,4 +112,4 @@ class beside_capture {
   bool swapped_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

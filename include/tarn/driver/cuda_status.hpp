@@ -13,7 +13,7 @@
 #include <tarn-needs-CUDA-12>  // ends the compilation: what follows would only be errors that mislead
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Returns the kind of a code; `other` for codes not listed.
 [[nodiscard]] constexpr failure cuda_failure(int code) noexcept {
@@ -57,4 +57,4 @@ namespace tarn::detail {
   return cuda_failed(code, call);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -8,7 +8,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 // T makes the driver known only where it is used: <tarn/sim.hpp> may be included before or after the headers
 // that use it.
@@ -24,4 +24,4 @@ template <class T>
 using default_driver = typename simulated_driver<T>::type;
 #endif
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

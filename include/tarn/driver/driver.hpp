@@ -55,7 +55,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// An event handle of the driver.
 using event_handle = void*;
@@ -170,4 +170,4 @@ concept accounting_driver = stream_driver<D> && requires(D const& d, device_acco
   { d.memory_account(account) } noexcept -> std::same_as<status>;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

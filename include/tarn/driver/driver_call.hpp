@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE {
 
 // Once for each call, in the order of the enumeration. What changes memory comes last.
 #define TARN_DRIVER_CALLS(CALL)                                                                              \
@@ -57,4 +59,4 @@ inline constexpr std::size_t driver_call_count = static_cast<std::size_t>(driver
   return call >= driver_call::reserve_range;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

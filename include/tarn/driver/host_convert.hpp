@@ -7,7 +7,7 @@
 #include "tarn/core/element.hpp"
 #include "tarn/driver/no_driver.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class To, class From>
 status no_driver::convert(stream_ref, To* to, From const* from, std::size_t count) const noexcept {
@@ -17,4 +17,4 @@ status no_driver::convert(stream_ref, To* to, From const* from, std::size_t coun
   return {};
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

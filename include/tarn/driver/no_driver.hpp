@@ -15,7 +15,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/driver_call.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 /// Source of handles for streams and events, which are only names here; constant-initialised.
@@ -175,4 +175,4 @@ class no_driver {
 static_assert(stream_driver<no_driver> && page_driver<no_driver> && block_driver<no_driver> &&
               registering_driver<no_driver>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -18,7 +18,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/driver/driver.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// nvmlMemory_t. `total` includes memory reserved by driver and firmware.
 struct nvml_memory {
@@ -279,4 +279,4 @@ inline void count_nvml_processes(std::vector<nvml_process> const& all, unsigned 
   return {};
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

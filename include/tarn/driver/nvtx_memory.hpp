@@ -26,7 +26,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A tool that tracks sub-allocations; converts to false if none is attached. A value type, the same throughout the process.
 ///
@@ -129,4 +129,4 @@ class nvtx_memory {
   bool present_ = false;  ///< a tool without domains returns a null domain
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

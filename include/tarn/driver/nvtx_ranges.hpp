@@ -20,7 +20,7 @@
 #define TARN_HAS_NVTX_RANGES 0
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 #if TARN_HAS_NVTX_RANGES
@@ -117,4 +117,4 @@ inline void name_stream([[maybe_unused]] stream_ref stream, [[maybe_unused]] cha
 #endif
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

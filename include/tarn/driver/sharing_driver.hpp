@@ -21,7 +21,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/driver/driver.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// How other processes get at pages. Fixed when the pages are created.
 enum class allocation_handle_type : std::uint8_t {
@@ -60,4 +60,4 @@ concept sharing_driver =
       { d.uuid(uuid) } noexcept -> std::same_as<status>;
     };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

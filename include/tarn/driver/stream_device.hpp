@@ -18,7 +18,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_life.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// No device: where a stream lives was not learned.
 inline constexpr device_id unknown_device{-1};
@@ -223,4 +223,4 @@ status identify_named(Driver const& driver, stream_ref stream, stream_id& id) no
   return driver.identify(stream, id);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -9,7 +9,7 @@
 
 #include "tarn/driver/driver.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// What is known of a stream when a call names it.
 enum class stream_life : std::uint8_t {
@@ -163,4 +163,4 @@ class own_stream {
   status made_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

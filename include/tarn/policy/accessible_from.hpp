@@ -18,7 +18,7 @@
 #include "tarn/source/missing_pages.hpp"
 #include "tarn/source/refusal.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Thrown if a device cannot access another's memory: no NVLink or PCIe path between them allows it.
 class unreachable_device : public detail::error_of<std::runtime_error, 320> {
@@ -118,4 +118,4 @@ class reachable_layer : public resource_adaptor<reachable_layer<Upstream>, Upstr
   std::vector<device_id> others_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -22,7 +22,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -233,4 +233,4 @@ using any_resource = basic_any_resource<cuda_driver, device_accessible>;
 static_assert(resource<any_resource>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -10,7 +10,7 @@
 #include "tarn/core/address_map.hpp"
 #include "tarn/core/at_fork.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Thread-safe. While the set is empty, contains() and erase() cost one relaxed load: a thread that frees a block was handed it
 /// after it was inserted.
@@ -48,4 +48,4 @@ class block_set {
   std::atomic<std::size_t> count_{0};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

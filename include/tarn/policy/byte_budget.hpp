@@ -12,7 +12,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/spin_lock.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// An additional, temporary bound on a budget; linked into the budget, so it must stay in place.
 struct budget_bound {
@@ -216,4 +216,4 @@ class byte_budget {
   at_fork member_{this, &take_lock, &release_lock};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

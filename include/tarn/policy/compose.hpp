@@ -13,7 +13,7 @@
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 template <class P, class Upstream>
@@ -92,4 +92,4 @@ template <class Upstream, class Policy>
            detail::says_only_around<std::remove_cvref_t<Policy>>)
 void operator|(Upstream&&, Policy&&) = delete;  // wrap the policy: memory | tarn::around<policy>{}
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -8,7 +8,7 @@
 #include "tarn/policy/tracked.hpp"
 #include "tarn/source/cuda_pages.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A tracked pool over any page source or resource.
 template <class Source>
@@ -27,4 +27,4 @@ using pool_over = stack<Source, pooled, tracked>;
 using device_pool = pool_over<cuda_pages>;
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -18,7 +18,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream, class Other>
 class fallback_layer;
@@ -176,4 +176,4 @@ class fallback_layer : public resource_adaptor<fallback_layer<Upstream, Other>, 
   detail::block_set used_;    ///< blocks that no pool defers, with uses on other streams
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

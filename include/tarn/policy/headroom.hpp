@@ -18,7 +18,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class headroom_layer;
@@ -222,4 +222,4 @@ std::size_t keep_headroom(Resource const& memory, source_location where = source
   return memory.trim(reserved > bytes ? reserved - bytes : 0, where);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -12,7 +12,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class limited_layer;
@@ -141,4 +141,4 @@ class limited_layer<Upstream> : public detail::limited_base<limited_layer<Upstre
   void unmap(void* p, std::size_t bytes) noexcept { this->upstream().unmap(p, bytes); }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

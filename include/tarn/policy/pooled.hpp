@@ -10,7 +10,7 @@
 #include "tarn/pool/options.hpp"
 #include "tarn/pool/pool.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The layer of `pooled`: a pool over `Upstream`.
 template <class Upstream>
@@ -23,4 +23,4 @@ class pooled_layer : public pool<Upstream> {
       : pool<Upstream>(std::move(upstream), options) {}
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

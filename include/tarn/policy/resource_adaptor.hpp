@@ -12,7 +12,7 @@
 #include "tarn/core/config.hpp"
 #include "tarn/core/shared_resource.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Which pair of calls a request was made by.
 enum class call_kind : std::uint8_t {
@@ -219,4 +219,4 @@ class around_layer : public resource_adaptor<around_layer<Policy, Upstream>, Ups
   around_layer(Upstream upstream, Policy policy) : base(std::move(upstream)), Policy(std::move(policy)) {}
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

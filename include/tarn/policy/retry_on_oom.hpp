@@ -9,7 +9,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Calls `handler(error, attempt)`, with attempt counting from 1, when the upstream throws out_of_memory. If it returns true,
 /// something was freed and the request is retried; if false, the error is passed on. Exceptions of the handler reach the
@@ -44,4 +44,4 @@ struct retry_on_oom {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -10,7 +10,7 @@
 #include "tarn/policy/compose.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class tagged_layer;
@@ -46,4 +46,4 @@ class tagged_layer : public resource_adaptor<tagged_layer<Upstream>, Upstream> {
   tag name_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

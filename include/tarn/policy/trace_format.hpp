@@ -16,7 +16,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A line that is not an event. Reports the line number and the reason.
 class trace_error : public detail::error_of<std::runtime_error, 448> {
@@ -106,4 +106,4 @@ struct trace_event {
   return line;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -17,7 +17,7 @@
 #include "tarn/policy/resource_adaptor.hpp"
 #include "tarn/policy/trace_format.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class traced_layer;
@@ -156,4 +156,4 @@ class traced_layer : public resource_adaptor<traced_layer<Upstream>, Upstream> {
   detail::address_map<std::uint32_t> streams_;  ///< the number of each stream except the default one
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

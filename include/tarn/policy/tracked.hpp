@@ -15,7 +15,7 @@
 #include "tarn/policy/tracked_numbers.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 template <class Upstream>
 class tracked_layer;
@@ -174,4 +174,4 @@ class tracked_layer {
   observer observer_{numbers_};
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

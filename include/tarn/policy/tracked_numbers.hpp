@@ -40,7 +40,7 @@
 #include "tarn/policy/tracked_slot.hpp"
 #include "tarn/policy/tracked_statistics.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Counting a call in a slot is O(1), under the lock O(marks). Reading is O(threads that have counted, at most 32).
 class tracked_numbers {
@@ -381,4 +381,4 @@ class tracked_numbers {
   held_at_fork<combining_lock<tracked_update>> member_{lock_};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

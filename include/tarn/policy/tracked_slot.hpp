@@ -13,7 +13,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/policy/tracked_statistics.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Blocks, rounded bytes, requested bytes.
 using tracked_kinds = std::array<std::int64_t, 3>;
@@ -184,4 +184,4 @@ class alignas(256) tracked_slot {  // an element of an array is addressed by a s
   tracked_totals published_{};  ///< by the holder of the lock
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -7,7 +7,7 @@
 
 #include "tarn/core/counter.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// PyTorch's three groups; a block is small up to 1 MiB.
 enum class block_group : std::uint8_t { all, smaller, larger };
@@ -39,4 +39,4 @@ struct high_water_mark {
   high_water_mark* next = nullptr;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -10,7 +10,7 @@
 #include "tarn/pool/arena/run.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 struct block_request {
   stream_id id;
@@ -64,4 +64,4 @@ struct block_batch {
   bool ends_step = false;  ///< a step of the pool's live_window is over
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

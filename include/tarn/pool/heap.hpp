@@ -46,7 +46,7 @@
 #include "tarn/pool/pages/pool_growth.hpp"
 #include "tarn/source/missing_pages.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <memory_source Upstream>
 class heap {
@@ -513,4 +513,4 @@ class heap {
       description_;  ///< last: away from the members that a warm call reads
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -38,7 +38,7 @@
 #include "tarn/pool/tool/described_blocks.hpp"
 #include "tarn/source/refusal.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Up to this many bytes per thread, a pool over pages grows before it takes other threads' cached blocks or other streams'
 /// memory. The full magazines of one thread and one stream hold 104 MiB (magazine.hpp). Limited to one
@@ -393,4 +393,4 @@ class ladder {
   growth_request request_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

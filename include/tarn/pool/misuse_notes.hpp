@@ -10,7 +10,7 @@
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class misuse_notes {
  public:
@@ -83,4 +83,4 @@ class misuse_report {
   hot_mutex& mutex_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -4,7 +4,9 @@
 
 #include <cstddef>
 
-namespace tarn {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE {
 
 /// Whether free physical handles may be remapped next to each other at a second address.
 enum class remapping {
@@ -81,4 +83,4 @@ namespace detail {
 }
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -19,7 +19,7 @@
 #include "tarn/core/static_mutex.hpp"
 #include "tarn/core/wait.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether a pool that gives memory back may wait on the host for the streams that freed it.
 enum class giving : std::uint8_t { what_is_idle, what_is_waited_for };
@@ -183,4 +183,4 @@ class other_pools {
   bool has_left_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

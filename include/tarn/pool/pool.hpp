@@ -65,7 +65,7 @@
 #include "tarn/pool/slow_path.hpp"
 #include "tarn/pool/tool/described_blocks.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A stream-ordered caching pool over pages or over blocks of another resource. Use it through `source | pooled{}`. Any number
 /// of threads may call it concurrently. A warm call takes no shared lock and, if the identity of its stream is known, submits nothing
@@ -464,4 +464,4 @@ class pool {
   others_type others_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -13,7 +13,7 @@
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/tool/described_blocks.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Pool>
 class pool_drain {
@@ -96,4 +96,4 @@ class pool_drain {
   typename Pool::heap_type& heap_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -5,7 +5,7 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/driver/capture_gate.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Made after the growth mutex and that of the list of caches, which at_fork takes before and releases after it.
 template <class Heap, class Front>
@@ -41,4 +41,4 @@ class pool_fork {
                   [](void* self, fork_side side) noexcept { static_cast<pool_fork*>(self)->end(side); }};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

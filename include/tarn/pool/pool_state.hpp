@@ -10,7 +10,7 @@
 #include "tarn/core/layers.hpp"
 #include "tarn/core/min_max.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Free ranges that cannot be given back to the driver on their own: the parts of free ranges that lie in handles, or in a
 /// segment, that they do not fill. Counted at the end of each call that reaches the pool's shared part. Blocks in threads'
@@ -166,4 +166,4 @@ struct state {
 
 }  // namespace pool_call
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -12,7 +12,7 @@
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/pool_state.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 inline void add_free_ranges(pool_state& s, arena const& space) {
   for (zone const where : {zone::smaller, zone::larger}) {
@@ -89,4 +89,4 @@ void reset_totals(growth_lock const& growing, Heap& heap, pool_state const& now)
   for_each_stat(growing, heap, [](stat& s) { s.reset_totals(); });
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

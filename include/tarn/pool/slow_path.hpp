@@ -21,7 +21,7 @@
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/tool/described_blocks.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Pool>
 class slow_path {
@@ -299,4 +299,4 @@ class slow_path {
   typename Pool::graphs_type& graphs_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -9,7 +9,7 @@
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/policy/limited.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Limits memory that has a `limited` layer to grow by at most `bytes` during a scope. It never raises an existing limit.
 /// The bound applies to all threads. Scopes nest and overlap freely on any threads: the smallest live bound holds, and each
@@ -45,4 +45,4 @@ class budget_scope {
   detail::budget_bound bound_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -9,7 +9,7 @@
 
 #include "tarn/core/shared_resource.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// When and how far a cache_guard clears the cache. `every_nth` needs a counter that outlives the guards.
 struct cache_guard_options {
@@ -62,4 +62,4 @@ class cache_guard {
   std::size_t released_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -10,7 +10,7 @@
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/sleeping.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Gives back every granule (2 MiB on current devices) of a pool without a live byte: handles that are partly live are copied
 /// into smaller ones, which are mapped at the old addresses. No work uses the pool's memory from this call until it returns; the
@@ -46,4 +46,4 @@ compaction compact(Memory const& memory, source_location place = source_location
   }
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

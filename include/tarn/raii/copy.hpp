@@ -11,7 +11,7 @@
 #include "tarn/core/message.hpp"
 #include "tarn/driver/driver.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -57,4 +57,4 @@ void copy_sync(Driver const& driver, std::span<From> from, std::span<To> to, str
   detail::must_succeed(driver, driver.synchronize_stream(stream), where);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -19,7 +19,7 @@
 #include "tarn/raii/owned_elements.hpp"
 #include "tarn/raii/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 /// device_pool, or what it means in a program without CUDA (driver/default_driver).
@@ -260,4 +260,4 @@ template <class T, class First, class... Rest>
   requires(!tarn::resource<First>)
 void make_device_buffer(First, Rest...) = delete;  // pass a pool first; pages need one: pages | pooled{}
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

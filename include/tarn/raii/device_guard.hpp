@@ -12,7 +12,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Makes a device the calling thread's current one and restores the previous one at the end. For the caller's own kernel
 /// launches: tarn itself works with any current device. If the device is already current, the cost is one query. Guards of a
@@ -59,4 +59,4 @@ class basic_device_guard {
 using device_guard = basic_device_guard<cuda_driver>;
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -14,7 +14,7 @@
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Owns device memory for one T, or for an array as device_ptr<T[]>, freed on stream(). The memory is uninitialised: T is
 /// trivially copyable; it may be const, and incomplete until memory is allocated or freed. Move-only. A moved-from pointer is null,
@@ -187,7 +187,7 @@ template <class T, class First, class... Rest>
   requires(!tarn::resource<First>)
 void make_device(First, Rest...) = delete;  // pass a pool first; pages need one: pages | tarn::pooled{}
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 namespace std {
 /// Hashes the address, as std::hash of unique_ptr does.

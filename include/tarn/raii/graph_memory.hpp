@@ -11,7 +11,7 @@
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/raii/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 class capture_scope;
 
@@ -117,4 +117,4 @@ class [[nodiscard]] capture_scope {
   detail::capture_number capture_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -5,7 +5,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/raii/stream.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A stream and the driver of its device.
 template <class Driver>
@@ -31,4 +31,4 @@ void in_turn(driven_stream<Driver> on, Enqueue const& enqueue, source_location w
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -12,7 +12,7 @@
 #include "tarn/core/stream.hpp"
 #include "tarn/raii/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The base of a buffer. Owns the block; a moved-from buffer is empty, keeps its resource and stream, and may be reused.
 template <class T, class Resource>
@@ -101,4 +101,4 @@ class owned_elements {
   std::size_t capacity_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -8,7 +8,7 @@
 
 #include "tarn/policy/tracked.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Observes memory that has a `tracked` layer, from construction to destruction. Scopes nest and overlap freely: each has its
 /// own mark and does not affect other scopes or the pool's peak. Exact while no two calls overlap, else within tracked::peak_error for
@@ -60,4 +60,4 @@ class peak_scope {
   high_water_mark mark_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -19,7 +19,7 @@
 #include "tarn/raii/stream.hpp"
 #include "tarn/source/pinned_host.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The initial contents of new elements.
 enum class elements { value_initialised, uninitialised };
@@ -172,4 +172,4 @@ class pinned_buffer : public owned_elements<T, Resource> {
   using base::alignment_, base::capacity_, base::data_, base::memory_, base::size_, base::stream_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -12,7 +12,7 @@
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/core/sleeping.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -118,4 +118,4 @@ class sleep_scope {
   std::size_t released_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

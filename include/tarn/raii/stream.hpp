@@ -16,7 +16,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -188,4 +188,4 @@ void order_streams(Driver const& driver, stream_ref after, stream_ref before,
 }
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -17,7 +17,7 @@
 #include "tarn/report/summary.hpp"
 #include "tarn/report/utf8.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Returns the statistics of each tag under which memory was allocated, including "untagged", sorted by bytes (descending),
 /// then by name. For memory with a `with_history` layer. Takes its lock briefly. @throws std::bad_alloc
@@ -69,4 +69,4 @@ template <class Resource>
   return out + line;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

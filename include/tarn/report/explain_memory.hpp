@@ -23,7 +23,7 @@
 #include "tarn/report/memory_explanation.hpp"
 #include "tarn/report/stats.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Device memory taken by a process's context and the modules loaded so far, bytes; empty if unknown.
 struct context_cost {
@@ -264,4 +264,4 @@ template <class... Subjects>
   return detail::measure(detail::as_subject(subjects)...);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -22,7 +22,7 @@
 #include "tarn/report/html_numbers.hpp"
 #include "tarn/report/snapshot.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The properties that many blocks have in common.
 struct html_shape {
@@ -170,4 +170,4 @@ class html_data {
   std::unordered_map<stream_id, std::uint32_t> stream_at_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -8,7 +8,9 @@
 #include <ostream>
 #include <string_view>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// Writes numbers to a stream incrementally with a 4 KiB buffer. Call finish() last.
 class html_numbers {
@@ -59,4 +61,4 @@ class html_numbers {
   char text_[4096]{};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -13,7 +13,7 @@
 
 #include "tarn/report/utf8.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Where the text stands. In a script element `<`, `>` and `&` are escaped, so that no text can end the element or begin a comment.
 enum class json_in : std::uint8_t { file, script };
@@ -151,4 +151,4 @@ class json_text {
   bool starts_line_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

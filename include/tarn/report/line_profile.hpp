@@ -13,7 +13,7 @@
 #include "tarn/core/source_location.hpp"
 #include "tarn/raii/peak_scope.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The memory use of one line; bytes as the pool rounds them.
 struct profiled_line {
@@ -114,7 +114,7 @@ inline void reset_line_profile() {
   detail::line_registry::of_process().reset();
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE
 
 /// Profiles from this line to the end of the enclosing block: `{ TARN_PROFILE_LINE(memory); step(); }`.
 #define TARN_PROFILE_LINE(memory)                                                     \

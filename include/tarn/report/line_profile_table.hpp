@@ -16,7 +16,7 @@
 #include "tarn/report/summary.hpp"
 #include "tarn/report/utf8.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether the table shows the text of the lines, read from the source files if they are readable.
 enum class source_text { shown, left_out };
@@ -106,4 +106,4 @@ class source_lines {
   return out;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -15,7 +15,7 @@
 #include "tarn/core/concat.hpp"
 #include "tarn/core/min_max.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The memory of one pool, bytes, as the pool reports it. live + deferred + cached is reserved.
 struct pool_share {
@@ -182,4 +182,4 @@ struct memory_explanation {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

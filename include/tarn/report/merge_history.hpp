@@ -17,7 +17,7 @@
 #include "tarn/pool/inspection/inspection.hpp"
 #include "tarn/report/snapshot.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 [[nodiscard]] inline block_use use_of(held_use use) noexcept {
   if (use == held_use::cached) return block_use::cached;
@@ -220,4 +220,4 @@ inline void name_deferred(std::vector<snapshot_segment>& segments, std::vector<h
   return events;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

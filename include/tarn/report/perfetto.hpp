@@ -17,7 +17,7 @@
 #include "tarn/report/json_text.hpp"
 #include "tarn/report/snapshot.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 struct perfetto_options {
   /// Smaller blocks are only counted: a slice takes 300 bytes of the file, and viewers handle some 100,000 of them.
@@ -201,4 +201,4 @@ inline void write_perfetto(std::ostream& out, snapshot const& s, perfetto_option
   detail::perfetto_writer(out, s, options).write();
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -13,7 +13,7 @@
 #include "tarn/report/snapshot.hpp"
 #include "tarn/report/viewer_history.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -207,4 +207,4 @@ inline void write_pickle(std::ostream& out, snapshot const& s) {
   detail::snapshot_pickler(out, s).write();
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -13,7 +13,7 @@
 
 #include "tarn/report/utf8.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Identifies a written value, to be referenced later.
 using pickle_ref = std::uint32_t;
@@ -120,4 +120,4 @@ class pickle_text {
   pickle_ref next_ref_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -16,7 +16,7 @@
 #include "tarn/report/take_snapshot.hpp"
 #include "tarn/report/write_file.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The name of a file has no extension of a snapshot format.
 class unknown_format : public detail::error_of<std::invalid_argument, 512> {
@@ -66,4 +66,4 @@ void save_snapshot(Resource memory, std::string const& path,
   });
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -11,7 +11,7 @@
 #include "tarn/debug/memory_history.hpp"
 #include "tarn/pool/pool_state.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 enum class block_use : std::uint8_t {
   live,  ///< allocated (PyTorch: active_allocated)
@@ -89,4 +89,4 @@ struct snapshot {
   std::vector<std::vector<history_frame>> locations;  ///< innermost frame first; locations[0] is empty
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -24,7 +24,7 @@
 #include "tarn/report/json_text.hpp"
 #include "tarn/report/snapshot.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -121,4 +121,4 @@ inline void write_json(std::ostream& out, snapshot const& s) {
   out << '\n';
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

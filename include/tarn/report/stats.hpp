@@ -20,7 +20,7 @@
 #include "tarn/pool/pool_state.hpp"
 #include "tarn/pool/pool_statistics.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -275,4 +275,4 @@ template <class Resource>
   return out;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

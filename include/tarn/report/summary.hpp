@@ -13,7 +13,7 @@
 #include "tarn/core/text_prefix.hpp"
 #include "tarn/report/stats.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -111,4 +111,4 @@ template <class Resource>
   return out += '}';
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

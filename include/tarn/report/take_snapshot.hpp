@@ -18,7 +18,7 @@
 #include "tarn/report/merge_history.hpp"
 #include "tarn/report/snapshot.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -149,4 +149,4 @@ template <class Resource>
   return s;
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

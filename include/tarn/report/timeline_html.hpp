@@ -17,7 +17,7 @@
 #include "tarn/report/utf8.hpp"
 #include "tarn/report/write_file.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The unit of the times in a snapshot.
 enum class time_axis : std::uint8_t {
@@ -120,4 +120,4 @@ void save_timeline_html(Resource memory, std::string const& path, timeline_html_
   save_timeline_html(take_snapshot(memory), path, options, where);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

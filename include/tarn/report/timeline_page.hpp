@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <string_view>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// What a snapshot fills in.
 enum class html_slot : std::uint8_t { title, events, blocks, shapes, info, none };
@@ -1926,4 +1928,4 @@ document.documentElement.dataset.ready = performance.now().toFixed(0);
 };
 // clang-format on
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

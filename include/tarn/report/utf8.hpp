@@ -8,7 +8,7 @@
 
 #include "tarn/core/printable.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Returns the text with U+FFFD in place of each byte that belongs to no character.
 [[nodiscard]] inline std::string as_utf8(std::string_view text) {
@@ -29,4 +29,4 @@ namespace tarn::detail {
   return out;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

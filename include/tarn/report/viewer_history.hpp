@@ -21,7 +21,7 @@
 
 #include "tarn/report/snapshot.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// How an event is written.
 enum class reported_as : std::uint8_t {
@@ -202,4 +202,4 @@ class viewer_history {
   bool expandable_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

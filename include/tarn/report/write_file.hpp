@@ -19,7 +19,7 @@
 #include "tarn/core/file_error.hpp"
 #include "tarn/core/message.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A new file in the folder of `path`, which takes the place of what is there once it is whole. The destructor removes it if it did not.
 /// What is there and is not a regular file (a device, a pipe) is not replaced: name() is then the path itself, and nothing is removed.
@@ -104,4 +104,4 @@ void write_file(std::string const& path, char const* what, Write const& write) {
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -23,7 +23,7 @@
 #include "tarn/sharing/descriptor.hpp"
 #include "tarn/sharing/sharing_error.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A process on a machine since its last start. Zeros: the system does not report it.
 struct process_identity {
@@ -236,4 +236,4 @@ struct block_description {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -7,7 +7,9 @@
 
 #include <utility>
 
-namespace tarn {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE {
 
 /// Owns a file descriptor and closes it. Move-only; a moved-from owner is empty.
 class unique_descriptor {
@@ -38,4 +40,4 @@ class unique_descriptor {
   int descriptor_ = -1;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -22,7 +22,7 @@
 #include "tarn/sharing/shared_event.hpp"
 #include "tarn/sharing/sharing_timeout.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -282,4 +282,4 @@ class [[nodiscard]] dma_buf {
   std::size_t offset_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

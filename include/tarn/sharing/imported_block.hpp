@@ -29,7 +29,7 @@
 #include "tarn/sharing/sharing_timeout.hpp"
 #include "tarn/sharing/unix_socket.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -384,4 +384,4 @@ template <class Memory>
   }
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -13,7 +13,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/core/shared_resource.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -108,4 +108,4 @@ class [[nodiscard]] page_pin {
   std::size_t bytes_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

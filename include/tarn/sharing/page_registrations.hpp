@@ -17,7 +17,7 @@
 #include "tarn/core/resource.hpp"
 #include "tarn/sharing/page_pin.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A library that registers ranges of device memory.
 ///
@@ -206,4 +206,4 @@ class [[nodiscard]] page_registrations {
   std::size_t added_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

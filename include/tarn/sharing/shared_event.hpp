@@ -15,7 +15,7 @@
 #include "tarn/sharing/sharing_error.hpp"
 #include "tarn/sharing/sharing_timeout.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -90,4 +90,4 @@ class shared_event {
 };
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -8,7 +8,7 @@
 
 #include "tarn/core/error.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Why memory could not be shared.
 enum class sharing_failure : std::uint8_t {
@@ -42,4 +42,4 @@ class sharing_error : public detail::error_of<std::runtime_error, 512> {
   int error_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -4,7 +4,9 @@
 
 #include <chrono>
 
-namespace tarn {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE {
 
 /// How long one step of the other process may take.
 inline constexpr std::chrono::milliseconds default_sharing_timeout{30'000};
@@ -15,4 +17,4 @@ namespace detail {
 inline constexpr std::chrono::milliseconds longest_wait = std::chrono::hours(24 * 365);
 
 }  // namespace detail
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

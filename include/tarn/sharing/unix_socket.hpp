@@ -19,7 +19,7 @@
 #include "tarn/sharing/sharing_error.hpp"
 #include "tarn/sharing/sharing_timeout.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// One side of a connection, of type SOCK_STREAM. No call raises SIGPIPE.
 class unix_socket {
@@ -151,4 +151,4 @@ class unix_socket {
   std::chrono::milliseconds limit_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

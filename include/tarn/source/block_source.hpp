@@ -30,7 +30,7 @@
 #include "tarn/source/plain_block.hpp"
 #include "tarn/source/refusal.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 /// The driver orders this kind of memory by streams itself.
@@ -261,4 +261,4 @@ class block_source {
   [[no_unique_address]] Calls calls_{};
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -10,7 +10,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// cudaMallocAsync and cudaFreeAsync.
 struct async_calls {
@@ -98,4 +98,4 @@ using cuda_async = basic_async<cuda_driver>;
 static_assert(resource<cuda_async>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -8,7 +8,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// cudaMalloc and cudaFree.
 struct malloc_calls {
@@ -34,4 +34,4 @@ using cuda_malloc = basic_malloc<cuda_driver>;
 static_assert(resource<cuda_malloc>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -19,7 +19,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A page source on a driver's virtual memory management. A small value: copies are the same source. Safe from any thread as
 /// long as two threads do not map or unmap the same range.
@@ -165,4 +165,4 @@ using cuda_pages = basic_pages<cuda_driver>;
 static_assert(page_source<cuda_pages>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -8,7 +8,7 @@
 #include "tarn/driver/no_driver.hpp"
 #include "tarn/source/block_source.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Aligned operator new and operator delete.
 struct host_calls {
@@ -37,4 +37,4 @@ using host_memory = block_source<no_driver, host_calls>;
 
 static_assert(resource<host_memory>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

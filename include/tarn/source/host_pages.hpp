@@ -19,7 +19,7 @@
 #include "tarn/core/host_page.hpp"
 #include "tarn/core/min_max.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 inline constexpr std::size_t huge_page = 2_MiB;
 
@@ -128,4 +128,4 @@ struct host_pages {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -8,7 +8,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// cudaMallocManaged and cudaFree.
 struct managed_calls {
@@ -34,4 +34,4 @@ using managed = basic_managed<cuda_driver>;
 static_assert(resource<managed>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -7,7 +7,7 @@
 #include "tarn/core/layers.hpp"
 #include "tarn/core/source_location.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether the device of a source has pages: the answer of the lowest layer that defines has_pages(), true if none does.
 template <class Source>
@@ -51,4 +51,4 @@ inline constexpr char const* segments_refused =
     "management or a memory "
     "tool is attached: there are no handles to list)";
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -8,7 +8,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// cudaHostAlloc and cudaFreeHost.
 struct pinned_calls {
@@ -38,4 +38,4 @@ using pinned_host = basic_pinned<cuda_driver>;
 static_assert(resource<pinned_host>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

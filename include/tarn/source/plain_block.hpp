@@ -10,7 +10,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/source/refusal.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A driver that provides them.
 template <class D>
@@ -33,4 +33,4 @@ void give_plain_block(D const& driver, void* p) noexcept {
   (void)driver.free_device(p);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -13,7 +13,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/no_driver.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Host memory of a device's driver, pinned or managed: what the device has does not bound it.
 template <class Memory>
@@ -64,4 +64,4 @@ template <class D>
   return {failure::out_of_memory, 0, "larger than any device", "the address space"};
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

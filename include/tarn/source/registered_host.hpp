@@ -14,7 +14,7 @@
 #include "tarn/driver/cuda_driver.hpp"
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The pages of registered memory.
 enum class host_page_size : std::uint8_t {
@@ -108,4 +108,4 @@ using registered_host = basic_registered<cuda_driver>;
 static_assert(resource<registered_host>);
 #endif
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

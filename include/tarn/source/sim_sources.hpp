@@ -11,7 +11,7 @@
 #include "tarn/source/pinned_host.hpp"
 #include "tarn/source/registered_host.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 using sim_pages = basic_pages<sim_driver>;
 using sim_malloc = basic_malloc<sim_driver>;
@@ -24,4 +24,4 @@ static_assert(page_source<sim_pages>);
 static_assert(resource<sim_malloc> && resource<sim_async> && resource<sim_pinned_host> &&
               resource<sim_managed> && resource<sim_registered_host>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -13,7 +13,7 @@
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/pool/pages/memory_left.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// How much memory a resource could allocate at one moment, in bytes. Unknown fields stay memory_report::unknown.
 struct memory_availability {
@@ -116,4 +116,4 @@ template <class Resource>
   return detail::called_from(where, [&] { return detail::largest_block(detail::layer_of(handle)); });
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <iterator>
 
-namespace tarn {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE {
 
 /// An input iterator. The range must outlive it and provide `Batch now()`, `void next()` and
 /// `bool is_over() const noexcept`.
@@ -33,4 +35,4 @@ class batch_iterator {
   Range* range_ = nullptr;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -12,7 +12,7 @@
 #include "tarn/core/error.hpp"
 #include "tarn/core/message.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 struct batch_options {
   /// Maximum bytes per batch; elements are never split. From 16 MiB on, the overhead of a batch besides its copy is below 3 %.
@@ -98,4 +98,4 @@ inline constexpr std::size_t unknown_count = static_cast<std::size_t>(-1);
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -24,7 +24,7 @@
 #include "tarn/transfer/batch_options.hpp"
 #include "tarn/transfer/mapped_file.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Elements in any host memory. The host copies them to pinned slots.
 template <class T>
@@ -163,4 +163,4 @@ using batch_source_of = decltype(as_batch_source(std::declval<S>()));
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -18,7 +18,7 @@
 #include "tarn/transfer/copy_stream.hpp"
 #include "tarn/transfer/pinned_slots.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The range that collect_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
 template <class T, class Pinned, class Driver>
@@ -139,4 +139,4 @@ template <class T, class Memory, class... Rest>
 void collect_batches(device_buffer<T, Memory> const&&, batch_options const&, Rest const&...) = delete;  // this temporary is destroyed before the loop begins; store it in a variable first
 // clang-format on
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -21,7 +21,7 @@
 #include "tarn/driver/cuda_convert.hpp"
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -133,4 +133,4 @@ template <element To, element From, class Resource>
   return tarn::converted<To>(from, from.stream(), call);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -11,7 +11,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/raii/stream.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Copies on its own stream and orders the copies with the user's stream by numbered events. Waits on the host only where
 /// documented. Destruction waits for the running copies, so the memory that they use may be freed. One thread at a time.
@@ -91,4 +91,4 @@ class copy_stream {
   std::vector<event_handle> events_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -29,7 +29,7 @@
 #include "tarn/raii/stream.hpp"
 #include "tarn/transfer/free_on.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Elements that an evict_scope could not bring back when it ended.
 struct lost_elements {
@@ -298,4 +298,4 @@ class evict_scope {
 template <class Pinned, class... Buffers>
 evict_scope(Pinned, stream_ref, Buffers&...) -> evict_scope<Pinned, Buffers...>;
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// Calls fill(batch, piece) once for each piece of each opened batch, in order of (batch, piece), from several threads at once.
 /// Batch b uses slot b % slots; opening it permits writing to the slot. With no threads, the caller fills in is_filled() or
@@ -126,4 +128,4 @@ class fill_threads {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

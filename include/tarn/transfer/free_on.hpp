@@ -21,7 +21,7 @@
 #include "tarn/raii/pinned_buffer.hpp"
 #include "tarn/raii/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether the last user's stream is already ordered behind what was enqueued on the owner's stream.
 enum class earlier_work {
@@ -108,4 +108,4 @@ void free_on(Owner&& owner, stream_ref stream, earlier_work earlier = earlier_wo
   free_on(detail::stream_at(stream, where), earlier, std::forward<Owner>(owner));
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

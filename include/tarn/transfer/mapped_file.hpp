@@ -19,7 +19,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/file_error.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Owns a read-only mapping of a whole file. Move-only; a moved-from object is empty. The system reads ahead for one sequential
 /// pass. Any thread may read. If another process shortens the file, access to its missing pages ends the program (SIGBUS);
@@ -130,4 +130,4 @@ class mapped_file {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

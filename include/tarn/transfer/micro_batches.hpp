@@ -10,7 +10,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/transfer/available_memory.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// What happens if one item does not fit the budget.
 enum class too_large_item {
@@ -163,4 +163,4 @@ inline micro_batches::iterator micro_batches::end() const noexcept {
   return {*this, parts_};
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -15,7 +15,7 @@
 #include "tarn/core/message.hpp"
 #include "tarn/core/min_max.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Reports a partition that cannot be made, and why.
 class bad_partition : public detail::error_of<std::invalid_argument, 320> {
@@ -104,4 +104,4 @@ class partition {
   std::vector<std::size_t> first_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -18,7 +18,7 @@
 #include "tarn/transfer/peer_copy.hpp"
 #include "tarn/transfer/per_device.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -227,4 +227,4 @@ class partitioned_buffer {
   std::vector<part_and_stream> parts_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -11,7 +11,7 @@
 #include "tarn/raii/device_buffer.hpp"
 #include "tarn/raii/in_turn.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -94,4 +94,4 @@ void peer_copy(device_buffer<T, FromResource> const& from, device_buffer<T, ToRe
   tarn::peer_copy(from, 0, to, 0, from.size(), where);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -16,7 +16,7 @@
 #include "tarn/core/message.hpp"
 #include "tarn/core/shared_resource.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -149,4 +149,4 @@ class per_device {
 template <class Make>
 per_device(Make) -> per_device<std::invoke_result_t<Make&, device_id>, Make>;
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -12,7 +12,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/resource.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// `count` slots of `elements` elements each. No work may use them when they are destroyed, since a pool may reuse them on the
 /// host at once. In contrast, a pinned_buffer is freed in stream order.
@@ -50,4 +50,4 @@ class pinned_slots {
   std::vector<T*> slots_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -17,7 +17,7 @@
 #include "tarn/policy/limited.hpp"
 #include "tarn/policy/resource_adaptor.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A reservation has no room for an allocation. Nothing has changed.
 class reservation_exceeded : public out_of_memory {
@@ -273,4 +273,4 @@ template <class Memory>
   }
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -21,7 +21,7 @@
 #include "tarn/core/shared_resource.hpp"
 #include "tarn/raii/stream.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// What take() does if the chunks are full.
 enum class scratch_growth {
@@ -245,4 +245,4 @@ class rewind_scope {
   scratch_mark mark_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -29,7 +29,7 @@
 #include "tarn/transfer/fill_threads.hpp"
 #include "tarn/transfer/pinned_slots.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The range that stream_batches() returns: a single-pass input range for one thread. Neither copyable nor movable.
 template <class Source, class Memory, class Pinned>
@@ -269,4 +269,4 @@ template <class Source, class Memory>
                         where);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -11,7 +11,7 @@
 #include "tarn/core/min_max.hpp"
 #include "tarn/core/shared_resource.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Which sizes are tried after one works.
 enum class oom_search {
@@ -226,4 +226,4 @@ auto with_oom_retry(std::size_t start, F&& f, oom_retry_options const& options =
   return detail::oom_retry<std::remove_reference_t<F>, decltype(clear)>(f, clear, options).run(start);
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

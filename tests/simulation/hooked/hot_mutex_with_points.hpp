@@ -7,7 +7,7 @@
 
 #define TARN_SIMULATION_HOOKS_HOT_LOCK 1
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class hot_mutex : public plain_hot_mutex {
  public:
@@ -30,4 +30,4 @@ class hot_mutex : public plain_hot_mutex {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

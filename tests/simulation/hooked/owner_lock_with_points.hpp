@@ -7,7 +7,7 @@
 
 #define TARN_SIMULATION_HOOKS_OWNER_LOCK 1
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class owner_lock : public plain_owner_lock {
  public:
@@ -25,4 +25,4 @@ class owner_lock : public plain_owner_lock {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

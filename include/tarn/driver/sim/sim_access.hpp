@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tarn {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE {
 
 /// Whether simulated work reads or writes.
 enum class sim_use : std::uint8_t { reads, writes };
@@ -23,4 +25,4 @@ struct sim_access {
   return {p, bytes, sim_use::writes};
 }
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -9,7 +9,7 @@
 #include "tarn/driver/sim/sim_memory.hpp"
 #include "tarn/driver/sim/sim_options.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The parts never exceed the memory taken: options named first are served first.
 [[nodiscard]] inline device_account sim_account(sim_options const& options, sim_usage const& usage) noexcept {
@@ -36,4 +36,4 @@ namespace tarn::detail {
   return account;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
-namespace tarn::detail {
+#include "tarn/version.hpp"
+
+namespace TARN_NAMESPACE::detail {
 
 /// An agent: an index into every clock.
 using sim_agent = std::size_t;
@@ -99,4 +101,4 @@ class sim_agents {
   std::vector<acting> agents_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -14,7 +14,7 @@
 #include "tarn/driver/sim/sim_memory.hpp"
 #include "tarn/driver/sim/sim_streams.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether a block came from the cache, which determines its cost.
 enum class sim_warmth : std::uint8_t { warm, cold };
@@ -94,4 +94,4 @@ class sim_async {
   std::multimap<std::size_t, kept> cached_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -23,7 +23,7 @@
 #include "tarn/core/at_fork.hpp"
 #include "tarn/core/bytes.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// The backing of simulated device memory.
 enum class sim_backing : std::uint8_t {
@@ -323,4 +323,4 @@ class sim_file {
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

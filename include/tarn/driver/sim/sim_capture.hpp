@@ -19,7 +19,7 @@
 #include "tarn/driver/sim/sim_tsan.hpp"
 #include "tarn/driver/sim/sim_work.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The last nodes of a captured stream, by index.
 using sim_leaves = std::vector<std::size_t>;
@@ -166,4 +166,4 @@ class sim_capture {
   std::size_t works_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -7,7 +7,7 @@
 #include "tarn/core/element.hpp"
 #include "tarn/driver/sim/sim_work.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class To, class From>
 class sim_conversion final : public sim_element_work {
@@ -35,4 +35,4 @@ class sim_conversion final : public sim_element_work {
   int device_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

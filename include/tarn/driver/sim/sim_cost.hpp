@@ -8,7 +8,7 @@
 
 #include "tarn/core/bytes.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A duration in virtual time, nanoseconds.
 using sim_nanoseconds = std::uint64_t;
@@ -116,4 +116,4 @@ namespace detail {
 }
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -23,7 +23,7 @@
 #include "tarn/driver/sim/sim_convert.hpp"
 #include "tarn/driver/sim/sim_machine.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// A device of a simulated machine; by default the current one of the process-wide machine. A cheap handle that keeps its machine alive.
 /// As the contract requires, no call throws and every call is thread-safe. Beyond the contract: a call inside simulated work
@@ -634,4 +634,4 @@ static_assert(stream_driver<sim_driver> && page_driver<sim_driver> && block_driv
               accounting_driver<sim_driver> && sharing_driver<sim_driver> &&
               detail::multi_device_driver<sim_driver> && detail::multi_device_driver<sim_marking_driver>);
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

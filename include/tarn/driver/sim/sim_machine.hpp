@@ -26,7 +26,7 @@
 #include "tarn/driver/sim/sim_work.hpp"
 #include "tarn/driver/stream_device.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 class sim_driver;
 
@@ -370,4 +370,4 @@ class sim_machine {
   std::shared_ptr<detail::sim_state> state_;
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -22,7 +22,7 @@
 #include "tarn/driver/sim/sim_memory_tool.hpp"
 #include "tarn/driver/sim/sim_status.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -525,4 +525,4 @@ class sim_memory {
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -17,7 +17,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether a tool tracks a simulated machine's memory.
 enum class sim_tool : std::uint8_t { absent, attached };
@@ -164,4 +164,4 @@ class sim_memory_tool {
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -12,7 +12,7 @@
 #include "tarn/driver/sim/sim_cost.hpp"
 #include "tarn/driver/sim/sim_memory_tool.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 /// Whether simulated devices support virtual memory management; some virtual GPUs do not.
 enum class sim_paging : std::uint8_t { available, missing };
@@ -128,4 +128,4 @@ struct sim_leaks {
   }
 };
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

@@ -40,7 +40,7 @@
 #include "tarn/driver/sim/sim_agents.hpp"
 #include "tarn/driver/sim/sim_memory.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -417,4 +417,4 @@ class sim_order : public sim_agents {
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

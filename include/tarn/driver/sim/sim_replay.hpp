@@ -19,7 +19,7 @@
 #include "tarn/driver/sim/sim_stream.hpp"
 #include "tarn/driver/sim/sim_timeline.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A graph that can be launched, like a cudaGraphExec_t. Its launches are ordered after each other.
 struct sim_exec {
@@ -174,4 +174,4 @@ class sim_replay {
   std::vector<moment> done_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

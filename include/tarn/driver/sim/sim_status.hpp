@@ -4,7 +4,7 @@
 
 #include "tarn/core/error.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Error numbers of the simulated GPU, with the values of cudaError_t.
 enum class sim_code : int {
@@ -70,4 +70,4 @@ inline constexpr sim_error sim_errors[] = {
   return {failure::other, static_cast<int>(code), "cudaErrorUnknown", call};
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

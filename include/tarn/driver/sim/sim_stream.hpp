@@ -12,7 +12,7 @@
 #include "tarn/driver/sim/sim_order.hpp"
 #include "tarn/driver/sim/sim_tsan.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// How far device work runs beyond its nominal duration: a different schedule for each seed. See sim_options.
 struct sim_schedule {
@@ -113,4 +113,4 @@ struct sim_device {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

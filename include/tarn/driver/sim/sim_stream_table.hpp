@@ -17,7 +17,7 @@
 #include "tarn/driver/sim/sim_status.hpp"
 #include "tarn/driver/sim/sim_stream.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Callers hold the machine's lock.
 class sim_stream_table {
@@ -194,4 +194,4 @@ class sim_stream_table {
   stream_id next_id_ = 4096;  // above every device's legacy stream
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -22,7 +22,7 @@
 #include "tarn/driver/sim/sim_tsan.hpp"
 #include "tarn/driver/sim/sim_work.hpp"
 
-namespace tarn {
+namespace TARN_NAMESPACE {
 
 namespace detail {
 
@@ -373,4 +373,4 @@ class sim_streams : public sim_stream_table {
 
 }  // namespace detail
 
-}  // namespace tarn
+}  // namespace TARN_NAMESPACE

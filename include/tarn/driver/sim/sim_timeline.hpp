@@ -17,7 +17,7 @@
 #include "tarn/driver/sim/sim_tsan.hpp"
 #include "tarn/driver/sim/sim_work.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Callers hold the machine's lock, except for now().
 class sim_timeline {
@@ -76,4 +76,4 @@ class sim_timeline {
   std::atomic<sim_nanoseconds> now_{1};  // never 0, which marks an event as unrecorded
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -30,7 +30,7 @@ extern "C" void AnnotateIgnoreWritesBegin(char const* file, int line);
 extern "C" void AnnotateIgnoreWritesEnd(char const* file, int line);
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 #if TARN_TSAN
 
@@ -217,4 +217,4 @@ class sim_ordered_work {
 
 #endif
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

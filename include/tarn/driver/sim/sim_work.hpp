@@ -12,7 +12,7 @@
 #include "tarn/driver/sim/sim_access.hpp"
 #include "tarn/driver/sim/sim_memory.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// True while the calling thread runs a simulated kernel, where driver calls are not permitted. Atomic only because
 /// ThreadSanitizer treats the kernel as another thread.
@@ -81,4 +81,4 @@ struct sim_transfer_work final : sim_element_work {
   std::size_t bytes = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -11,7 +11,7 @@
 
 #include "tarn/pool/arena/range.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class address_index {
  public:
@@ -117,4 +117,4 @@ class address_index {
   unsigned shift_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

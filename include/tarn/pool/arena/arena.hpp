@@ -22,7 +22,7 @@
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Result of returning a block; unless it is `done`, nothing has changed.
 enum class release_result : std::uint8_t {
@@ -612,4 +612,4 @@ class arena {
   std::int64_t split_bytes_[zone_count] = {};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -10,7 +10,7 @@
 #include "tarn/core/source_location.hpp"
 #include "tarn/pool/arena/hot_mutex.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Holds a hot_mutex for its scope.
 class hot_lock {
@@ -65,4 +65,4 @@ class [[nodiscard]] unlocked {
   hot_lock& lock_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -11,7 +11,7 @@
 #include "tarn/core/source_location.hpp"
 #include "tarn/core/wait.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// What a mutex records of its holds if TARN_CHECK_LOCKS is 1. Written by the holder.
 template <bool Checked>
@@ -75,4 +75,4 @@ class hot_mutex {
   [[no_unique_address]] hold_record<check_locks> hold_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

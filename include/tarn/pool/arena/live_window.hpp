@@ -12,7 +12,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/min_max.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class live_window {
  public:
@@ -82,4 +82,4 @@ class live_window {
   std::size_t after_ = 0;  ///< reserved bytes after the last release
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -13,7 +13,7 @@
 #include "tarn/core/source_location.hpp"
 #include "tarn/pool/arena/hot_lock.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Where a value was looked up, and during which hold of the lock.
 template <bool Checked>
@@ -69,4 +69,4 @@ class looked_up {
   [[no_unique_address]] lookup_record<check_locks> record_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -16,7 +16,7 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/range.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 using handle_ref = std::uint32_t;  ///< index of a handle; 0 is none
 
@@ -159,4 +159,4 @@ class page_map {
   handle_ref first_unused_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

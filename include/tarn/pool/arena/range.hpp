@@ -12,7 +12,7 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Index of a node; 0 is none.
 using range_ref = std::uint32_t;
@@ -118,4 +118,4 @@ class range_table {
   std::size_t spare_count_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -12,7 +12,7 @@
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class range_index {
  public:
@@ -168,4 +168,4 @@ class range_index {
   std::size_t count_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

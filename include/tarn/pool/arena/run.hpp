@@ -12,7 +12,7 @@
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 inline constexpr std::size_t frame_bytes = 64_KiB;
 
@@ -151,4 +151,4 @@ struct run_list {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -11,7 +11,7 @@
 #include "tarn/core/bytes.hpp"
 #include "tarn/core/config.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Every range starts and ends on a multiple of this, bytes (PyTorch rounds to the same).
 inline constexpr std::size_t range_grain = 512;
@@ -113,4 +113,4 @@ inline constexpr std::size_t usual_granule = 2_MiB;
 static_assert(class_of(1) == 0 && class_of(2048) == 7 && class_of(2049) == 8);
 static_assert(class_bytes(7) == 2048 && class_bytes(39) == run_limit && class_bytes(119) == class_limit);
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

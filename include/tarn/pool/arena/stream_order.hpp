@@ -35,7 +35,7 @@
 #include "tarn/pool/arena/run.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The identity of "no stream": memory that nothing on the device uses (allocate_sync).
 inline constexpr stream_id neutral_id = ~stream_id{0};
@@ -397,4 +397,4 @@ class stream_table {
   domain_ref recent_[recent_count] = {};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -26,7 +26,7 @@
 #include "tarn/pool/cache/thread_cache.hpp"
 #include "tarn/pool/misuse_notes.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The cached blocks of all threads.
 struct idle_blocks {
@@ -590,4 +590,4 @@ class front {
   bool closed_ = false;  ///< the caches are closed to warm calls
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

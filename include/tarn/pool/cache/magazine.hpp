@@ -11,7 +11,7 @@
 #include "tarn/core/stream.hpp"
 #include "tarn/pool/arena/size_class.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A stack of blocks of one class. It has no array until the first block is put in.
 struct magazine {
@@ -146,4 +146,4 @@ struct stream_cache {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -28,7 +28,7 @@
 #include <unistd.h>
 #endif
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether the kernel can execute barriers on other cores. Queried once per process, by the first pool: in a process that already
 /// has threads, registering waits for all of them to pass the scheduler, 17 ms on a machine of 16 cores with CUDA running.
@@ -125,4 +125,4 @@ class owner_lock {
   bool const light_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -18,7 +18,7 @@
 #include "tarn/pool/cache/magazine.hpp"
 #include "tarn/pool/cache/owner_lock.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Number of streams per thread with magazines; the least recently used one is evicted. It is more than programs use at a time
 /// and small enough to search: 64 compares when the stream changes.
@@ -267,4 +267,4 @@ class thread_exit {
   sequence<local_cache> places_;  ///< the memory of local_caches
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -14,7 +14,7 @@
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The lists of these blocks, which the owners' records hold, and the state of the owners. Thread-safe.
 template <class Deferred>
@@ -142,4 +142,4 @@ class deferred_for_graphs {
   sequence<block_of_graphs> until_end_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

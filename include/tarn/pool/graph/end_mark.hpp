@@ -7,7 +7,7 @@
 #include "tarn/driver/driver.hpp"
 #include "tarn/driver/stream_life.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Finds out when the device has completed the work that was submitted before the mark, without waiting for it.
 template <stream_driver Driver>
@@ -68,4 +68,4 @@ class end_mark {
   bool waits_for_capture_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -25,7 +25,7 @@
 #include "tarn/pool/order/reclaim.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// What to do about a stream that is part of no known capture.
 enum class if_unknown : std::uint8_t {
@@ -321,4 +321,4 @@ class graph_captures {
   std::atomic<unsigned> unwatched_{0};                   ///< scopes whose thread is not watched
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

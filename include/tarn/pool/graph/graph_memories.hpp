@@ -40,7 +40,7 @@
 #include "tarn/pool/order/reclaim.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// What a pool keeps of its graph memories.
 template <class Heap, class Front, class Deferred>
@@ -358,4 +358,4 @@ class graph_memories {
   std::atomic<std::size_t> ended_count_{0};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -13,7 +13,7 @@
 #include "tarn/pool/graph/graph_parts.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The graph_memory that holds it holds the pool, too.
 template <class Pool>
@@ -79,4 +79,4 @@ class graph_owner_of final : public graph_owner {
   graph_parts& parts_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

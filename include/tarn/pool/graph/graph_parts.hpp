@@ -9,7 +9,7 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/arena/range.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 struct graph_parts;
 
@@ -90,4 +90,4 @@ inline void graph_users::drop_over() noexcept {
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

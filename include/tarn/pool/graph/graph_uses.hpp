@@ -11,7 +11,7 @@
 #include "tarn/pool/order/block_table.hpp"
 #include "tarn/pool/order/slot_table.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Thread-safe; all calls are O(1) amortised.
 class graph_uses {
@@ -61,4 +61,4 @@ class graph_uses {
   block_table<block> table_{blocks_};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

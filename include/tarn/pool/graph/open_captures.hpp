@@ -12,7 +12,7 @@
 #include "tarn/pool/arena/range.hpp"
 #include "tarn/pool/graph/graph_parts.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The identities of the streams that are part of an open capture. A place is added to and cleared under a mutex of the owner.
 class captured_streams {
@@ -66,4 +66,4 @@ struct captured_stream {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

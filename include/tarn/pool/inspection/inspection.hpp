@@ -16,7 +16,7 @@
 #include "tarn/core/pool_call.hpp"
 #include "tarn/pool/inspection/pool_facts.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 enum class stretch_kind : std::uint8_t { home, view, segment };
 
@@ -229,4 +229,4 @@ template <class Memory>
   return contents;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

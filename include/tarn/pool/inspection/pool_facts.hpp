@@ -16,7 +16,7 @@
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/tool/description.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 enum class held_use : std::uint8_t {
   live,
@@ -191,4 +191,4 @@ struct pool_facts {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

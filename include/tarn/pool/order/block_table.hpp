@@ -12,7 +12,7 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/order/slot_table.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// `Block` has the members `p`, its key, and `next`, which links the blocks of a bucket. All functions but may_hold() are
 /// called under the owner's lock.
@@ -125,4 +125,4 @@ class block_table {
   sequence<owned<table>> tables_;  ///< the last one is current; a thread may still be reading an earlier one
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

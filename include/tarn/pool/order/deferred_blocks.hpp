@@ -17,7 +17,7 @@
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/tool/described_blocks.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Heap>
 class deferred_blocks {
@@ -116,4 +116,4 @@ class deferred_blocks {
   std::atomic<std::int64_t> bytes_for_graphs_{0};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

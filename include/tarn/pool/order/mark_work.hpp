@@ -14,7 +14,7 @@
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/arena/stream_order.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 enum class mark_result : std::uint8_t {
   marked,   ///< the event covers the stream's work so far
@@ -114,4 +114,4 @@ template <stream_driver Driver>
   return device_of(driver, stream);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

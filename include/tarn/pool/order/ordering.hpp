@@ -16,7 +16,7 @@
 #include "tarn/pool/order/mark_work.hpp"
 #include "tarn/pool/order/slot_table.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The device's progress on what a domain freed.
 enum class progress : std::uint8_t {
@@ -284,4 +284,4 @@ class ordering {
   std::uint64_t device_waits_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -16,7 +16,7 @@
 #include "tarn/pool/order/ordering.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Which streams a sweep may query the driver about.
 enum class sweep_of : std::uint8_t {
@@ -230,4 +230,4 @@ void sweep(growth_lock const& growing, arena& space, ordering<Driver>& order, ma
   space.streams.swept(in_vain);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

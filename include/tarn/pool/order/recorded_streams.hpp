@@ -34,7 +34,7 @@
 #include "tarn/pool/order/mark_work.hpp"
 #include "tarn/pool/order/slot_table.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <stream_driver Driver>
 class recorded_streams {
@@ -457,4 +457,4 @@ class recorded_streams {
   std::atomic<std::size_t> deferred_count_{0};
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -9,7 +9,7 @@
 #include "tarn/core/owned.hpp"
 #include "tarn/core/sequence.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The number of a slot; 0 is none.
 using slot_number = std::uint32_t;
@@ -65,4 +65,4 @@ class slot_table {
   slot_number free_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

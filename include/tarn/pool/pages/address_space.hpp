@@ -8,7 +8,7 @@
 
 #include "tarn/pool/arena/arena.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Address space is reserved this many times the device's memory. It costs the driver 5-77 us once, whatever its size.
 inline constexpr std::size_t reservation_factor = 16;
@@ -85,4 +85,4 @@ class address_space {
   range_index views_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

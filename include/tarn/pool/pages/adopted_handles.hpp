@@ -11,7 +11,7 @@
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/page_choice.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// How far a handle may exceed what a part lacks, bytes: as much as that, or an eighth of what the part has. What is not needed now
 /// serves only the part's next requests. Without a bound a graph of 1 MiB could take a handle of 96.
@@ -126,4 +126,4 @@ inline bool adopt_handles(arena& a, page_map const& map, growth_request const& r
   return true;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -15,7 +15,7 @@
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/view.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Free bytes of one handle, at their home address.
 struct piece {
@@ -221,4 +221,4 @@ inline free_pieces find_pieces(arena const& a, page_map const& map, growth_reque
   return found;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -15,7 +15,7 @@
 #include "tarn/pool/pages/growth_notes.hpp"
 #include "tarn/pool/pool_state.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Largest physical handle to create for a pool whose live peak is `peak`, bytes. A handle can be remapped only if it is free,
 /// so waste grows with the handle's size relative to the pool's, while driver calls become fewer. These bounds keep utilisation
@@ -187,4 +187,4 @@ struct held_memory {
   bool is_handle = false;      ///< otherwise a segment, which is never joined to another or remapped
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -6,7 +6,7 @@
 
 #include "tarn/core/at_fork.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Holds the growth lock for its scope. Its owner thread may take it again: a handler of the source may call the pool in a growth.
 class growth_lock {
@@ -22,4 +22,4 @@ class growth_lock {
   recursive_fork_mutex& mutex_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

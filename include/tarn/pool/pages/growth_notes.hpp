@@ -8,7 +8,7 @@
 #include "tarn/core/sequence.hpp"
 #include "tarn/pool/pages/growth_lock.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 enum class growth_change : std::uint8_t { made, given_back };
 
@@ -56,4 +56,4 @@ class growth_notes {
   clock_type clock_ = nullptr;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -13,7 +13,7 @@
 #include "tarn/pool/arena/size_class.hpp"
 #include "tarn/pool/pages/page_choice.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Calls f(first range, bytes) for each contiguous free stretch of one zone and part, whichever streams freed it. Not for what graphs
 /// have the addresses of. O(ranges)
@@ -124,4 +124,4 @@ class largest_size {
   return most.bytes();
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

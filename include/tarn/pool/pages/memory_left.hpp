@@ -16,7 +16,7 @@
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/pool/pool_state.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 inline constexpr std::size_t unknown_left = ~std::size_t{0};
 
@@ -195,4 +195,4 @@ class known_left {
   bool is_known_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -16,7 +16,7 @@
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/view.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// The pieces of one block, in order, and the bytes still missing.
 struct choice {
@@ -260,4 +260,4 @@ inline choice pieces_of(page_map const& map, view const& v, std::size_t offset, 
   return c;
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -37,7 +37,7 @@
 #include "tarn/pool/relocate/page_compact.hpp"
 #include "tarn/pool/relocate/page_sleep.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <page_source Source>
 class page_growth {
@@ -396,4 +396,4 @@ class page_growth {
   void* reserved_ = nullptr;  ///< the source's reservation: one granule more than the map covers
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

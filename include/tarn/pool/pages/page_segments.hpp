@@ -13,7 +13,7 @@
 #include "tarn/pool/arena/page_map.hpp"
 #include "tarn/pool/pages/page_views.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Keeps no state: the pins are counted in the page map and in the views.
 template <page_source Source>
@@ -89,4 +89,4 @@ class page_segments {
   page_views<Source>& views_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -17,7 +17,7 @@
 #include "tarn/pool/pages/growth.hpp"
 #include "tarn/pool/pages/page_choice.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A view is extended if that maps at least this many handles fewer than a new one, and leaves at most this part of the request
 /// more unused next to it; for less, the best fitting pieces are worth more. Measured on the recorded traces from 1 to 12
@@ -467,4 +467,4 @@ class page_views {
   std::size_t in_use_ = 0;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

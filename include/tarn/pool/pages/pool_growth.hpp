@@ -19,7 +19,7 @@
 #include "tarn/pool/tool/description.hpp"
 #include "tarn/source/missing_pages.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <memory_source Source>
 class pool_growth {
@@ -99,4 +99,4 @@ class pool_growth {
   typename kind<may_be_segments, segment_growth>::type segments_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

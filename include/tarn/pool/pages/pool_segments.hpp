@@ -15,7 +15,7 @@
 #include "tarn/pool/pages/growth_lock.hpp"
 #include "tarn/source/missing_pages.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// A block or a part of one, and the user's call that asks for its segments.
 struct segments_wanted {
@@ -55,4 +55,4 @@ void find_segments(growth_lock const& growing, Heap& heap, Front& front, segment
   if (!are_live || wanted.bytes == 0) refuse_segments(wanted);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

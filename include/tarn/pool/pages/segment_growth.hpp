@@ -25,7 +25,7 @@
 #include "tarn/pool/pages/memory_left.hpp"
 #include "tarn/pool/tool/description.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Segments are multiples of this, bytes: what cudaMalloc rounds to anyway on a device with 2 MiB pages.
 inline constexpr std::size_t segment_grain = 2_MiB;
@@ -276,4 +276,4 @@ class segment_growth {
   std::size_t first_unused_ = 0;  ///< segments_.size() if there is none
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -19,7 +19,7 @@
 #include "tarn/pool/arena/page_map.hpp"
 #include "tarn/pool/arena/range.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// One handle of a view.
 struct view_slot {
@@ -59,4 +59,4 @@ inline constexpr std::size_t most_views = 512;
 /// How many views one request searches, the most recent ones first; reuse() does not count views last used for the same size.
 inline constexpr std::size_t view_search_limit = 64;
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

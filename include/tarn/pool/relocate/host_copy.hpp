@@ -13,7 +13,7 @@
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/source/refusal.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// One contiguous sequence of bytes, addressed by position, in chunks of pinned memory. Used by one thread at a time.
 ///
@@ -175,4 +175,4 @@ class host_copy {
   std::size_t done_ = 0;  ///< the copies of all bytes before it are complete
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -9,7 +9,7 @@
 #include "tarn/pool/arena/arena.hpp"
 #include "tarn/pool/arena/page_map.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether the address and the contents of a range are kept. Of what captures received free ranges are kept, too, since their graphs
 /// use them.
@@ -38,4 +38,4 @@ void for_each_kept(arena const& a, physical const& handle, F&& f) {
   if (begin != end) f(static_cast<std::size_t>(begin - handle.home), static_cast<std::size_t>(end - begin));
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -27,7 +27,7 @@
 #include "tarn/pool/pages/page_views.hpp"
 #include "tarn/pool/relocate/kept_ranges.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Other threads may free blocks meanwhile, and allocate where no granule is wholly free.
 template <page_source Source>
@@ -277,4 +277,4 @@ class page_compact {
   bool has_unmapped_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -30,7 +30,7 @@
 #include "tarn/pool/relocate/host_copy.hpp"
 #include "tarn/pool/relocate/kept_ranges.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Meanwhile nothing allocates from the pool, so no handle is created or taken, and other threads only
 /// free blocks: a stretch that was found live may be free later, which makes its copy superfluous and never wrong.
@@ -255,4 +255,4 @@ class page_sleep {
   bool keeps_handles_ = false;  ///< asleep, and the contents are in handles that are mapped nowhere
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -18,7 +18,7 @@
 #include "tarn/pool/tool/described_blocks.hpp"
 #include "tarn/source/missing_pages.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Pool>
 class pool_sleep {
@@ -156,4 +156,4 @@ class pool_sleep {
   typename Pool::heap_type& heap_;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

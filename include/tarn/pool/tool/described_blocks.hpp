@@ -11,7 +11,7 @@
 #include "tarn/pool/arena/hot_lock.hpp"
 #include "tarn/pool/tool/description.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Whether a freed block goes into quarantine.
 enum class reuse : std::uint8_t { later, at_once };
@@ -57,4 +57,4 @@ void end_quarantine([[maybe_unused]] Heap& heap) noexcept {
   }
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -31,7 +31,7 @@
 #include "tarn/driver/stream_life.hpp"
 #include "tarn/pool/block_request.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 /// Unowned bytes after each block; those before a block are the guard of the previous block. NVIDIA's guide requires no
 /// distance; with this one, an overrun by one thread block of words does not reach the next block.
@@ -324,4 +324,4 @@ class room_to_describe {
   bool made_ = false;
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -11,7 +11,7 @@
 
 #define TARN_SIMULATION_HOOKS_SPIN_LOCK 1
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 class spin_lock : public plain_spin_lock {
  public:
@@ -23,4 +23,4 @@ class spin_lock : public plain_spin_lock {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

@@ -12,11 +12,11 @@
 
 #define TARN_SIMULATION_HOOKS_WAIT 1
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 inline void spin_wait(unsigned tries) noexcept {
   if (simulation::preemptible) return simulation::give_way();
   plain_wait_a_moment(tries);
 }
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail

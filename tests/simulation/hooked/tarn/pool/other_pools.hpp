@@ -9,7 +9,7 @@
 
 #include "asked_pools.hpp"
 
-namespace tarn::detail {
+namespace TARN_NAMESPACE::detail {
 
 template <class Driver>
 class other_pools : public plain_other_pools<Driver> {
@@ -25,4 +25,4 @@ class other_pools : public plain_other_pools<Driver> {
   }
 };
 
-}  // namespace tarn::detail
+}  // namespace TARN_NAMESPACE::detail
